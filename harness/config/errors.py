@@ -1,0 +1,45 @@
+"""The errors that are the user's to mend. The command line prints them as they are, without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HarnessError(Exception):
+    """A failure that one or two lines explain completely. `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+
+class SettingError(HarnessError):
+    """A setting has a value that breaks a rule.
+
+    Args:
+        setting: the full key as typed on the command line, `decoding.top_p`.
+        rule: what must hold, `must lie in (0, 1]`.
+        value: what was given; shown as it was given. Left out where the rule already names it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, setting: str, rule: str, value: object = ...) -> None:
+        shown = "" if value is ... else f"={value}"
+        super().__init__(f"{setting}{shown}: {rule}")
+        # Kept in `args` so that the error survives pickling between processes.
+        self.args = (setting, rule, value)
+        self.setting, self.rule, self.value = setting, rule, value
+
+    def __str__(self) -> str:
+        shown = "" if self.value is ... else f"={self.value}"
+        return f"{self.setting}{shown}: {self.rule}"
+
+
+class RunError(HarnessError):
+    """A run that was set up rightly and failed all the same: memory, network, disk, driver."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` for the closest of `known`, or nothing where none is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]}?)" if matches else ""

@@ -1,0 +1,251 @@
+"""What a run is asked to do: frozen dataclasses that cannot hold a wrong value.
+
+OmegaConf ends here. `from_config` turns the composed configuration into these; everything past this room takes them.
+Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from harness.config.errors import SettingError, nearest
+
+Quantization = Literal["none", "8bit", "4bit"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Strategy = Literal["balanced", "auto", "sequential", "single", "cpu"]
+Rule = Literal["deepmind", "google"]
+ChatTemplate = Literal["auto", "always", "never"]
+
+
+def _require(holds: bool, setting: str, rule: str, value: object) -> None:
+    if not holds:
+        raise SettingError(setting, rule, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """One model: where its weights are, and how they are held.
+
+    Attributes:
+        name: as typed on the command line, `7B_8bit`.
+        repository: a hub repository or a directory; the tokenizer lies there too unless `tokenizer` says otherwise.
+        architecture: keyword arguments of the transformers configuration, `model_type` among them, so that planning
+            and random weights need no network. None for models named by path.
+        dtype: of the weights that are not quantized; None takes the run's.
+        placement: strategy of this model alone; None takes the run's.
+        gpus: how many GPUs this model may use; None takes the placement's.
+        gguf_file: file name inside `repository` when the weights are GGUF.
+    """
+
+    name: str
+    repository: str
+    revision: str | None = None
+    architecture: Mapping[str, Any] | None = None
+    quantization: Quantization = "none"
+    dtype: Dtype | None = None
+    placement: Strategy | None = None
+    gpus: int | None = None
+    gguf_file: str | None = None
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.gpus is None or self.gpus >= 1, f"{self.name}: gpus", "must be at least 1", self.gpus)
+        _require(bool(self.repository), f"{self.name}: repository", "must name a repository or a directory", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """On which devices the layers lie.
+
+    Attributes:
+        strategy: `balanced`, `auto` and `sequential` are accelerate's; `single` is one GPU; `cpu` uses none. On a
+            machine without a GPU every strategy means the CPU.
+        gpus: how many GPUs may be used, from the first visible one on; None for all.
+        reserve_gb: left free on each GPU for activations and the KV cache, in GB (10^9 bytes).
+        offload: where layers that fit on no GPU may go; they go nowhere unless asked.
+        device_map: an explicit map from module names to devices; overrides the strategy, target only.
+    """
+
+    strategy: Strategy = "balanced"
+    gpus: int | None = None
+    reserve_gb: float = 2.0
+    offload: Literal["none", "cpu", "disk"] = "none"
+    device_map: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.gpus is None or self.gpus >= 1, "placement.gpus", "must be at least 1", self.gpus)
+        _require(self.reserve_gb >= 0, "placement.reserve_gb", "must not be negative", self.reserve_gb)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """How tokens are chosen and verified.
+
+    Attributes:
+        num_draft_tokens: K, proposed tokens an iteration.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
+        rule: whose acceptance rule; they differ in `lenience` alone.
+        lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
+        ignore_eos: go on past end-of-sequence so that every arm generates the same number of tokens.
+    """
+
+    num_draft_tokens: int = 4
+    temperature: float = 0.5
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 64
+    rule: Rule = "deepmind"
+    lenience: float = 1.0
+    ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        k = self.num_draft_tokens
+        _require(k >= 1, "decoding.num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
+        _require(self.temperature >= 0, "decoding.temperature", "must not be negative (0 is greedy)", self.temperature)
+        _require(self.top_k >= 0, "decoding.top_k", "must not be negative (0 keeps all)", self.top_k)
+        _require(0 < self.top_p <= 1, "decoding.top_p", "must lie in (0, 1]", self.top_p)
+        _require(self.max_new_tokens >= 1, "decoding.max_new_tokens", "must be at least 1", self.max_new_tokens)
+        _require(0 < self.lenience <= 1, "decoding.lenience", "must lie in (0, 1]", self.lenience)
+        _require(
+            self.lenience == 1 or self.rule == "google",
+            "decoding.lenience",
+            "below 1 needs decoding.rule=google; DeepMind's rule has no lenience",
+            self.lenience,
+        )
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output may differ in distribution from the target's own."""
+        return self.lenience < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSettings:
+    """A prompt set: a `.txt` file with one prompt a line, or a `.jsonl` file with `prompt`, `turns` or `messages`."""
+
+    name: str
+    file: str
+
+    def __post_init__(self) -> None:
+        known = self.file.endswith((".txt", ".jsonl"))
+        _require(known, "prompts", "must be a preset, a .txt or a .jsonl file", self.file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultSettings:
+    """Where rows go. `file` collects the arm rows of every run, relative to the working directory."""
+
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What every command that decodes shares."""
+
+    model: ModelSettings
+    draft: ModelSettings | None
+    decoding: DecodingSettings
+    placement: PlacementSettings
+    prompts: PromptSettings
+    results: ResultSettings
+    dtype: Dtype = "auto"
+    seed: int = 0
+    batch_size: int = 1
+    chat_template: ChatTemplate = "auto"
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size >= 1, "batch_size", "must be at least 1", self.batch_size)
+        _require(self.seed >= 0, "seed", "must not be negative", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings(RunSettings):
+    """`latency`: regular against speculative decoding on the same prompts.
+
+    Attributes:
+        num_prompts: how many of the prompt set are measured.
+        num_warmup: batches that run through every arm first and are thrown away.
+        num_resamples: of the paired bootstrap.
+        test: two short prompts, to see that a pair works at all; the row says so.
+    """
+
+    num_prompts: int = 15
+    num_warmup: int = 1
+    num_resamples: int = 10_000
+    test: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
+        _require(self.num_warmup >= 0, "num_warmup", "must not be negative", self.num_warmup)
+        _require(self.num_resamples >= 100, "num_resamples", "must be at least 100", self.num_resamples)
+
+
+SettingsType = TypeVar("SettingsType")
+
+
+def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str = "") -> SettingsType:
+    """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
+
+    Raises:
+        SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in fields:
+            raise SettingError(prefix + key, f"no such setting{nearest(key, fields)}")
+        values[key] = _convert(hints[key], value, prefix + key)
+    for name, f in fields.items():
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise SettingError(prefix + name, "must be set")
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, setting: str) -> Any:
+    """`value` as the type `hint`, or a SettingError. Integers pass as floats; nothing else is coerced."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        (hint,) = [a for a in arguments if a is not type(None)]
+        return _convert(hint, value, setting)
+    if origin is Literal:
+        # YAML reads an unquoted `none` as text, but `off`, `no` and the like as booleans: compare what was typed.
+        if value not in arguments:
+            raise SettingError(setting, f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}", value)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise SettingError(setting, "must be a list", value)
+        return tuple(_convert(arguments[0], item, setting) for item in value)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise SettingError(setting, "must be a group of settings", value)
+        # `draft=none` arrives as a mapping whose name says so.
+        if hint is ModelSettings and value.get("name") == "none":
+            return None
+        return from_config(typing.cast(type, hint), value, setting + ".")
+    if origin is Mapping or origin is dict or hint is Mapping:
+        if not isinstance(value, Mapping):
+            raise SettingError(setting, "must be a mapping", value)
+        return dict(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if type(value) is not hint:
+        raise SettingError(setting, f"must be {wanted.get(hint, hint)}", value)
+    if hint is float and value != value:
+        raise SettingError(setting, "must be a number", value)
+    return value

@@ -1,0 +1,42 @@
+"""From logits to probabilities: the one place where this happens, for the target and for every drafter alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Temperature, then top-k, then top-p, in the order transformers applies them.
+
+    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, the first one on a tie.
+    `top_k=0` and `top_p=1` change nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] of any floating type -> probabilities [..., V] in float32."""
+        logits = logits.float()
+        if self.temperature == 0:
+            likeliest = logits.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            smallest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1:
+            descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
+            # A token stays if the mass of all likelier ones has not reached top_p yet; so the likeliest always stays.
+            likelier_mass = descending.cumsum(-1) - descending
+            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(-1, order, likelier_mass < self.top_p)
+            probabilities = probabilities * kept
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities

@@ -1,0 +1,1 @@
+"""Models with a KV cache that can be rolled back, behind `decoding.protocols.Runner`."""

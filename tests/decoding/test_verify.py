@@ -1,0 +1,143 @@
+"""Verification as a unit: chosen numbers first, then the distribution of what it lets through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from harness.decoding.randomness import inverse_cdf
+from harness.decoding.verify import Verdict, verify
+
+FALSE_ALARM_RATE = 1e-9
+
+
+def one_hot(*tokens: int, size: int = 4) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
+
+
+def test_all_accepted_ends_with_a_bonus_token() -> None:
+    target = torch.stack([one_hot(1, 2, 3)])
+    verdict = verify(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.full((1, 2), 0.999), torch.zeros(1, 3))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [3])
+
+
+def test_never_accepted_when_the_target_cannot_say_it() -> None:
+    target = torch.stack([one_hot(0, 0, 3)])
+    verdict = verify(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.zeros(1, 2), torch.zeros(1, 3))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
+
+
+def test_what_follows_a_rejection_does_not_count() -> None:
+    target = torch.stack([one_hot(1, 0, 3, 3)])
+    verdict = verify(target, torch.tensor([[1, 2, 3]]), one_hot(1, 2, 3)[None], torch.zeros(1, 3), torch.zeros(1, 4))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [0])
+
+
+def test_rows_are_judged_apart() -> None:
+    target = torch.stack([one_hot(1, 2, 3), one_hot(1, 0, 3), one_hot(0, 2, 3)])
+    tokens = torch.tensor([[1, 2]]).expand(3, 2)
+    verdict = verify(target, tokens, one_hot(1, 2).expand(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 3))
+    assert verdict.num_accepted.tolist() == [2, 1, 0]
+    assert verdict.next_token.tolist() == [3, 0, 0]
+
+
+def test_without_draft_tokens_it_samples_the_target() -> None:
+    target = torch.tensor([[[0.25, 0.75]]])
+    for uniform, expected in [(0.2, 0), (0.3, 1)]:
+        verdict = verify(
+            target, torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 2), torch.empty(1, 0), torch.tensor([[uniform]])
+        )
+        assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
+
+
+@pytest.mark.parametrize(("uniform", "accepted"), [(0.0, 1), (0.49, 1), (0.51, 0)])
+def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted: int) -> None:
+    target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
+    draft = torch.tensor([[[0.8, 0.2]]])
+    verdict = verify(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
+    assert verdict.num_accepted.item() == accepted
+    assert verdict.target_probability.item() == pytest.approx(0.4)
+    assert verdict.draft_probability.item() == pytest.approx(0.8)
+
+
+def test_lenience_accepts_more() -> None:
+    target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
+    draft = torch.tensor([[[0.8, 0.2]]])
+    arguments = (target, torch.tensor([[0]]), draft, torch.tensor([[0.9]]), torch.zeros(1, 2))
+    assert verify(*arguments).num_accepted.item() == 0
+    assert verify(*arguments, lenience=0.5).num_accepted.item() == 1
+
+
+def test_equal_distributions_are_never_rejected() -> None:
+    probabilities = torch.rand(500, 4, 30, generator=torch.Generator().manual_seed(0))
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    tokens = probabilities[:, :3].argmin(-1)
+    uniforms = torch.full((500, 3), 1 - 2**-24)
+    assert (verify(probabilities, tokens, probabilities[:, :3], uniforms, torch.rand(500, 4)).num_accepted == 3).all()
+
+
+def first_two_tokens(judge: Callable[..., Verdict], num_draws: int) -> tuple[Tensor, Tensor]:
+    """Counts of the first two output tokens [V, V] over many draws with K = 2, and the target's exact probabilities.
+
+    The target is a Markov chain, so that the distribution after a prefix depends on its last token alone.
+    """
+    generator = torch.Generator().manual_seed(20)
+    size = 5
+    target_first, target_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
+    draft_first, draft_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
+    target_next[2, 1] = draft_next[3, 0] = 0  # tokens only one of the two can say
+    for weights in (target_first, target_next, draft_first, draft_next):
+        weights /= weights.sum(-1, keepdim=True)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    x1 = inverse_cdf(draft_first.expand(num_draws, size), uniform(num_draws))
+    x2 = inverse_cdf(draft_next[x1], uniform(num_draws))
+    draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
+    target = torch.stack([target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1)
+    verdict = judge(target, torch.stack([x1, x2], 1), draft, uniform(num_draws, 2), uniform(num_draws, 3))
+    first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
+    # A row that stopped after its first token goes on with regular decoding.
+    regular = inverse_cdf(target_next[first], uniform(num_draws))
+    second = torch.where(verdict.num_accepted > 1, x2, torch.where(verdict.num_accepted == 1, verdict.next_token, regular))
+    counts = torch.bincount(first * size + second, minlength=size * size).view(size, size)
+    return counts, target_first[:, None] * target_next
+
+
+def p_value(counts: Tensor, probabilities: Tensor) -> float:
+    possible = probabilities > 0
+    if counts[~possible].any():
+        return 0.0
+    expected = probabilities[possible].double() / probabilities[possible].double().sum() * counts.sum()
+    return float(stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue)
+
+
+def test_output_follows_the_target() -> None:
+    assert p_value(*first_two_tokens(verify, 200_000)) > FALSE_ALARM_RATE
+
+
+def lenient(*arguments: Tensor) -> Verdict:
+    return verify(*arguments, lenience=0.7)
+
+
+def without_residual(target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor) -> Verdict:
+    """Draws the recovered token from the target itself, as many first attempts do."""
+    verdict = verify(target, tokens, draft, accept, following)
+    rows = torch.arange(len(tokens))
+    drawn = inverse_cdf(target[rows, verdict.num_accepted], following[rows, verdict.num_accepted])
+    return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
+
+
+def ignoring_draft(target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor) -> Verdict:
+    """Accepts with the target's probability alone."""
+    return verify(target, tokens, torch.ones_like(draft) / draft.shape[-1], accept, following)
+
+
+@pytest.mark.parametrize("broken", [lenient, without_residual, ignoring_draft])
+def test_the_same_test_catches_a_broken_verifier(broken: Callable[..., Verdict]) -> None:
+    assert p_value(*first_two_tokens(broken, 200_000)) < FALSE_ALARM_RATE
