@@ -41,5 +41,5 @@ class RunError(HarnessError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the closest of `known`, or nothing where none is close."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]}?)" if matches else ""

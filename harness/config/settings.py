@@ -1,7 +1,8 @@
 """What a run is asked to do: frozen dataclasses that cannot hold a wrong value.
 
 OmegaConf ends here. `from_config` turns the composed configuration into these; everything past this room takes them.
-Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken.
+Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken; `from_config` adds where
+in the tree the setting stands.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.gpus is None or self.gpus >= 1, f"{self.name}: gpus", "must be at least 1", self.gpus)
-        _require(bool(self.repository), f"{self.name}: repository", "must name a repository or a directory", "")
+        _require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
+        _require(bool(self.repository), "repository", "must name a repository or a directory", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ class PlacementSettings:
     device_map: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.gpus is None or self.gpus >= 1, "placement.gpus", "must be at least 1", self.gpus)
-        _require(self.reserve_gb >= 0, "placement.reserve_gb", "must not be negative", self.reserve_gb)
+        _require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
+        _require(self.reserve_gb >= 0, "reserve_gb", "must not be negative", self.reserve_gb)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +109,15 @@ class DecodingSettings:
 
     def __post_init__(self) -> None:
         k = self.num_draft_tokens
-        _require(k >= 1, "decoding.num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
-        _require(self.temperature >= 0, "decoding.temperature", "must not be negative (0 is greedy)", self.temperature)
-        _require(self.top_k >= 0, "decoding.top_k", "must not be negative (0 keeps all)", self.top_k)
-        _require(0 < self.top_p <= 1, "decoding.top_p", "must lie in (0, 1]", self.top_p)
-        _require(self.max_new_tokens >= 1, "decoding.max_new_tokens", "must be at least 1", self.max_new_tokens)
-        _require(0 < self.lenience <= 1, "decoding.lenience", "must lie in (0, 1]", self.lenience)
+        _require(k >= 1, "num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
+        _require(self.temperature >= 0, "temperature", "must not be negative (0 is greedy)", self.temperature)
+        _require(self.top_k >= 0, "top_k", "must not be negative (0 keeps all)", self.top_k)
+        _require(0 < self.top_p <= 1, "top_p", "must lie in (0, 1]", self.top_p)
+        _require(self.max_new_tokens >= 1, "max_new_tokens", "must be at least 1", self.max_new_tokens)
+        _require(0 < self.lenience <= 1, "lenience", "must lie in (0, 1]", self.lenience)
         _require(
             self.lenience == 1 or self.rule == "google",
-            "decoding.lenience",
+            "lenience",
             "below 1 needs decoding.rule=google; DeepMind's rule has no lenience",
             self.lenience,
         )
@@ -136,7 +137,7 @@ class PromptSettings:
 
     def __post_init__(self) -> None:
         known = self.file.endswith((".txt", ".jsonl"))
-        _require(known, "prompts", "must be a preset, a .txt or a .jsonl file", self.file)
+        _require(known, "file", "must be a preset, a .txt or a .jsonl file", self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +209,21 @@ def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str
     for name, f in fields.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise SettingError(prefix + name, "must be set")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except SettingError as error:  # a class knows its own fields, not where it stands
+        raise SettingError(prefix + error.setting, error.rule, error.value) from None
+
+
+def setting_names(kind: type, prefix: str = "") -> list[str]:
+    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        names.append(prefix + name)
+        for part in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(part):
+                names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
+    return names
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:

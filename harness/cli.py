@@ -1,0 +1,185 @@
+"""argv -> command -> Hydra -> typed settings -> experiment. Torch is imported only once the settings hold."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config.errors import HarnessError, SettingError, nearest
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word after `python -m harness`.
+
+    Attributes:
+        settings: name of the dataclass in `harness.config.settings`.
+        experiment: module with `run(settings, directory)`.
+        summary: one line for the list of commands.
+        example: what to type.
+    """
+
+    settings: str
+    experiment: str
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "latency": Command(
+        "LatencySettings",
+        "harness.experiments.latency",
+        "how much faster speculative decoding is for a pair of models, and why",
+        "latency model=30B draft=7B",
+    ),
+}
+
+
+_wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+_exit_code = 0  # of the worst failure so far
+
+
+def main() -> None:
+    """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return
+    if arguments[0] in ("-V", "--version"):
+        from harness import __version__
+
+        print(__version__)
+        return
+    command = arguments[0]
+    if command not in COMMANDS:
+        _fail(f"{command}: no such command{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}", 2)
+    try:
+        _run_hydra(command, arguments[1:])
+    except KeyboardInterrupt:
+        _fail("interrupted; what was measured so far is kept", 130)
+    except BrokenPipeError:
+        # Whoever read stdout has seen enough; without this Python complains once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        _report(error, command)
+    sys.exit(_exit_code)
+
+
+def run_job(config: Any) -> Any:
+    """The task Hydra runs, once or once for each job of a sweep: `config` is the composed configuration.
+
+    A failure is reported here and remembered for the exit code, so that the other jobs of a sweep go on.
+    """
+    try:
+        return _run_experiment(config)
+    except Exception as error:
+        _report(error, str(config.get("command")))
+        return None
+
+
+def _run_experiment(config: Any) -> Any:
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness.config import settings as kinds
+
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
+    assert isinstance(plain, dict)
+    command = plain.pop("command")
+    if command not in COMMANDS:
+        raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", command)
+    settings = kinds.from_config(getattr(kinds, COMMANDS[command].settings), plain)
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    return importlib.import_module(COMMANDS[command].experiment).run(settings, directory)
+
+
+def _run_hydra(command: str, arguments: list[str]) -> None:
+    import hydra
+
+    from harness.config import names
+
+    names.register()
+    sys.argv = [f"harness {command}", *arguments]
+    # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
+
+
+def _report(error: Exception, command: str) -> None:
+    """Print an error as a user can use it, or raise it again where a traceback was asked for."""
+    global _exit_code
+    if _wants_traceback:
+        raise error
+    if isinstance(error, HarnessError):
+        message, exit_code = str(error), error.exit_code
+    elif explained := _explain(error, command):
+        message, exit_code = explained, 2
+    else:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        message, exit_code = f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)", 1
+    print(f"harness: {message}", file=sys.stderr, flush=True)
+    _exit_code = max(_exit_code, exit_code)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    print(f"harness: {message}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        "Find out whether speculative decoding pays for a pair of language models.",
+        "",
+        "usage: python -m harness COMMAND [setting=value ...] [-m]",
+        "",
+    ]
+    for name, command in COMMANDS.items():
+        lines += [f"  {name:{width}}  {command.summary}", f"  {'':{width}}  python -m harness {command.example}"]
+    lines += ["", "python -m harness COMMAND --help lists a command's settings and presets."]
+    return "\n".join(lines)
+
+
+def _explain(error: Exception, command: str) -> str | None:
+    """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
+    from hydra.errors import (
+        ConfigCompositionException,
+        HydraException,
+        MissingConfigException,
+        OverrideParseException,
+    )
+
+    from harness.config import settings as kinds
+
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read as setting=value; quote what has spaces, commas or brackets in it"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        few = len(error.options) <= 12
+        known_presets = f"there are: {', '.join(error.options)}" if few else f"{command} --help lists them"
+        return f"{group}={choice}: no such preset{nearest(choice, error.options)}; {known_presets}"
+    if isinstance(error, ConfigCompositionException) and "Could not override" in text:
+        key = text.split("'")[1].split("@")[0]
+        cause = str(error.__cause__ or text).splitlines()[0]
+        known = kinds.setting_names(getattr(kinds, COMMANDS[command].settings))
+        if "not in struct" in cause or "not in '" in cause or "No match in the defaults list" in text:
+            # `temperature` for `decoding.temperature` is the commonest slip: the last part decides.
+            by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            suggestion = f" (did you mean {by_last_part[0]}?)" if by_last_part else nearest(key, known)
+            return f"{key}: no such setting{suggestion}; {command} --help lists them"
+        return f"{key}: {cause}"
+    if "Ambiguous value for argument" in text:
+        override = text.split("'")[1]
+        return f"{override}: several values need -m (a sweep) or brackets (a list)"
+    if isinstance(error, HydraException | ValueError) and type(error).__module__.startswith("hydra"):
+        return " ".join(text.split("\n\n")[0].split())
+    return None
