@@ -1,0 +1,161 @@
+"""Every model preset composes, is what transformers knows under that name, and has the published size."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from harness.config.settings import ModelSettings, from_config
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+
+# These ship with the project or name no model, and have no published size.
+OURS = {"tiny", "tiny_draft", "none"}
+
+# Name -> parameters as the model cards and the safetensors indices on the hub count them, and context length. BLOOM's
+# positions have no limit in its configuration.
+PUBLISHED: dict[str, tuple[int, int | None]] = {
+    "7B": (6_738_415_616, 2048),
+    "13B": (13_015_864_320, 2048),
+    "30B": (32_528_943_616, 2048),
+    "65B": (65_285_660_672, 2048),
+    "llama2_7B": (6_738_415_616, 4096),
+    "llama2_13B": (13_015_864_320, 4096),
+    "llama2_70B": (68_976_648_192, 4096),
+    "llama3.1_8B": (8_030_261_248, 131_072),
+    "llama3.1_8B-bnb-4bit": (8_030_261_248, 131_072),
+    "llama3.1_70B": (70_553_706_496, 131_072),
+    "llama3.1_70B-bnb-4bit": (70_553_706_496, 131_072),
+    "llama3.2_1B": (1_235_814_400, 131_072),
+    "llama_68m": (68_030_208, 2048),
+    "tinyllama": (1_100_048_384, 2048),
+    "gpt2": (124_439_808, 1024),
+    "gpt2-medium": (354_823_168, 1024),
+    "gpt2-large": (774_030_080, 1024),
+    "gpt2-xl": (1_557_611_200, 1024),
+    "opt-125m": (125_239_296, 2048),
+    "opt-350m": (331_196_416, 2048),
+    "opt-1.3b": (1_315_758_080, 2048),
+    "opt-2.7b": (2_651_596_800, 2048),
+    "opt-6.7b": (6_658_473_984, 2048),
+    "opt-13b": (12_853_473_280, 2048),
+    "opt-30b": (29_974_540_288, 2048),
+    "opt-66b": (66_000_000_000, 2048),
+    "pythia-70m": (70_426_624, 2048),
+    "pythia-160m": (162_322_944, 2048),
+    "pythia-410m": (405_334_016, 2048),
+    "pythia-1b": (1_011_781_632, 2048),
+    "pythia-1.4b": (1_414_647_808, 2048),
+    "pythia-2.8b": (2_775_208_960, 2048),
+    "pythia-6.9b": (6_857_302_016, 2048),
+    "pythia-12b": (11_846_072_320, 2048),
+    "bloom-560m": (559_214_592, None),
+    "bloom-1b1": (1_065_314_304, None),
+    "bloom-1b7": (1_722_408_960, None),
+    "bloom-3b": (3_002_557_440, None),
+    "bloom-7b1": (7_069_016_064, None),
+    "smollm2-135m": (134_515_008, 8192),
+    "smollm2-360m": (361_821_120, 8192),
+    "smollm2-1.7b": (1_711_376_384, 8192),
+    "qwen2.5-0.5b": (494_032_768, 32_768),
+    "qwen2.5-1.5b": (1_543_714_304, 131_072),
+    "qwen2.5-3b": (3_085_938_688, 32_768),
+    "qwen2.5-7b": (7_615_616_512, 131_072),
+    "qwen2.5-14b": (14_770_033_664, 131_072),
+    "qwen2.5-32b": (32_763_876_352, 131_072),
+    "baichuan-7b": (7_000_559_616, 4096),
+    "baichuan-13b": (13_264_901_120, 4096),
+}
+
+# Known from its name alone, so held to half a percent; every other count is exact.
+ROUNDED = {"opt-66b"}
+
+
+@functools.cache
+def preset(name: str) -> ModelSettings:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(overrides=[f"+model={name}"])
+    container = OmegaConf.to_container(config.model)
+    assert isinstance(container, dict)
+    return from_config(ModelSettings, {str(key): value for key, value in container.items()})
+
+
+def configuration(architecture: Mapping[str, Any]) -> PretrainedConfig:
+    return AutoConfig.for_model(**architecture)
+
+
+def unknown_keys(architecture: Mapping[str, Any]) -> set[str]:
+    """Keys that transformers would take without a word and that no model reads."""
+    kind = type(configuration(architecture))
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return set(architecture) - fields - set(kind.attribute_map) - {"model_type"}
+
+
+def architecture_of(name: str) -> Mapping[str, Any]:
+    architecture = preset(name).architecture
+    assert architecture is not None
+    return architecture
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_preset_composes_and_is_called_like_its_file(name: str) -> None:
+    assert preset(name).name == name
+
+
+def test_every_preset_has_a_published_size() -> None:
+    assert set(NAMES) - OURS == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_architecture_is_what_transformers_knows(name: str) -> None:
+    architecture = architecture_of(name)
+    assert not unknown_keys(architecture)
+    config = configuration(architecture)
+    for key, value in architecture.items():
+        assert getattr(config, key) == (getattr(torch, value) if key == "dtype" else value), key
+
+
+def test_a_key_of_another_architecture_is_found() -> None:
+    assert unknown_keys({"model_type": "gpt2", "n_layer": 2, "num_key_value_heads": 2}) == {"num_key_value_heads"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_model_has_the_published_size_and_context(name: str) -> None:
+    config = configuration(architecture_of(name))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    published, context = PUBLISHED[name]
+    assert parameters == (pytest.approx(published, rel=5e-3) if name in ROUNDED else published)
+    assert model.dtype == config.dtype
+    assert getattr(config, "max_position_embeddings", None) == context
+
+
+@pytest.mark.parametrize(("name", "factor"), [("llama3.1_8B", 8.0), ("llama3.1_70B", 8.0), ("llama3.2_1B", 32.0)])
+def test_third_llamas_stretch_their_rotary_positions(name: str, factor: float) -> None:
+    rope = configuration(architecture_of(name)).rope_parameters
+    assert (rope["rope_type"], rope["rope_theta"], rope["factor"]) == ("llama3", 500_000, factor)
+    assert rope["original_max_position_embeddings"] == 8192
+
+
+@pytest.mark.parametrize("name", ["llama3.1_8B", "llama3.1_70B"])
+def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) -> None:
+    model, twin = preset(name), preset(f"{name}-bnb-4bit")
+    assert twin.quantization == "4bit"
+    assert twin.repository != model.repository
+    same = dataclasses.replace(twin, name=name, repository=model.repository, quantization=model.quantization)
+    assert same == model
+
+
+def test_only_baichuan_runs_code_from_its_repository() -> None:
+    assert {name for name in PUBLISHED if preset(name).trust_remote_code} == {"baichuan-7b", "baichuan-13b"}

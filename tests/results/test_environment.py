@@ -1,0 +1,180 @@
+"""What a run says about its surroundings, with real git repositories."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.config.errors import RunError
+from harness.results.environment import cpu_name, environment, environment_columns, git_state, write_environment
+from harness.results.files import append_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Callable[..., str]:
+    """Runs git in tmp_path/checkout, a new repository without commits that holds a package."""
+    checkout = tmp_path / "checkout"
+    (checkout / "package").mkdir(parents=True)
+    (checkout / "package" / "__init__.py").write_text("")
+    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
+
+    def run(*arguments: str) -> str:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+        command = ["git", *identity, "-C", str(checkout), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=clean).stdout.strip()
+
+    run("init")
+    return run
+
+
+@needs_git
+def test_a_commit_and_whether_tracked_files_differ_from_it(git: Callable[..., str], tmp_path: Path) -> None:
+    package = tmp_path / "checkout" / "package"
+    git("add", ".")
+    git("commit", "-m", "first")
+    (tmp_path / "checkout" / "notes.txt").write_text("untracked")
+    assert git_state(package) == (git("rev-parse", "HEAD"), False)
+    git_state.cache_clear()
+    (package / "__init__.py").write_text("changed = True")
+    assert git_state(package) == (git("rev-parse", "HEAD"), True)
+
+
+@needs_git
+def test_git_is_asked_once_a_process(git: Callable[..., str], tmp_path: Path) -> None:
+    package = tmp_path / "checkout" / "package"
+    git("add", ".")
+    git("commit", "-m", "first")
+    before = git_state(package)
+    git("commit", "--allow-empty", "-m", "second")
+    assert git_state(package) == before
+
+
+@needs_git
+def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path: Path) -> None:
+    git("add", ".")
+    assert git_state(tmp_path / "checkout" / "package") == (None, None)
+
+
+@needs_git
+def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
+    git: Callable[..., str], tmp_path: Path
+) -> None:
+    git("commit", "--allow-empty", "-m", "theirs")
+    assert git_state(tmp_path / "checkout" / "package") == (None, None)
+
+
+@needs_git
+def test_a_git_hook_does_not_point_elsewhere(
+    git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "elsewhere" / "index"))
+    assert git_state(tmp_path / "checkout" / "package") == (git("rev-parse", "HEAD"), False)
+
+
+def test_outside_a_checkout_and_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_state(tmp_path) == (None, None)
+    assert git_state(tmp_path / "absent") == (None, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    git_state.cache_clear()
+    assert git_state(ROOT / "harness") == (None, None)
+    # Nothing of this may stay behind for others in this process.
+    git_state.cache_clear()
+
+
+def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["harness", "latency", "prompts=my file.txt"])
+    found = environment(["GPU A", "GPU B"])
+    assert found["versions"]["torch"] == version("torch")
+    assert found["versions"]["hydra-core"] == version("hydra-core")
+    assert set(found["versions"]) == {
+        *("harness", "torch", "transformers", "accelerate", "bitsandbytes", "hydra-core", "pandas"),
+    }
+    assert found["python"] == platform.python_version()
+    assert found["hostname"] == socket.gethostname()
+    assert found["devices"] == ["GPU A", "GPU B"]
+    assert found["command_line"] == "harness latency 'prompts=my file.txt'"
+    assert found["total_memory_bytes"] == psutil.virtual_memory().total
+    assert found["cpu"] == cpu_name()
+    stamp = datetime.fromisoformat(found["timestamp"])
+    assert stamp.utcoffset() == timedelta(0)
+    assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
+def test_only_usable_cores_count() -> None:
+    usable = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(usable)})
+        assert environment()["num_cores"] == 1
+    finally:
+        os.sched_setaffinity(0, usable)
+    assert environment()["num_cores"] == len(usable)
+
+
+def test_a_package_that_is_absent_has_no_version(tmp_path: Path) -> None:
+    """In an interpreter that sees none of the installed packages' metadata."""
+    script = """
+import importlib.metadata as metadata, json
+metadata.distribution = lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name))
+from harness.results.environment import environment
+print(json.dumps(environment()["versions"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(json.loads(done.stdout).values()) == {None}
+
+
+def test_columns_are_flat_and_say_what_the_environment_says(tmp_path: Path) -> None:
+    columns = environment_columns(["GPU A", "GPU A"])
+    found = environment()
+    assert columns["devices"] == "GPU A; GPU A"
+    assert columns["torch_version"] == found["versions"]["torch"]
+    assert columns["transformers_version"] == found["versions"]["transformers"]
+    assert columns["bitsandbytes_version"] == found["versions"]["bitsandbytes"]
+    assert columns["harness_version"] == found["versions"]["harness"]
+    suffix = "-dirty" if found["dirty"] else ""
+    assert columns["commit"] == (found["commit"] + suffix if found["commit"] else None)
+    assert environment_columns()["devices"] is None
+    # The keys never depend on what was found, or rows of one command would part into several files.
+    assert list(environment_columns()) == list(columns)
+    assert append_rows(tmp_path / "a.csv", [columns]) == append_rows(tmp_path / "a.csv", [environment_columns()])
+
+
+def test_environment_is_written_as_json(tmp_path: Path) -> None:
+    path = write_environment(tmp_path / "run", ["GPU A"])
+    assert path == tmp_path / "run" / "environment.json"
+    assert json.loads(path.read_text())["devices"] == ["GPU A"]
+
+
+def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(RunError, match=r"environment\.json cannot be written"):
+        write_environment(tmp_path / "run")
+
+
+def test_nothing_here_imports_torch() -> None:
+    script = """
+import sys
+import harness.results.environment, harness.results.files, harness.results.statistics
+harness.results.environment.environment()
+print([name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,373 @@
+"""CSV files under real concurrency, real kills, a really full disk, and cells that other writers mangle."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import math
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.config.errors import RunError, SettingError
+from harness.results import files
+from harness.results.files import append_rows, check_appendable, replace_file, write_rows
+
+# Text long enough that a torn row would show, with everything that needs quoting.
+TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Processes that start in milliseconds, because the server they fork from has pandas loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["harness.results.files"])
+    return context
+
+
+def append_many(path: Path, process: int, count: int) -> None:
+    for number in range(count):
+        append_rows(path, [{"process": process, "number": number, "text": TEXT}])
+
+
+def append_forever(path: Path, first: int, acknowledged: Connection) -> None:
+    for number in range(first, 10**9):
+        append_rows(path, [{"number": number, "text": TEXT}, {"number": -number, "text": TEXT}])
+        acknowledged.send(number)
+
+
+def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
+    path = tmp_path / "latency.csv"
+    workers = [processes.Process(target=append_many, args=(path, number, 50)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 8
+    rows = read(path)
+    found = [(int(row["process"]), int(row["number"])) for row in rows]
+    assert sorted(found) == [(process, number) for process in range(8) for number in range(50)]
+    assert all(row["text"] == TEXT for row in rows)
+    # Each process's own rows stay in its order.
+    assert [number for process, number in found if process == 3] == list(range(50))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+
+
+def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(tmp_path: Path, processes: ForkServerContext) -> None:
+    path = tmp_path / "latency.csv"
+    moments = random.Random(0)
+    # Something to copy, so that the write is a good part of each round and some kills fall into it.
+    filler = [{"number": 0, "text": TEXT}] * 3000
+    append_rows(path, filler)
+    last = 0
+    for _ in range(12):
+        receiving, sending = processes.Pipe(duplex=False)
+        worker = processes.Process(target=append_forever, args=(path, last + 1, sending))
+        worker.start()
+        sending.close()
+        acknowledged = receiving.recv()
+        time.sleep(moments.uniform(0, 0.05))
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        try:
+            while True:
+                acknowledged = receiving.recv()
+        except EOFError:
+            pass
+        rows = read(path)
+        numbers = [int(row["number"]) for row in rows[len(filler) :]]
+        # All that was acknowledged is there, at most one append more, and both rows of each.
+        last = max(numbers)
+        assert last in (acknowledged, acknowledged + 1)
+        assert numbers == [signed for number in range(1, last + 1) for signed in (number, -number)]
+        assert all(row["text"] == TEXT for row in rows)
+        assert {entry.name for entry in tmp_path.iterdir()} <= {f"latency.csv{end}" for end in ("", ".lock", ".tmp")}
+    # The dead hold no lock, and the next append takes their leftovers away.
+    assert append_rows(path, [{"number": last + 1, "text": "x"}]) == path
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+
+
+def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    (tmp_path / "latency.csv.tmp").write_text("half a ro" * 1000)
+    append_rows(path, [{"model": "tiny"}])
+    assert path.read_text() == "model\ntiny\n"
+    assert not (tmp_path / "latency.csv.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'say "no"',
+        "one, two",
+        "line\nend",
+        "carriage\rreturn",
+        "both\r\n",
+        "\r",
+        "語 é 🦙",
+        " spaced ",
+        "'",
+        '"',
+        "a\u2028b",
+        "tab\t;",
+        "nul\0nul",
+    ],
+)
+def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prompts.csv"
+    write_rows(path, [{"prompt": text, "completion": "x", "note": None}])
+    append_rows(path, [{"prompt": "x", "completion": text, "note": 1}])
+    assert read(path) == [
+        {"prompt": text, "completion": "x", "note": ""},
+        {"prompt": "x", "completion": text, "note": "1"},
+    ]
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+    assert frame["prompt"].tolist() == [text, "x"]
+    assert frame["completion"].tolist() == ["x", text]
+
+
+def test_bytes_that_are_no_text_do_not_lose_the_row(tmp_path: Path) -> None:
+    append_rows(tmp_path / "a.csv", [{"model": os.fsdecode(b"models/caf\xe9")}])
+    assert read(tmp_path / "a.csv") == [{"model": "models/caf\\udce9"}]
+
+
+def test_values_keep_their_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    rows: list[dict[str, object]] = [
+        {"whole": 4, "precise": 0.1 + 0.2, "yes": True, "absent": None, "nan": math.nan, "numpy": np.float32(0.1)},
+        {"whole": None, "precise": 1e-300, "yes": False, "absent": None, "nan": np.nan, "numpy": np.int64(2**53 + 1)},
+    ]
+    write_rows(path, rows)
+    assert path.read_text() == (
+        "whole,precise,yes,absent,nan,numpy\n4,0.30000000000000004,True,,,0.1\n,1e-300,False,,,9007199254740993\n"
+    )
+
+
+def test_columns_come_in_the_first_rows_order_and_later_ones_follow(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write_rows(path, [{"z": 1, "a": 2}, {"a": 3, "error": "killed"}])
+    assert path.read_text() == "z,a,error\n1,2,\n,3,killed\n"
+
+
+def test_no_rows_write_nothing(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", [])
+    assert append_rows(tmp_path / "b.csv", []) == tmp_path / "b.csv"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_rows_replaces_and_makes_the_directory(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "one" / "latency.csv"
+    write_rows(path, [{"a": 1}, {"a": 2}])
+    write_rows(path, [{"b": 3}])
+    assert path.read_text() == "b\n3\n"
+
+
+def test_another_header_is_never_mixed_or_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    assert append_rows(path, [{"model": "7B", "speedup": 1.5}]) == path
+    assert append_rows(path, [{"model": "7B", "arm": "regular"}]) == tmp_path / "latency-2.csv"
+    assert append_rows(path, [{"seed": 0}]) == tmp_path / "latency-3.csv"
+    # Each finds its own again.
+    assert append_rows(path, [{"model": "13B", "arm": "regular"}]) == tmp_path / "latency-2.csv"
+    assert append_rows(path, [{"model": "13B", "speedup": 2.0}]) == path
+    assert path.read_text() == "model,speedup\n7B,1.5\n13B,2.0\n"
+    assert (tmp_path / "latency-2.csv").read_text() == "model,arm\n7B,regular\n13B,regular\n"
+    assert (tmp_path / "latency-3.csv").read_text() == "seed\n0\n"
+
+
+@pytest.mark.parametrize(
+    "alien", [b"\n\nmodel\n", b"model;speedup\n7B;1\n", b"\xff\xfe\x00model", b'"' + b"x" * 200_000, b"model,model\n"]
+)
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, alien: bytes) -> None:
+    path = tmp_path / "latency.csv"
+    path.write_bytes(alien)
+    assert append_rows(path, [{"model": "7B", "speedup": 1}]) == tmp_path / "latency-2.csv"
+    assert path.read_bytes() == alien
+
+
+def test_the_same_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    append_rows(path, [{"model": "7B", "speedup": 1.5}])
+    assert append_rows(path, [{"speedup": 2.0, "model": "13B"}]) == path
+    assert path.read_text() == "model,speedup\n7B,1.5\n13B,2.0\n"
+
+
+@pytest.mark.parametrize("old", ["model,arm\n7B,regular", "\ufeffmodel,arm\r\n7B,regular\r\n", ""])
+def test_a_file_that_an_editor_saved_is_continued(tmp_path: Path, old: str) -> None:
+    path = tmp_path / "latency.csv"
+    path.write_bytes(old.encode())
+    assert append_rows(path, [{"model": "13B", "arm": "regular"}]) == path
+    frame = pd.read_csv(path, encoding="utf-8-sig")
+    assert frame.columns.tolist() == ["model", "arm"]
+    assert frame["model"].tolist() == (["7B", "13B"] if old else ["13B"])
+    assert frame["arm"].tolist() == ["regular"] * len(frame)
+
+
+def test_a_link_is_written_through_and_the_mode_is_kept(tmp_path: Path) -> None:
+    real = tmp_path / "shared" / "latency.csv"
+    append_rows(real, [{"a": 1}])
+    real.chmod(0o664)
+    link = tmp_path / "latency.csv"
+    link.symlink_to(real)
+    assert append_rows(link, [{"a": 2}]) == link
+    assert link.is_symlink()
+    assert real.read_text() == "a\n1\n2\n"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o664
+
+
+def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    path.mkdir()
+    for attempt in (lambda: append_rows(path, [{"a": 1}]), lambda: check_appendable(path)):
+        with pytest.raises(SettingError) as caught:
+            attempt()
+        assert str(caught.value) == f"results.file={path}: cannot be written: Is a directory"
+    with pytest.raises(RunError, match="cannot be written: Is a directory"):
+        write_rows(path, [{"a": 1}])
+    assert list(path.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_directory_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("mine")
+    for path in (tmp_path / "results" / "latency.csv", tmp_path / "results" / "more" / "latency.csv"):
+        with pytest.raises(SettingError, match=r"results\.file=.*: cannot be written: "):
+            check_appendable(path)
+    assert (tmp_path / "results").read_text() == "mine"
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may write anywhere; be nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("locked_before", [True, False])
+def test_an_unwritable_directory_is_a_wrong_setting(locked_before: bool) -> None:
+    # pytest's own directory is closed to others, who would not even get as far as the file.
+    directory = Path(tempfile.mkdtemp())
+    path = directory / "latency.csv"
+    try:
+        append_rows(path, [{"a": 1}])
+        if not locked_before:
+            (directory / "latency.csv.lock").unlink()
+        directory.chmod(0o555)
+        with without_privileges():
+            for attempt in (lambda: append_rows(path, [{"a": 2}]), lambda: check_appendable(path)):
+                with pytest.raises(SettingError) as caught:
+                    attempt()
+                assert str(caught.value) == f"results.file={path}: cannot be written: Permission denied"
+            with pytest.raises(RunError, match="Permission denied"):
+                write_rows(path, [{"a": 2}])
+        assert path.read_text() == "a\n1\n"
+    finally:
+        directory.chmod(0o755)
+        shutil.rmtree(directory)
+
+
+def test_check_appendable_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "latency.csv"
+    check_appendable(path)
+    assert not path.exists()
+    append_rows(path, [{"a": 1}])
+    check_appendable(path)
+    assert path.read_text() == "a\n1\n"
+    assert not (tmp_path / "results" / "latency.csv.tmp").exists()
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    append_rows(path, [{"text": TEXT}])
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, hard))
+    try:
+        with pytest.raises(RunError) as caught:
+            append_rows(path, [{"text": TEXT}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value) == f"{path} cannot be written: {os.strerror(errno.EFBIG)}"
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+    assert append_rows(path, [{"text": TEXT}]) == path
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """On a tiny file system of its own, mounted where only the child process sees it."""
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = f"mount -t tmpfs -o size=64k none {tmp_path}"
+    try:
+        subprocess.run([*unshare, "sh", "-c", mount], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets nobody mount a file system")
+    script = f"""
+        from pathlib import Path
+        from harness.config.errors import RunError
+        from harness.results.files import append_rows
+        path = Path({str(tmp_path)!r}) / "latency.csv"
+        for number in range(1000):
+            before = path.read_bytes() if path.exists() else b""
+            try:
+                append_rows(path, [{{"text": "x" * 3000}}])
+            except RunError as error:
+                print(number > 0, path.read_bytes() == before, sorted(e.name for e in path.parent.iterdir()), error)
+                break
+    """
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [*unshare, "sh", "-c", mount + ' && exec "$0" -c "$1"', sys.executable, textwrap.dedent(script)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = f"{tmp_path / 'latency.csv'} cannot be written: No space left on device"
+    assert done.stdout.strip() == f"True True ['latency.csv', 'latency.csv.lock'] {expected}"
+
+
+def test_a_lock_that_never_comes_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LOCK_TIMEOUT_S", 0.1)
+    path = tmp_path / "latency.csv"
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(RunError, match=r"another process has held .*\.lock"):
+        append_rows(path, [{"a": 1}])
+    assert not path.exists()
+    assert append_rows(path, [{"a": 1}]) == path
+
+
+def test_replace_file_leaves_no_part_behind(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "environment.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert not (tmp_path / "run" / "environment.json.tmp").exists()
