@@ -1,0 +1,254 @@
+"""Repositories that cannot be read, and models that cannot be taken back, are refused before any weights load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from conftest import make_config
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.models.checkpoints import check_rollback, read_checkpoint
+from harness.models.loading import load_pair
+
+SaveModel = Callable[..., ModelSettings]
+
+
+def settings_of(directory: Path | str, **settings: Any) -> ModelSettings:
+    return ModelSettings(name=str(directory), repository=str(directory), **settings)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for repositories that cannot be had; the repository's name says why."""
+
+    refusals: ClassVar = {
+        "gated": (403, "GatedRepo"),
+        "absent": (404, "RepoNotFound"),
+        "private": (401, "RepoNotFound"),
+    }
+
+    def do_GET(self) -> None:
+        repository = self.path.split("/")[4 if self.path.startswith("/api") else 2]
+        status, code = self.refusals.get(repository, (404, "EntryNotFound"))
+        body = b""
+        if repository == "gated" and self.path.startswith("/api"):  # a gated repository is described, not handed out
+            status, code, body = 200, "", json.dumps({"id": "someone/gated"}).encode()
+        if "/revision/" in self.path:
+            status, code = 404, "RevisionNotFound"
+        if repository == "broken":
+            status, code = 418, ""
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def point_hub_at(monkeypatch: pytest.MonkeyPatch, cache: Path, endpoint: str) -> None:
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    point_hub_at(monkeypatch, tmp_path, f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("repository", "says"),
+    [
+        ("someone/gated", "gated: ask for access at https://huggingface.co/someone/gated, then log in with"),
+        ("someone/absent", "not on the hub, or is private: check the name, or log in with `hf auth login`"),
+        ("someone/private", "HF_TOKEN"),
+        ("someone/broken", "the hub refuses someone/broken"),
+    ],
+)
+def test_hub_refusal_says_what_to_do(repository: str, says: str) -> None:
+    with pytest.raises(RunError) as raised:
+        read_checkpoint("draft", settings_of(repository))
+    assert str(raised.value).startswith("draft: ")
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) <= 2
+
+
+@pytest.mark.usefixtures("hub")
+def test_absent_revision_is_named() -> None:
+    with pytest.raises(SettingError, match=r"^model\.revision=v9: must be a branch.* of someone/model$"):
+        read_checkpoint("model", settings_of("someone/model", revision="v9"))
+
+
+@pytest.mark.usefixtures("hub")
+def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
+    settings = save_model(settings={"tokenizer": "someone/absent"})
+    with pytest.raises(RunError, match=r"^model\.tokenizer: someone/absent is not on the hub"):
+        load_pair(settings, None, PlacementSettings())
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    point_hub_at(monkeypatch, tmp_path, "http://127.0.0.1:9")  # the discard port: nobody listens
+    with pytest.raises(RunError, match=r"the hub is out of reach: check the network\n.*HF_HUB_OFFLINE=1"):
+        read_checkpoint("model", settings_of("someone/model"))
+
+
+def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(RunError, match="not among the downloaded models, and HF_HUB_OFFLINE forbids"):
+        read_checkpoint("model", settings_of("someone/model"))
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent", "~/absent", "a/b/c"])
+def test_absent_directory(name: str) -> None:
+    with pytest.raises(SettingError, match="no such directory"):
+        read_checkpoint("model", settings_of(name))
+
+
+def test_directory_without_configuration(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"holds no config\.json$"):
+        read_checkpoint("model", settings_of(tmp_path))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"):
+        read_checkpoint("model", settings_of(tmp_path))
+
+
+def test_directory_without_weights(save_model: SaveModel) -> None:
+    settings = save_model()
+    Path(settings.repository, "model.safetensors").unlink()
+    with pytest.raises(SettingError, match="holds no weights"):
+        read_checkpoint("model", settings)
+
+
+def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
+    settings = save_model()
+    config = Path(settings.repository, "config.json")
+    config.write_text(json.dumps({"model_type": "thing_of_tomorrow"}))
+    with pytest.raises(RunError, match="does not know the architecture"):
+        read_checkpoint("model", settings)
+    config.write_text(json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}}))
+    with pytest.raises(SettingError, match=r"^model\.trust_remote_code=False: must be true to run the code"):
+        read_checkpoint("model", settings)
+    config.write_text("{")
+    with pytest.raises(RunError, match=r"cannot be loaded: .*not a valid JSON"):
+        read_checkpoint("model", settings)
+
+
+def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveModel) -> None:
+    settings = save_model()
+    file = Path(settings.repository, "model.safetensors")
+    weights = load_file(file)
+
+    def refused() -> str:
+        with pytest.raises(RunError) as raised:
+            load_pair(settings, None, PlacementSettings())
+        return str(raised.value)
+
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, file, metadata={"format": "pt"})
+    assert "1 weights are not in" in refused()
+    assert "model.norm.weight" in refused()
+    save_file(weights | {"model.norm.weight": norm[:7]}, file, metadata={"format": "pt"})
+    assert "other shapes than its configuration says" in refused()
+    file.write_bytes(b"not a safetensors file")
+    assert "damaged" in refused()
+
+
+def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:
+    settings = save_model()
+    bare = tmp_path / "bare"
+    shutil.copytree(settings.repository, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(SettingError, match=r"^model\.tokenizer: must name .* with a tokenizer; .*bare holds none"):
+        load_pair(settings_of(bare), None, PlacementSettings())
+    pair = load_pair(settings_of(bare, tokenizer=settings.repository), None, PlacementSettings())
+    assert pair.tokenizer("a")["input_ids"] == [pair.tokenizer.get_vocab()["a"]]
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    "mamba mamba2 rwkv jamba bamba falcon_h1 falcon_mamba recurrent_gemma qwen3_next zamba2 minimax xlstm".split(),
+)
+def test_recurrent_models_are_refused(model_type: str) -> None:
+    says = rf"^draft=x: cannot be used: its state \({model_type}.* cannot take back rejected tokens"
+    with pytest.raises(SettingError, match=says) as raised:
+        check_rollback("draft", settings_of("x"), AutoConfig.for_model(model_type))
+    assert raised.value.exit_code == 2
+
+
+def test_short_convolutions_and_unknown_layers_are_refused() -> None:
+    config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    with pytest.raises(SettingError, match=r"lfm2: conv\)"):
+        check_rollback("model", settings_of("a/b"), config)
+    config = make_config("llama")
+    config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
+    with pytest.raises(SettingError, match=r"attention_of_tomorrow\)"):
+        check_rollback("model", settings_of("a/b"), config)
+
+
+def test_foreign_recurrent_code_is_refused_by_its_name() -> None:
+    config = make_config("llama")
+    config.__dict__ |= {"model_type": "tiny_rwkv7", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    with pytest.raises(SettingError, match=r"its state \(tiny_rwkv7\)"):
+        check_rollback("model", settings_of("a/b"), config)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
+def test_encoder_decoders_are_refused(model_type: str) -> None:
+    with pytest.raises(SettingError, match="this is an encoder-decoder"):
+        check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize(("model_type", "says"), [("bert", "this is an encoder"), ("vit", "must be a causal language")])
+def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    "llama gpt2 opt gpt_neox bloom qwen2 qwen3 mistral gemma gemma2 gemma3_text falcon phi3 phi mpt mixtral gptj "
+    "stablelm starcoder2 olmo2 cohere2 gpt_oss".split(),
+)
+def test_decoders_are_accepted(model_type: str) -> None:
+    check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+
+
+def test_trust_is_never_asked_on_the_terminal(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object) -> str:
+        raise AssertionError("asked on the terminal")
+
+    monkeypatch.setattr("builtins.input", ask)
+    settings = save_model()
+    foreign = {"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config", "AutoModelForCausalLM": "thing.Model"}}
+    Path(settings.repository, "config.json").write_text(json.dumps(foreign))
+    with pytest.raises(SettingError):
+        read_checkpoint("model", settings)
+
+
+def test_saved_half_precision_is_read(save_model: SaveModel) -> None:
+    assert read_checkpoint("model", save_model(dtype=torch.bfloat16)).config.dtype == torch.bfloat16

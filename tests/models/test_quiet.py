@@ -1,0 +1,78 @@
+"""Loading and running says nothing thousands of times, and still says what matters."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.config.settings import ModelSettings
+from harness.models.quiet import quiet_libraries
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_quantized_models_run_quietly(save_model: Callable[..., ModelSettings]) -> None:
+    result = run(f"""
+        import dataclasses, logging, sys, torch
+        from harness.config.settings import ModelSettings, PlacementSettings
+        from harness.models.loading import load_pair
+        settings = ModelSettings(name="x", repository={save_model().repository!r})
+        def forward(model):
+            with torch.no_grad():
+                model(torch.tensor([[1, 2, 3]]))
+        for quantization in ("8bit", "4bit"):
+            quantized = dataclasses.replace(settings, quantization=quantization)
+            for dtype in ("float32", "bfloat16"):
+                forward(load_pair(quantized, settings, PlacementSettings(), dtype).target.model)
+        model = load_pair(dataclasses.replace(settings, quantization="8bit"), None, PlacementSettings()).target.model
+        print("loud from here", file=sys.stderr)
+        logging.getLogger("bitsandbytes.autograd._functions").filters.clear()
+        forward(model)
+    """)
+    assert result.returncode == 0, result.stderr
+    quiet, loud = result.stderr.split("loud from here\n")
+    assert quiet == ""
+    # That there is something to silence.
+    assert loud.count("MatMul8bitLt: inputs will be cast") == 3 * 7
+
+
+def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_libraries()
+    quiet_libraries()
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    assert len(logger.filters) == 1
+    with caplog.at_level(logging.WARNING):
+        logger.warning("MatMul8bitLt: inputs will be cast from %s to float16 during quantization", "x")
+        logger.warning("something that matters")
+        logging.getLogger("bitsandbytes").warning("MatMul8bitLt: inputs will be cast")
+    assert [record.getMessage() for record in caplog.records] == [
+        "something that matters",
+        "MatMul8bitLt: inputs will be cast",
+    ]
+
+
+def test_importing_the_room_does_nothing() -> None:
+    result = run("""
+        import logging, warnings
+        before = list(warnings.filters), logging.root.handlers[:], logging.root.level
+        import harness.models.loading, harness.models.devices
+        import torch, sys
+        assert not torch.cuda.is_initialized()
+        assert not logging.getLogger("bitsandbytes.autograd._functions").filters
+        assert "bitsandbytes" not in sys.modules
+        assert logging.root.handlers == before[1]
+    """)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout + result.stderr == ""

@@ -1,0 +1,131 @@
+"""Vocabularies that agree, prompts as token ids, and the longest sequence a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, make_config, make_tokenizer
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.models.loading import load_pair
+from harness.models.tokenizers import (
+    check_compatible,
+    encode_prompts,
+    load_tokenizer,
+    max_context,
+    shared_vocabulary_size,
+)
+
+SaveModel = Callable[..., ModelSettings]
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+
+
+def check(
+    target: PreTrainedTokenizerFast,
+    draft: PreTrainedTokenizerFast,
+    target_size: int = VOCABULARY_SIZE,
+    draft_size: int = VOCABULARY_SIZE,
+) -> None:
+    check_compatible(
+        as_checkpoint(make_config("llama", vocab_size=target_size)),
+        as_checkpoint(make_config("llama", vocab_size=draft_size), "draft", name="7B"),
+        target,
+        draft,
+    )
+
+
+def test_equal_vocabularies_pass_whatever_the_padding() -> None:
+    check(make_tokenizer(), make_tokenizer(), target_size=384, draft_size=320)
+    check(make_tokenizer(), make_tokenizer(), target_size=320, draft_size=384)
+
+
+def test_additional_token_is_named() -> None:
+    says = (
+        "draft=7B: must have the vocabulary of model=13B: 259 tokens against 258, "
+        "'<extra>' is 258 in the draft and is missing in the model"
+    )
+    with pytest.raises(SettingError) as raised:
+        check(make_tokenizer(), make_tokenizer(extra_tokens=("<extra>",)))
+    assert str(raised.value) == says
+
+
+def test_same_size_but_other_ids() -> None:
+    one, other = make_tokenizer(extra_tokens=("<a>", "<b>")), make_tokenizer(extra_tokens=("<b>", "<a>"))
+    with pytest.raises(SettingError, match="260 tokens against 260, '<a>' is 259 in the draft and is 258 in the model"):
+        check(one, other)
+
+
+def test_draft_with_fewer_outputs_than_tokens() -> None:
+    check(make_tokenizer(), make_tokenizer(), draft_size=258)
+    with pytest.raises(SettingError, match=r"^draft=7B: has 257 outputs against 320 of model=13B, for 258 tokens$"):
+        check(make_tokenizer(), make_tokenizer(), draft_size=257)
+
+
+def test_mismatch_is_seen_before_weights_load(save_model: SaveModel) -> None:
+    target = save_model("llama")
+    draft = save_model("gpt2", tokenizer=make_tokenizer(extra_tokens=("<extra>",)))
+    with open(f"{target.repository}/model.safetensors", "wb") as weights:
+        weights.write(b"loading these would fail")
+    with pytest.raises(SettingError, match="must have the vocabulary"):
+        load_pair(target, draft, PlacementSettings())
+
+
+def test_shared_vocabulary_size(save_model: SaveModel) -> None:
+    target, draft = save_model("llama", vocab_size=384), save_model("gpt2", vocab_size=320)
+    assert shared_vocabulary_size(load_pair(target, draft, PlacementSettings())) == 320
+    assert shared_vocabulary_size(load_pair(target, None, PlacementSettings())) == 384
+
+
+def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
+    tokenizer = load_tokenizer(save_model("llama", tokenizer=make_tokenizer(chat_template=TEMPLATE)))
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
+
+
+def test_plain_prompts() -> None:
+    tokenizer = make_tokenizer()
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    for mode in ("auto", "never"):
+        assert encode_prompts(tokenizer, ["ab", "b"], mode) == [[a, b], [b]]
+
+
+def test_chat_template() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
+    for mode in ("auto", "always"):
+        assert encode_prompts(tokenizer, ["a"], mode) == [[0, a, colon]]
+    assert encode_prompts(tokenizer, ["a"], "never") == [[a]]
+
+
+def test_template_that_is_not_there() -> None:
+    with pytest.raises(SettingError, match=r"^chat_template=always: this model's tokenizer has none"):
+        encode_prompts(make_tokenizer(), ["a"], "always")
+
+
+def test_prompt_without_tokens_is_named() -> None:
+    with pytest.raises(SettingError, match=r"^prompts: prompt 1 \(''\) has no tokens$"):
+        encode_prompts(make_tokenizer(), ["a", ""], "auto")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "limit"),
+    [
+        ("llama", {"max_position_embeddings": 4096}, 4096),
+        ("gpt2", {"n_positions": 1024}, 1024),
+        ("gptj", {"n_positions": 2048}, 2048),
+        ("opt", {"max_position_embeddings": 2048}, 2048),
+        ("mistral", {"max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        ("bloom", {"seq_length": 2048}, None),
+        ("mpt", {"max_seq_len": 2048}, None),
+        ("mpt", {"max_seq_len": 2048, "attn_config": {"alibi": False}}, 2048),
+        ("falcon", {"alibi": True}, None),
+        ("falcon", {"alibi": False, "max_position_embeddings": 2048}, 2048),
+    ],
+)
+def test_max_context(model_type: str, settings: dict[str, object], limit: int | None) -> None:
+    assert max_context(AutoConfig.for_model(model_type, **settings)) == limit

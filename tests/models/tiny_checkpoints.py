@@ -1,0 +1,77 @@
+"""What tiny random-weight checkpoints are made of, and how much memory one takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from harness.config.settings import ModelSettings
+from harness.models.checkpoints import Checkpoint
+
+VOCABULARY_SIZE = 320
+
+# Enough width that scales and tables of quantized weights are told apart from the weights themselves.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "gpt2": {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64},
+    "opt": {
+        "hidden_size": 128,
+        "word_embed_proj_dim": 128,
+        "ffn_dim": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+def make_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
+    tokens = {"vocab_size": VOCABULARY_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    return AutoConfig.for_model(model_type, **(ARCHITECTURES.get(model_type, {}) | tokens | overrides))
+
+
+def make_tokenizer(extra_tokens: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """Bytes, two special tokens, and whatever is added; encodes any text."""
+    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.add_tokens(list(extra_tokens))
+    fast.chat_template = chat_template
+    return fast
+
+
+def as_checkpoint(config: PreTrainedConfig, role: str = "model", **settings: Any) -> Checkpoint:
+    """A checkpoint that exists as a configuration only."""
+    return Checkpoint(role, ModelSettings(**({"name": "13B", "repository": "nobody/13B"} | settings)), config)
+
+
+def held_bytes(model: torch.nn.Module) -> int:
+    """Bytes of every storage that the model keeps alive, quantized weights' scales and tables included."""
+    storages: dict[int, int] = {}
+
+    def count(tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+
+    for tensor in [*model.parameters(), *model.buffers()]:
+        count(tensor.data)
+        count(getattr(tensor, "SCB", None))
+        state = getattr(tensor, "quant_state", None)
+        for part in (state, getattr(state, "state2", None)):
+            for name in ("absmax", "code", "offset"):
+                count(getattr(part, name, None))
+    for module in model.modules():
+        count(getattr(getattr(module, "state", None), "SCB", None))
+    return sum(storages.values())
