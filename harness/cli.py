@@ -89,10 +89,9 @@ def _run_experiment(config: Any) -> Any:
     from harness.config import settings as kinds
 
     try:
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    assert isinstance(plain, dict)
     command = plain.pop("command")
     if command not in COMMANDS:
         raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", command)

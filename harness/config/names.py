@@ -83,7 +83,9 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(self._answer(config_path) or {})
-        return ConfigResult(provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": None})
+        return ConfigResult(
+            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": None}
+        )
 
     def is_group(self, config_path: str) -> bool:
         return config_path in ("", "draft")

@@ -1,8 +1,8 @@
 """What a run is asked to do: frozen dataclasses that cannot hold a wrong value.
 
 OmegaConf ends here. `from_config` turns the composed configuration into these; everything past this room takes them.
-Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken; `from_config` adds where
-in the tree the setting stands.
+Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken; `from_config` adds
+where in the tree the setting stands.
 """
 
 from __future__ import annotations
@@ -204,7 +204,9 @@ def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str
     values: dict[str, Any] = {}
     for key, value in config.items():
         if key not in fields:
-            raise SettingError(prefix + key, f"no such setting{nearest(key, fields)}")
+            raise SettingError(
+                prefix + key, f"no such setting{nearest(prefix + key, [prefix + name for name in fields])}"
+            )
         values[key] = _convert(hints[key], value, prefix + key)
     for name, f in fields.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:

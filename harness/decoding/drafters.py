@@ -15,9 +15,9 @@ from harness.decoding.warp import Warp
 class ModelDrafter:
     """Proposes by running a draft model token by token.
 
-    The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the draft
-    model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two as soon as
-    one does: the others give one cached token back and feed it again.
+    The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
+    draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
+    as soon as one does: the others give one cached token back and feed it again.
 
     Args:
         runner: of the draft model.

@@ -1,7 +1,7 @@
 """Randomness as data: uniforms made before the loop, and sampling as a pure function of them.
 
-Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer depends neither on the
-batch it ran in, nor on the order, nor on how often an iteration was repeated; and tests can feed chosen numbers.
+Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer depends neither on
+the batch it ran in, nor on the order, nor on how often an iteration was repeated; and tests can feed chosen numbers.
 
 A position that is proposed again after an earlier rejection reuses its draft uniform. That is sound: a rejection at
 position t depends on the uniforms up to t alone, so those of the discarded positions behind it are still uniform.
@@ -25,7 +25,9 @@ class Purpose(IntEnum):
     TARGET = 2  # draw the target's own token: regular, recovered or bonus
 
 
-def uniforms(seed: int, prompt_indices: Sequence[int], num_positions: int, device: torch.device | str = "cpu") -> Tensor:
+def uniforms(
+    seed: int, prompt_indices: Sequence[int], num_positions: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """Uniforms in [0, 1), float32 [B, num_positions, len(Purpose)], for the prompts with these indices."""
     rows = [
         # Position first, so that a longer stream begins with the shorter one's numbers.

@@ -1,9 +1,10 @@
 """Verification: which draft tokens stand, and the token that follows them. One pure function.
 
-The rule is that of Leviathan et al. 2023 (arXiv:2211.17192, algorithm 1) and Chen et al. 2023 (arXiv:2302.01318, algorithm
-2), which agree: accept draft token x with probability min(1, target(x) / draft(x)); at the first rejection draw the
-recovered token from normalise(max(0, target - draft)) and stop; if all K are accepted draw the bonus token from the
-target. Lenience l < 1 (Leviathan et al., appendix A.5) accepts with min(1, target(x) / (l draft(x))) and is lossy.
+The rule is that of Leviathan et al. 2023 (arXiv:2211.17192, algorithm 1) and Chen et al. 2023 (arXiv:2302.01318,
+algorithm 2), which agree: accept draft token x with probability min(1, target(x) / draft(x)); at the first rejection
+draw the recovered token from normalise(max(0, target - draft)) and stop; if all K are accepted draw the bonus token
+from the target. Lenience l < 1 (Leviathan et al., appendix A.5) accepts with min(1, target(x) / (l draft(x))) and is
+lossy.
 """
 
 from __future__ import annotations

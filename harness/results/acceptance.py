@@ -1,4 +1,4 @@
-"""How often draft tokens were accepted: the counts behind every acceptance figure, defined as vLLM and AIPerf define them."""
+"""How often draft tokens were accepted: the counts behind every acceptance figure, as vLLM and AIPerf define them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Acceptance:
         longest = max((proposed for proposed, _ in self.iterations), default=0)
         rates = []
         for position in range(longest):
-            tested = sum(n for (proposed, accepted), n in self.iterations.items() if position < min(accepted + 1, proposed))
+            tested = sum(
+                n for (proposed, accepted), n in self.iterations.items() if position < min(accepted + 1, proposed)
+            )
             accepted_here = sum(n for (_, accepted), n in self.iterations.items() if position < accepted)
             rates.append(_ratio(accepted_here, tested))
         return rates
@@ -83,8 +85,8 @@ class Acceptance:
 def predicted_speedup(mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float) -> float:
     """What theory predicts: tokens an iteration over its cost in target steps.
 
-    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1 tokens
-    measured (v) instead of taken as one target step.
+    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1
+    tokens measured (v) instead of taken as one target step.
 
     Args:
         draft_ms: drafting in one iteration, all K steps.

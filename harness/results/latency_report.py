@@ -89,7 +89,7 @@ def why_not(predicted: float, length: float, draft: float, verify: float, num_pr
         f"verification is too dear: {num_proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step": (
             free_verification
         ),
-        f"acceptance is too low: an iteration yields {length:.2f} of {num_proposed + 1:.3g} tokens; with all accepted": (
+        f"acceptance is too low: {length:.2f} of {num_proposed + 1:.3g} tokens an iteration; with all of them": (
             never_rejected
         ),
     }
@@ -216,7 +216,7 @@ def _identity(divergences: Sequence[DivergenceLike | None]) -> str:
     first = min(parted, key=lambda divergence: divergence.position)
     margin = max(abs(divergence.logit_margin) for divergence in parted)
     return (
-        f"Greedy output is identical on {identical} prompts; the earliest difference is at token {first.position}, and the"
+        f"Greedy output is identical on {identical} prompts. The earliest difference is at token {first.position}; the"
         f" largest logit margin at a difference is {margin:.2g} (near 0: a tie that rounding broke differently)."
     )
 

@@ -1,10 +1,10 @@
-"""The plain runner: an unmodified transformers model, called eagerly, with a cache that is compacted after each verdict.
+"""The plain runner: an unmodified transformers model, called eagerly, its cache compacted after each verdict.
 
-Rows keep different numbers of tokens, yet a transformers cache is one rectangle. So every row's surviving slots lie at the
-right end of it, with left padding before them, and a 2-D mask and explicit positions to match. Keeping the same count in
-all rows is a crop; keeping different ones is a gather of whole slots. The cache is a `DynamicCache()` made without the
-model's configuration, so that no layer drops slots behind a sliding window: a rollback must find them again, and the
-windowed mask is exact on right-aligned rows.
+Rows keep different numbers of tokens, yet a transformers cache is one rectangle. So every row's surviving slots lie at
+the right end of it, with left padding before them, and a 2-D mask and explicit positions to match. Keeping the same
+count in all rows is a crop; keeping different ones is a gather of whole slots. The cache is a `DynamicCache()` made
+without the model's configuration, so that no layer drops slots behind a sliding window: a rollback must find them
+again, and the windowed mask is exact on right-aligned rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 
 class RollbackError(RuntimeError):
@@ -55,7 +56,8 @@ class EagerRunner:
         self._lengths = [len(prompt) - width for prompt in prompts]  # so that positions end at the prompt's own length
         logits = self._forward(tokens, only_last=True)
         self._lengths = [len(prompt) for prompt in prompts]
-        if self._cache.get_seq_length() != width:
+        layers = self._cache.layers
+        if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers):
             raise RollbackError(f"{type(self._model).__name__} does not keep its state in a KV cache")
         return logits[:, -1]
 
@@ -112,9 +114,14 @@ class EagerRunner:
     def _gather_right(self, ends: Sequence[int]) -> None:
         """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the longest row."""
         width = max(self._lengths)
-        sources = torch.tensor(ends, device=self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
+        sources = (
+            torch.tensor(ends, device=self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
+        )
         sources.clamp_(min=0)  # padding; any slot will do
         for layer in self._cache.layers:
+            assert isinstance(layer, DynamicLayer)  # `start` has seen to it
+            assert isinstance(layer.keys, Tensor)
+            assert isinstance(layer.values, Tensor)
             layer.keys = _take_slots(layer.keys, sources)
             layer.values = _take_slots(layer.values, sources)
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, random_model
-from decoding.fakes import MarkovRunner
 from torch import Tensor
 
+from architectures import ARCHITECTURES, random_model
+from decoding.fakes import MarkovRunner
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.protocols import Iteration, Origin
@@ -25,7 +25,11 @@ def chain(seed: int, sharpness: float = 2.0) -> Tensor:
 
 
 def request(
-    prompts: list[list[int]], warp: Warp = GREEDY, length: int = 20, stop: Iterable[int] = (), indices: Iterable[int] = ()
+    prompts: list[list[int]],
+    warp: Warp = GREEDY,
+    length: int = 20,
+    stop: Iterable[int] = (),
+    indices: Iterable[int] = (),
 ) -> Request:
     numbers = uniforms(0, list(indices) or range(len(prompts)), length + 1)
     return Request(prompts, numbers, warp, length, frozenset(stop))

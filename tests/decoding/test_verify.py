@@ -49,7 +49,11 @@ def test_without_draft_tokens_it_samples_the_target() -> None:
     target = torch.tensor([[[0.25, 0.75]]])
     for uniform, expected in [(0.2, 0), (0.3, 1)]:
         verdict = verify(
-            target, torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 2), torch.empty(1, 0), torch.tensor([[uniform]])
+            target,
+            torch.empty(1, 0, dtype=torch.long),
+            torch.empty(1, 0, 2),
+            torch.empty(1, 0),
+            torch.tensor([[uniform]]),
         )
         assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
 
@@ -104,7 +108,9 @@ def first_two_tokens(judge: Callable[..., Verdict], num_draws: int) -> tuple[Ten
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
     # A row that stopped after its first token goes on with regular decoding.
     regular = inverse_cdf(target_next[first], uniform(num_draws))
-    second = torch.where(verdict.num_accepted > 1, x2, torch.where(verdict.num_accepted == 1, verdict.next_token, regular))
+    second = torch.where(
+        verdict.num_accepted > 1, x2, torch.where(verdict.num_accepted == 1, verdict.next_token, regular)
+    )
     counts = torch.bincount(first * size + second, minlength=size * size).view(size, size)
     return counts, target_first[:, None] * target_next
 

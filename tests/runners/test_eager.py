@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, VOCABULARY, random_model
 from transformers import PreTrainedModel
 
+from architectures import ARCHITECTURES, VOCABULARY, random_model
 from harness.runners.eager import EagerRunner
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]

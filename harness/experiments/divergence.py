@@ -1,0 +1,37 @@
+"""Where two greedy texts part, and whether rounding explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.decoding.protocols import Runner
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first position at which two continuations of a prompt differ.
+
+    Attributes:
+        position: among the generated tokens.
+        expected: the regular arm's token there.
+        actual: the other arm's.
+        logit_margin: logit of `expected` minus logit of `actual`, in a forward pass over prompt and common prefix. A
+            margin within the rounding of the number format means that the two tokens tied; near 0 nothing is wrong.
+    """
+
+    position: int
+    expected: int
+    actual: int
+    logit_margin: float
+
+
+def first_divergence(
+    target: Runner, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
+) -> Divergence | None:
+    """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on `target`."""
+    for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+        if wanted != got:
+            logits = target.start([[*prompt, *expected[:position]]])[0].float()
+            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]))
+    return None

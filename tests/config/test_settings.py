@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.config.settings import (
+    DecodingSettings,
+    LatencySettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    from_config,
+    setting_names,
+)
+
+MODEL = {"name": "m", "repository": "a/b"}
+COMPLETE: dict[str, Any] = {
+    "model": MODEL,
+    "draft": {"name": "none"},
+    "decoding": {"temperature": 1},
+    "placement": {},
+    "prompts": {"name": "p", "file": "p.txt"},
+    "results": {"file": "r.csv"},
+}
+
+
+def test_a_complete_mapping_becomes_settings() -> None:
+    settings = from_config(LatencySettings, COMPLETE)
+    assert settings.draft is None
+    assert settings.decoding.temperature == 1.0
+    assert isinstance(settings.decoding.temperature, float)
+    assert settings.model == ModelSettings(name="m", repository="a/b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modle": MODEL}, "modle: no such setting (did you mean model?)"),
+        ({"decoding": {"top_q": 1}}, "decoding.top_q: no such setting (did you mean decoding.top_p?)"),
+        ({"model": {"name": "m"}}, "model.repository: must be set"),
+        ({"model": "7B"}, "model=7B: must be a group of settings"),
+        ({"seed": True}, "seed=True: must be a whole number"),
+        ({"seed": -1}, "seed=-1: must not be negative"),
+        ({"test": "yes"}, "test=yes: must be true or false"),
+        ({"num_prompts": 0}, "num_prompts=0: must be at least 1"),
+        ({"decoding": {"top_p": float("nan")}}, "decoding.top_p=nan: must be a number"),
+        ({"decoding": {"max_new_tokens": 0}}, "decoding.max_new_tokens=0: must be at least 1"),
+        ({"placement": {"strategy": "even"}}, "placement.strategy=even: must be one of balanced, auto"),
+        ({"placement": {"reserve_gb": -1}}, "placement.reserve_gb=-1.0: must not be negative"),
+        ({"placement": {"device_map": [1]}}, "placement.device_map=[1]: must be a mapping"),
+        ({"draft": {**MODEL, "quantization": "2bit"}}, "draft.quantization=2bit: must be one of none, 8bit, 4bit"),
+        ({"prompts": {"name": "p", "file": "p.csv"}}, "prompts.file=p.csv: must be a preset, a .txt or a .jsonl file"),
+    ],
+)
+def test_a_wrong_value_names_setting_rule_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        from_config(LatencySettings, {**COMPLETE, **changes})
+    assert str(caught.value).startswith(message)
+
+
+def test_settings_check_themselves_wherever_they_are_made() -> None:
+    with pytest.raises(SettingError, match="num_draft_tokens=0"):
+        DecodingSettings(num_draft_tokens=0)
+    with pytest.raises(SettingError, match="gpus=0"):
+        PlacementSettings(gpus=0)
+    with pytest.raises(SettingError, match="file="):
+        PromptSettings(name="p", file="p")
+
+
+def test_lenience_is_lossy_and_googles_alone() -> None:
+    assert not DecodingSettings(rule="google").lossy
+    assert DecodingSettings(rule="google", lenience=0.9).lossy
+    with pytest.raises(SettingError, match="decoding.rule=google"):
+        DecodingSettings(lenience=0.9)
+
+
+def test_errors_survive_pickling_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must lie in (0, 1]", 2)))
+    assert str(error) == "decoding.top_p=2: must lie in (0, 1]"
+    assert error.exit_code == 2
+
+
+def test_every_setting_has_a_name_to_type() -> None:
+    names = setting_names(LatencySettings)
+    assert {"decoding.top_p", "model.gpus", "draft.gpus", "num_prompts", "results.file"} <= set(names)

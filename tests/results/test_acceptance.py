@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.results.acceptance import Acceptance, predicted_speedup
+
+# Five iterations with K = 3 and one cut short to K = 1.
+OUTCOMES = [(3, 3), (3, 0), (3, 1), (3, 1), (3, 2), (1, 1)]
+
+
+def test_every_rate_from_its_definition() -> None:
+    acceptance = Acceptance.of(OUTCOMES)
+    assert acceptance.num_iterations == 6
+    assert acceptance.num_proposed == 16
+    assert acceptance.num_accepted == 8
+    assert acceptance.num_tested == 3 + 1 + 2 + 2 + 3 + 1
+    assert acceptance.acceptance_rate == 8 / 16
+    assert acceptance.conditional_acceptance_rate == 8 / 12
+    assert acceptance.mean_acceptance_length == pytest.approx(1 + 8 / 6)
+    assert acceptance.mean_proposed == pytest.approx(16 / 6)
+    assert acceptance.histogram == [1, 3, 1, 1]
+    assert acceptance.by_position == [5 / 6, 2 / 4, 1 / 2]
+
+
+def test_what_proposed_nothing_does_not_count() -> None:
+    assert Acceptance.of([(0, 0), (2, 1)]).num_iterations == 1
+
+
+def test_nothing_measured_is_none_and_not_zero() -> None:
+    nothing = Acceptance()
+    assert nothing.acceptance_rate is None
+    assert nothing.mean_acceptance_length is None
+    assert nothing.by_position == []
+    assert nothing.histogram == []
+
+
+def test_sums_are_counts_again() -> None:
+    assert Acceptance.of(OUTCOMES[:2]) + Acceptance.of(OUTCOMES[2:]) == Acceptance.of(OUTCOMES)
+
+
+def test_prediction_is_leviathans_formula() -> None:
+    """Theorem 3.8 with v = 1: (1 - alpha^(K+1)) / ((1 - alpha) (K c + 1))."""
+    alpha, k, c = 0.8, 5, 0.05
+    length = (1 - alpha ** (k + 1)) / (1 - alpha)
+    assert predicted_speedup(length, draft_ms=k * c, verify_ms=1, target_step_ms=1) == pytest.approx(length / (k * c + 1))

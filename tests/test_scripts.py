@@ -1,0 +1,425 @@
+"""setup.sh, machine-install.sh and the wheel, run for real in a copy of the tree.
+
+Nothing is fetched: where setup.sh would have pip install, a stand-in for pip writes down that it was called.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ["setup.sh", "machine-install.sh", ".ci/run"]
+# What the scripts call, for a PATH that holds nothing else.
+TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
+
+Source = Callable[..., subprocess.CompletedProcess[str]]
+
+PIP = """
+import os, pathlib, sys
+tree = pathlib.Path(sys.prefix).parent
+with open(tree / "pip-calls", "a") as calls:
+    print(*sys.argv[1:], file=calls)
+if (tree / "pip-fails").exists():
+    sys.exit("no space left on device")
+print("Successfully installed a lot of packages")
+"""
+
+
+def run(
+    *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HARNESS_", "VIRTUAL_ENV"))}
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=inherited | dict(env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def tools(directory: Path, *leave_out: str) -> Path:
+    """A directory with links to the tools that the scripts call, to be all of PATH."""
+    directory.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        if found and name not in leave_out:
+            (directory / name).symlink_to(found)
+    return directory
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What setup.sh reads, in a directory whose name needs quoting."""
+    copy = tmp_path / "a tree"
+    copy.mkdir()
+    for name in ["setup.sh", "machine-install.sh", "pyproject.toml", "constraints.txt"]:
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture
+def prepared(tree: Path) -> Path:
+    """The tree with an environment that an interrupted run left: Python and pip are there, packages are not."""
+    made = run(sys.executable, "-m", "venv", "--without-pip", tree / ".venv")
+    assert made.returncode == 0, made.stderr
+    (packages,) = (tree / ".venv").glob("lib/python*/site-packages")
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__init__.py").touch()
+    (packages / "pip" / "__main__.py").write_text(PIP, encoding="utf-8")
+    return tree
+
+
+def pip_calls(tree: Path) -> int:
+    calls = tree / "pip-calls"
+    return len(calls.read_text(encoding="utf-8").splitlines()) if calls.exists() else 0
+
+
+@pytest.fixture(params=["bash", "zsh"])
+def source(request: pytest.FixtureRequest) -> Source:
+    """Runs commands in a shell without start-up files, with `$SETUP` and `$TREE` set."""
+    shell = request.param
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+
+    def sourced(tree: Path, commands: str, **env: str) -> subprocess.CompletedProcess[str]:
+        options = ["--norc", "--noprofile"] if shell == "bash" else ["-f"]
+        places = {"SETUP": str(tree / "setup.sh"), "TREE": str(tree)}
+        return run(shell, *options, "-c", commands, cwd=tree.parent, env=places | env)
+
+    return sourced
+
+
+def test_sourced_twice_installs_once_and_leaves_the_environment_active(prepared: Path, source: Source) -> None:
+    shown = source(prepared, '. "$SETUP" && . "$SETUP" && command -v python && echo "$VIRTUAL_ENV"')
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.splitlines() == [str(prepared / ".venv/bin/python"), str(prepared / ".venv")]
+    assert pip_calls(prepared) == 1
+    assert "Successfully installed" not in shown.stdout + shown.stderr
+
+    again = source(prepared, '. "$SETUP" && command -v python')
+    assert again.stdout.strip() == str(prepared / ".venv/bin/python")
+    assert again.stderr == ""
+    assert pip_calls(prepared) == 1
+
+
+def test_sourced_from_the_tree_itself(prepared: Path, source: Source) -> None:
+    shown = source(prepared, 'cd "$TREE" && . ./setup.sh && command -v python && pwd')
+    assert [Path(line).resolve() for line in shown.stdout.splitlines()] == [
+        (prepared / ".venv/bin/python").resolve(),
+        prepared.resolve(),
+    ]
+
+
+def test_the_shell_is_left_as_it_was(prepared: Path, source: Source) -> None:
+    """Options, functions, variables and positional parameters, but for what every activation sets."""
+    state = """
+        state() {
+            set +o
+            if [ -n "${ZSH_VERSION-}" ]; then eval 'print -l "${(@ok)parameters}" "${(@ok)functions}"'
+            else compgen -v; compgen -A function; fi
+        }
+        set -eu
+        set -- one two
+        state >"$TREE/before"
+        . "$SETUP"
+        state >"$TREE/after"
+        echo "$*"
+    """
+    shown = source(prepared, state)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.strip() == "one two"
+    before, after = (set((prepared / name).read_text().splitlines()) for name in ("before", "after"))
+    assert before <= after
+    activation = {"deactivate", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PS1"}
+    assert {name for name in after - before if not name.startswith("_OLD_VIRTUAL")} <= activation
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_a_change_of_the_dependencies_installs_again(prepared: Path, changed: str) -> None:
+    run("bash", prepared / "setup.sh")
+    with (prepared / changed).open("a", encoding="utf-8") as file:
+        file.write("# another version\n")
+    run("bash", prepared / "setup.sh")
+    assert pip_calls(prepared) == 2
+
+
+def test_a_failed_installation_is_told_and_mended_by_the_next_run(prepared: Path, source: Source) -> None:
+    (prepared / "pip-fails").touch()
+    failed = source(prepared, '. "$SETUP"; echo "status $?, active ${VIRTUAL_ENV-no}"')
+    assert failed.stdout.strip() == "status 1, active no"
+    assert "no space left on device" in failed.stderr
+
+    (prepared / "pip-fails").unlink()
+    mended = source(prepared, '. "$SETUP" && command -v python')
+    assert mended.stdout.strip() == str(prepared / ".venv/bin/python")
+    assert pip_calls(prepared) == 2
+
+
+def test_executed_it_says_to_source_it(prepared: Path) -> None:
+    shown = run(prepared / "setup.sh")
+    assert shown.returncode == 0, shown.stderr
+    assert "source this file" in shown.stderr
+    assert pip_calls(prepared) == 1
+
+
+@pytest.mark.slow
+def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
+    run("bash", prepared / "setup.sh")
+    moved = prepared.rename(prepared.with_name("elsewhere"))
+    # The new environment has the real pip, which is kept from the network and so fails.
+    shown = run("bash", moved / "setup.sh", env={"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
+    assert "making .venv with Python" in shown.stderr
+    assert shown.returncode == 1
+    assert str(moved) in (moved / ".venv/bin/activate").read_text(encoding="utf-8")
+    assert not (moved / ".venv/installed").exists()
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        pytest.param(None, "no python3 that runs", id="none"),
+        pytest.param("echo 3.9", "python3 is 3.9", id="too old"),
+        pytest.param("echo 3.14", "python3 is 3.14", id="too new"),
+        pytest.param('case "$2" in *ensurepip*) exit 1 ;; esac; echo 3.12', "the venv module is missing", id="no venv"),
+    ],
+)
+def test_without_a_python_it_says_what_is_missing(tree: Path, source: Source, python: str | None, said: str) -> None:
+    path = tools(tree.parent / "tools")
+    if python is not None:
+        executable(path / "python3", f"#!{shutil.which('bash')}\n{python}\n")
+    shown = source(tree, f'PATH="{path}"; . "$SETUP"; echo "status $?"')
+    assert shown.stdout.strip() == "status 1"
+    assert said in shown.stderr
+    assert "machine-install.sh" in shown.stderr
+    assert not (tree / ".venv").exists()
+
+
+# --- machine-install.sh -----------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine made of stand-ins: apt that offers what is asked of it, PCI devices, a driver, systemd."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = tools(directory / "tools", "apt-cache")
+        self.devices = directory / "devices"
+        self.devices.mkdir()
+        self.systemd = directory / "systemd"
+        self.systemd.mkdir()
+        self.script = directory / "a tree/machine-install.sh"
+        # A real interpreter with venv, and git.
+        for name, real in {"python3": sys.executable, "git": shutil.which("git") or "/bin/true"}.items():
+            executable(self.path / name, f'#!/usr/bin/env bash\nexec "{real}" "$@"\n')
+        # What changes the machine must not run in a dry run.
+        for name in ["apt-get", "modprobe", "ubuntu-drivers"]:
+            self.command(name, f'echo "{name} $*" >>"{directory}/changes"')
+        self.changes = directory / "changes"
+        self.command("apt-cache", 'if [ "$1" = policy ]; then echo "  Candidate: 1.0"; fi')
+        self.command("dpkg-query", "exit 1")
+        self.command("systemctl", "exit 3")
+
+    def command(self, name: str, body: str) -> None:
+        executable(self.path / name, f"#!/usr/bin/env bash\n{body}\n")
+
+    def device(self, address: str, pci_class: str) -> None:
+        directory = self.devices / address
+        directory.mkdir()
+        (directory / "vendor").write_text("0x10de\n", encoding="utf-8")
+        (directory / "class").write_text(f"{pci_class}\n", encoding="utf-8")
+
+    def driver(self, version: str, cuda: str, name: str, count: int = 8) -> None:
+        rows = "\\n".join([f"{version}, {name}"] * count)
+        header = f"| NVIDIA-SMI {version}    Driver Version: {version}    CUDA Version: {cuda}     |"
+        self.command("nvidia-smi", f"if [ $# -gt 0 ]; then echo -e '{rows}'; else echo '{header}'; fi")
+
+    def install(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        places = {
+            "PATH": str(self.path),
+            "HARNESS_PCI_DEVICES": str(self.devices),
+            "HARNESS_SYSTEMD": str(self.systemd),
+        }
+        return run(self.script, *arguments, env=places)
+
+
+@pytest.fixture
+def machine(tree: Path) -> Machine:
+    return Machine(tree.parent)
+
+
+GPU = "0x030200"
+NVSWITCH = "0x068000"
+
+
+def test_machine_install_runs_to_the_end_without_a_gpu_and_twice(machine: Machine) -> None:
+    for _ in range(2):
+        shown = machine.install("--dry-run")
+        assert shown.returncode == 0, shown.stderr
+        assert "no NVIDIA GPU" in shown.stdout
+        assert "  + " not in shown.stdout
+    assert not machine.changes.exists()
+
+
+def test_machine_install_offers_a_driver_only_when_asked(machine: Machine) -> None:
+    machine.device("0000:01:00.0", GPU)
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 1
+    assert "1 NVIDIA GPU(s), but no driver" in shown.stdout
+    assert "  + " not in shown.stdout
+
+    shown = machine.install("--dry-run", "--driver")
+    assert shown.returncode == 0, shown.stdout
+    assert "ubuntu-drivers install --gpgpu" in shown.stdout
+    assert not machine.changes.exists()
+
+
+def test_machine_install_installs_a_missing_python(machine: Machine) -> None:
+    (machine.path / "python3").unlink()
+    machine.command(
+        "apt-cache",
+        'case "$2" in python3) echo "  Candidate: 3.10.6-1" ;; python3.12-venv) echo "  Candidate: 3.12.3" ;; '
+        '*) echo "  Candidate: (none)" ;; esac',
+    )
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 0, shown.stdout
+    assert "install --no-install-recommends python3.12 python3.12-venv" in shown.stdout
+    assert not machine.changes.exists()
+
+
+@pytest.mark.parametrize(("cuda", "code"), [("12.8", 1), ("13.0", 0), ("13.2", 0)])
+def test_machine_install_compares_cuda_versions(machine: Machine, cuda: str, code: int) -> None:
+    machine.device("0000:01:00.0", GPU)
+    machine.driver("570.133.20", cuda, "NVIDIA A40", count=2)
+    shown = machine.install("--dry-run")
+    assert "2 × NVIDIA A40, driver 570.133.20" in shown.stdout
+    assert "no NVSwitch" in shown.stdout
+    assert shown.returncode == code, shown.stdout
+
+
+MADISON = """cat <<'E'
+nvidia-fabricmanager-580 | 580.95.05-1 | somewhere Packages
+nvidia-fabricmanager-580 | 580.95.050-1 | somewhere Packages
+nvidia-fabricmanager | 580.65.06-0ubuntu1 | somewhere Packages
+E"""
+
+
+def test_machine_install_takes_the_fabric_manager_of_the_drivers_version(machine: Machine) -> None:
+    machine.device("0000:01:00.0", GPU)
+    machine.device("0000:07:00.0", NVSWITCH)
+    machine.driver("580.65.06", "13.0", "NVIDIA H100 80GB HBM3")
+    machine.command("apt-cache", MADISON)
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 0, shown.stdout
+    assert "install --allow-downgrades nvidia-fabricmanager=580.65.06-0ubuntu1\n" in shown.stdout
+    assert "systemctl enable nvidia-fabricmanager" in shown.stdout
+    assert "systemctl restart nvidia-fabricmanager" in shown.stdout
+    assert "nvlsm" not in shown.stdout
+
+
+def test_machine_install_says_when_no_fabric_manager_fits(machine: Machine) -> None:
+    machine.device("0000:07:00.0", NVSWITCH)
+    machine.driver("580.95.0", "13.0", "NVIDIA A100-SXM4-80GB")
+    machine.command("apt-cache", MADISON)
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 1
+    assert "no fabric manager of version 580.95.0;" in shown.stdout
+
+
+def test_machine_install_leaves_a_running_fabric_manager_alone(machine: Machine) -> None:
+    machine.device("0000:07:00.0", NVSWITCH)
+    machine.driver("580.95.05", "13.0", "NVIDIA H200")
+    machine.command("nv-fabricmanager", 'echo "Fabric Manager version is : 580.95.05"')
+    machine.command("systemctl", "exit 0")
+    shown = machine.install()
+    assert shown.returncode == 0, shown.stdout
+    assert "fabric manager 580.95.05: running" in shown.stdout
+    assert not machine.changes.exists()
+
+
+@pytest.mark.parametrize(("name", "needed"), [("NVIDIA B200", True), ("NVIDIA GB200", False)])
+def test_machine_install_knows_boards_whose_switches_are_not_on_the_bus(
+    machine: Machine, name: str, needed: bool
+) -> None:
+    machine.driver("580.95.05", "13.0", name)
+    machine.command("apt-cache", MADISON)
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 0, shown.stdout
+    assert ("install nvlsm" in shown.stdout) is needed
+    assert ("install --allow-downgrades nvidia-fabricmanager-580=580.95.05-1" in shown.stdout) is needed
+
+
+def test_machine_install_without_apt_is_one_clear_line(machine: Machine) -> None:
+    (machine.path / "apt-get").unlink()
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 1
+    assert len(shown.stderr.splitlines()) == 1
+    assert "no apt-get" in shown.stderr
+
+
+def test_machine_install_refuses_an_unknown_option(machine: Machine) -> None:
+    shown = machine.install("--drivers")
+    assert shown.returncode == 2
+    assert "--drivers: no such option" in shown.stderr
+
+
+# --- Everything shipped -----------------------------------------------------------------------------------------------
+
+
+def test_scripts_pass_shellcheck() -> None:
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if shellcheck is None:
+        pytest.skip("no shellcheck here")
+    checked = run(shellcheck, "-x", *SCRIPTS, cwd=ROOT)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling")
+    directory = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    (file,) = directory.glob("*.whl")
+    return file
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) -> None:
+    def files(directory: str) -> set[str]:
+        found = (file for file in (ROOT / directory).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        return {file.relative_to(ROOT).as_posix() for file in found}
+
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == files("harness") | {f"harness/{name}" for name in files("conf")}
+    assert "harness/conf/latency.yaml" in inside
+    assert any(name.startswith("harness/models/shipped/") and name.endswith(".safetensors") for name in inside)
+    assert any(name.startswith("harness/experiments/prompt_sets/") and name.endswith(".jsonl") for name in inside)
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    composed = run(
+        *[sys.executable, "-m", "harness", "latency", "--cfg", "job"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+    )
+    assert composed.returncode == 0, composed.stderr
+    assert "num_draft_tokens" in composed.stdout
