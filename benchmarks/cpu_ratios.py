@@ -1,0 +1,180 @@
+"""How much the harness itself costs: ratios against bare forwards and Hugging Face's generate, side by side in one run.
+
+    python benchmarks/cpu_ratios.py [--model DIR] [--draft DIR] [--prompts 12] [--tokens 64] [--temperature 0]
+
+Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up; each ratio is
+that of total times with its paired bootstrap interval. The bare forwards are those that the decoding loop made, of the
+same shapes at the same cache lengths, and nothing else: no sampling, no verification, no roll-back, no records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+
+from harness.config.names import PACKAGE
+from harness.config.settings import DecodingSettings, PromptSettings
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import Request
+from harness.decoding.randomness import uniforms
+from harness.experiments.arms import Players, warp
+from harness.experiments.prompts import load_prompts
+from harness.experiments.timing import generate, without_garbage_collection
+from harness.models.quiet import quiet_libraries
+from harness.results.environment import environment_columns
+from harness.results.statistics import ratio_of_totals
+from harness.runners.eager import EagerRunner
+
+SHIPPED = PACKAGE / "models" / "shipped"
+
+
+@dataclass
+class Recorder:
+    """A runner that notes (slots in the cache, tokens) of every forward pass."""
+
+    runner: EagerRunner
+    calls: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self.calls.append((0, len(prompts[0])))
+        return self.runner.start(prompts)
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        self.calls.append((self.runner._width, tokens.shape[1]))
+        return self.runner.extend(tokens)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        self.runner.keep(counts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.runner.select(rows)
+
+
+def bare_forwards(model: PreTrainedModel, calls: Sequence[tuple[int, int]]) -> float:
+    """Seconds that the forward passes alone take, the clock stopped while the cache is brought to its length."""
+    cache, seconds = DynamicCache(), 0.0
+    with torch.inference_mode(), without_garbage_collection():
+        for num_slots, num_tokens in calls:
+            if cache.get_seq_length() > num_slots:
+                cache.crop(num_slots - cache.get_seq_length())
+            tokens = torch.ones(1, num_tokens, dtype=torch.long)
+            started = time.perf_counter()
+            model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            seconds += time.perf_counter() - started
+    return seconds
+
+
+def timed(call: Callable[[], object]) -> float:
+    with without_garbage_collection():
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(SHIPPED / "tiny"))
+    parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
+    parser.add_argument("--prompts", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--draft-tokens", type=int, default=4)
+    parser.add_argument("--temperature", type=float, default=0.5)
+    options = parser.parse_args()
+
+    quiet_libraries()
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(path).float().eval() for path in (options.model, options.draft)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    # Every arm generates exactly `tokens`: end of sequence means nothing, as `ignore_eos` in the harness.
+    for model in (target, draft):
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+    draft.generation_config.num_assistant_tokens = options.draft_tokens
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    sampling = {"do_sample": options.temperature > 0}
+    if options.temperature > 0:
+        sampling |= {"temperature": options.temperature, "top_k": 0}
+
+    decoding = DecodingSettings(
+        temperature=options.temperature, max_new_tokens=options.tokens, num_draft_tokens=options.draft_tokens
+    )
+    target_runner, draft_runner = Recorder(EagerRunner(target)), Recorder(EagerRunner(draft))
+    arms = {arm.name: arm for arm in Players(target_runner, ModelDrafter(draft_runner, warp(decoding))).arms(decoding)}
+    cpu = [torch.device("cpu")]
+
+    def ours(name: str, request: Request) -> float:
+        return generate(arms[name], request, cpu).seconds
+
+    def bare(name: str, request: Request) -> float:
+        target_runner.calls.clear()
+        draft_runner.calls.clear()
+        generate(arms[name], request, cpu)
+        return bare_forwards(target, target_runner.calls) + bare_forwards(draft, draft_runner.calls)
+
+    def hugging_face(assistant: PreTrainedModel | None, request: Request) -> float:
+        prompt = torch.tensor(list(request.prompts))
+        extra = {} if assistant is None else {"assistant_model": assistant}
+        arguments = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": options.tokens, **sampling, **extra}
+        return timed(lambda: target.generate(prompt, **arguments))
+
+    contenders: dict[str, Callable[[Request], float]] = {
+        "ours regular": lambda request: ours("regular", request),
+        "ours speculative": lambda request: ours("speculative", request),
+        "bare regular": lambda request: bare("regular", request),
+        "bare speculative": lambda request: bare("speculative", request),
+        "generate": lambda request: hugging_face(None, request),
+        "assisted": lambda request: hugging_face(draft, request),
+    }
+    prompts = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
+    requests = [
+        Request(
+            [tokenizer(prompt.text)["input_ids"]],
+            uniforms(0, [index], options.tokens + 1),
+            warp(decoding),
+            options.tokens,
+        )
+        for index, prompt in enumerate(prompts.take(options.prompts))
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        contender(requests[0])
+    names = list(contenders)
+    for index, request in enumerate(requests):
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            seconds[name].append(contenders[name](request))
+
+    versions = environment_columns()
+    table = Table(
+        title=f"K={options.draft_tokens}, temperature {options.temperature:g}, {options.prompts} prompts ×"
+        f" {options.tokens} tokens,"
+        f" {torch.get_num_threads()} threads, torch {versions['torch_version']}, transformers"
+        f" {versions['transformers_version']}, {platform.machine()}"
+    )
+    for heading in ("ratio of total times", "estimate", "95 % interval"):
+        table.add_column(heading)
+    for label, slower, faster in [
+        ("speculative is faster than regular by", "ours regular", "ours speculative"),
+        ("speculative is faster than assisted generation by", "assisted", "ours speculative"),
+        ("regular is faster than generate by", "generate", "ours regular"),
+        ("regular over its bare forwards", "ours regular", "bare regular"),
+        ("speculative over its bare forwards", "ours speculative", "bare speculative"),
+        ("assisted generation is faster than generate by", "generate", "assisted"),
+    ]:
+        ratio = ratio_of_totals(seconds[slower], seconds[faster], 10_000, 0)
+        table.add_row(label, f"{ratio.estimate:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
