@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv with the package and its tested dependencies, and leaves it active:
+#
+#     . ./setup.sh
+#
+# Source it from bash or zsh, from any directory, as often as you like: it is quick when nothing has changed and mends
+# what an interrupted run left behind. HARNESS_PYTHON=/path/to/python chooses the interpreter of a new environment.
+#
+# The work is done by a bash process of its own, so that the shell that sources this keeps its options, functions and
+# variables; all that happens to it is the activation.
+
+if [ -n "${BASH_VERSION-}" ]; then
+    _harness_setup=${BASH_SOURCE[0]}
+    if (return 0 2>/dev/null); then _harness_sourced=yes; else _harness_sourced=no; fi
+elif [ -n "${ZSH_VERSION-}" ]; then
+    # In quotes, because bash cannot parse it.
+    eval '_harness_setup=${(%):-%x}'
+    case ${ZSH_EVAL_CONTEXT-} in *file*) _harness_sourced=yes ;; *) _harness_sourced=no ;; esac
+else
+    echo "setup.sh: needs bash or zsh" >&2
+    # shellcheck disable=SC2317
+    return 1 2>/dev/null || exit 1
+fi
+case $_harness_setup in */*) ;; *) _harness_setup=./$_harness_setup ;; esac
+
+if [ "$_harness_sourced" = yes ]; then
+    unset -v _harness_sourced
+    if command bash "$_harness_setup" --sourced </dev/null; then
+        # shellcheck source=/dev/null
+        . "${_harness_setup%/*}/.venv/bin/activate"
+        unset -v _harness_setup
+        return 0
+    fi
+    unset -v _harness_setup
+    return 1
+fi
+if [ -n "${ZSH_VERSION-}" ]; then exec bash "$_harness_setup"; fi
+
+# From here on: a bash process of its own.
+set -euo pipefail
+unset -v CDPATH
+root=$(cd "${_harness_setup%/*}" && pwd -P)
+cd "$root"
+venv=$root/.venv
+stamp=$venv/installed
+log=$venv/install.log
+# A rebuild must not run on the interpreter that it removes.
+PATH=${PATH//"$venv/bin:"/}
+
+say() { printf 'setup.sh: %s\n' "$*" >&2; }
+
+# What the environment depends on, in one line; fails where the environment cannot run Python.
+fingerprint() {
+    "$venv/bin/python" -ISc '
+import hashlib, pathlib, sys
+files = [pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+print(sys.version_info[:2], hashlib.sha256(b"".join(files)).hexdigest(), sys.argv[1])
+' "$root" 2>/dev/null
+}
+
+# Whether the environment is whole and was made in this place: scripts inside it hold its path.
+usable() {
+    grep -qsF "$venv" "$venv/bin/activate" &&
+        "$venv/bin/python" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
+}
+
+# Sets `python` to the first interpreter that will do. The user's own python3 goes first; Hydra 1.3 does not
+# start on 3.14.
+find_python() {
+    local candidate version found="" without_venv=""
+    for candidate in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} python3 python3.13 python3.12 python3.11; do
+        # A version manager's shim may be on PATH with nothing behind it, hence the trial run.
+        version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=""
+        case $version in
+            3.11 | 3.12 | 3.13)
+                if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+                    python=$candidate
+                    return 0
+                fi
+                without_venv="${without_venv:+$without_venv, }$candidate"
+                ;;
+            ?*) found="${found:+$found, }$candidate is $version" ;;
+        esac
+        if [ -n "${HARNESS_PYTHON:-}" ]; then break; fi
+    done
+    if [ -n "$without_venv" ]; then
+        say "$without_venv: the venv module is missing"
+    else
+        say "needs Python 3.11, 3.12 or 3.13; ${found:-no ${HARNESS_PYTHON:-python3} that runs} was found"
+    fi
+    say "on Ubuntu or Debian, ./machine-install.sh installs what is missing;" \
+        "HARNESS_PYTHON=/path/to/python names another interpreter"
+    return 1
+}
+
+if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
+    if ! usable; then
+        find_python || exit 1
+        say "making .venv with $("$python" --version 2>&1)"
+        "$python" -m venv --clear "$venv" || { say "could not make $venv"; exit 1; }
+    fi
+    rm -f "$stamp"
+    say "installing the package and its dependencies into .venv; the first time takes minutes"
+    if ! "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
+        --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        say "the installation failed; all that pip said is in .venv/install.log. Run it again once that is mended"
+        exit 1
+    fi
+    # Written last and in one step: an environment with a stamp is complete.
+    fingerprint >"$stamp.new"
+    mv -f "$stamp.new" "$stamp"
+    say "ready"
+fi
+if [ "${1-}" != --sourced ]; then say "to activate the environment, source this file: . $root/setup.sh"; fi
