@@ -21,6 +21,8 @@ else
     # shellcheck disable=SC2317
     return 1 2>/dev/null || exit 1
 fi
+# The bash process started below: whatever the shell thinks, it must never start another.
+case ${1-} in --sourced) _harness_sourced=no ;; esac
 case $_harness_setup in */*) ;; *) _harness_setup=./$_harness_setup ;; esac
 
 if [ "$_harness_sourced" = yes ]; then

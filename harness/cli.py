@@ -45,6 +45,8 @@ _exit_code = 0  # of the worst failure so far
 
 def main() -> None:
     """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
+    global _exit_code
+    _exit_code = 0
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())

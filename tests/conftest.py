@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
+
+from harness.config.settings import ModelSettings
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +25,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> Callable[..., ModelSettings]:
+    """A function that saves a random-weight model with its tokenizer and returns the settings that load it."""
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tiny_checkpoints import make_config, make_tokenizer
+
+    def save(
+        model_type: str = "llama",
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        settings: dict[str, Any] | None = None,
+        **overrides: Any,
+    ) -> ModelSettings:
+        directory = tmp_path / (name or model_type)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(make_config(model_type, **overrides), dtype=dtype or torch.float32)
+        model.save_pretrained(directory)
+        (tokenizer or make_tokenizer()).save_pretrained(directory)
+        return ModelSettings(name=str(directory), repository=str(directory), **(settings or {}))
+
+    return save

@@ -17,7 +17,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], chat_template: ChatTemplate
 ) -> list[list[int]]:
     """Token ids of each prompt, through the chat template where the setting and the tokenizer want it."""
-    return encode_prompts(tokenizer, [prompt.text for prompt in prompts], chat_template)
+    return encode_prompts(tokenizer, [prompt.chat() for prompt in prompts], chat_template)
 
 
 def check_context(planned: PlannedPair, token_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from harness.models.checkpoints import Checkpoint, explain, source, source_argum
 
 if TYPE_CHECKING:
     from harness.models.loading import Pair
+
+# Messages with `role` and `content`.
+Chat = Sequence[Mapping[str, str]]
 
 # What architectures call the longest sequence they were made for.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
@@ -78,15 +82,15 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: list[str], chat_template: ChatTemplate
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], chat_template: ChatTemplate
 ) -> list[list[int]]:
     """Token ids of each prompt.
 
     Args:
         tokenizer: the pair's.
-        prompts: one text each; in a chat template each is the user's only turn.
-        chat_template: `auto` uses the tokenizer's template where it has one; without, prompts are encoded with the
-            special tokens that the tokenizer adds by itself.
+        chats: messages with `role` and `content`, the user's last word at the end; a plain prompt is one message.
+        chat_template: `auto` uses the tokenizer's template where it has one; without, the last message alone is encoded,
+            with the special tokens that the tokenizer adds by itself.
 
     Raises:
         SettingError: `always` and there is no template; a prompt of no tokens.
@@ -95,16 +99,14 @@ def encode_prompts(
         raise SettingError("chat_template", "this model's tokenizer has none; use auto or never", chat_template)
     if chat_template != "never" and tokenizer.chat_template:
         encoded = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-            for prompt in prompts
+            tokenizer.apply_chat_template(list(map(dict, chat)), add_generation_prompt=True, return_dict=False)
+            for chat in chats
         ]
     else:
-        encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
+        encoded = [tokenizer(chat[-1]["content"])["input_ids"] for chat in chats]
+    for index, (chat, tokens) in enumerate(zip(chats, encoded, strict=True)):
         if not tokens:
-            raise SettingError("prompts", f"prompt {index} ({prompt!r}) has no tokens")
+            raise SettingError("prompts", f"prompt {index} ({chat[-1]['content']!r}) has no tokens")
     return [list(map(int, tokens)) for tokens in encoded]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, make_config, make_tokenizer
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
@@ -18,6 +17,7 @@ from harness.models.tokenizers import (
     max_context,
     shared_vocabulary_size,
 )
+from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
 
@@ -87,29 +87,43 @@ def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
     assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
 
 
+def said(*texts: str) -> list[dict[str, str]]:
+    """A chat in which user and assistant take turns."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
 def test_plain_prompts() -> None:
     tokenizer = make_tokenizer()
     a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
     for mode in ("auto", "never"):
-        assert encode_prompts(tokenizer, ["ab", "b"], mode) == [[a, b], [b]]
+        assert encode_prompts(tokenizer, [said("ab"), said("b")], mode) == [[a, b], [b]]
 
 
 def test_chat_template() -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
     for mode in ("auto", "always"):
-        assert encode_prompts(tokenizer, ["a"], mode) == [[0, a, colon]]
-    assert encode_prompts(tokenizer, ["a"], "never") == [[a]]
+        assert encode_prompts(tokenizer, [said("a")], mode) == [[0, a, colon]]
+    assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
+
+
+def test_a_chat_keeps_its_turns_in_a_template_only() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
+    (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
+    assert [token for token in templated if token in (a, b)] == [a, b, a]
+    assert templated[-1] == colon
+    assert encode_prompts(tokenizer, [said("a", "b", "a")], "never") == [[a]]
 
 
 def test_template_that_is_not_there() -> None:
     with pytest.raises(SettingError, match=r"^chat_template=always: this model's tokenizer has none"):
-        encode_prompts(make_tokenizer(), ["a"], "always")
+        encode_prompts(make_tokenizer(), [said("a")], "always")
 
 
 def test_prompt_without_tokens_is_named() -> None:
     with pytest.raises(SettingError, match=r"^prompts: prompt 1 \(''\) has no tokens$"):
-        encode_prompts(make_tokenizer(), ["a", ""], "auto")
+        encode_prompts(make_tokenizer(), [said("a"), said("")], "auto")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""`latency` through the command line, on small random models that lie on disk as any user's would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+
+from harness import cli
+from harness.config.settings import ModelSettings
+from tiny_checkpoints import make_tokenizer
+
+# Column names that SPEC promises to scripts.
+PROMISED = (
+    "model draft arm batch_size num_draft_tokens temperature seed num_prompts num_tokens ms_per_token ms_per_token_std "
+    "tokens_per_second time_to_first_token_ms speedup speedup_low speedup_high predicted_speedup acceptance_rate "
+    "conditional_acceptance_rate mean_acceptance_length draft_ms verify_ms peak_memory_bytes status error"
+).split()
+PROMISED_PROMPTS = (
+    "prompt_index category prompt arm completion num_tokens time_ms acceptance_rate acceptance_histogram"
+).split()
+QUICK = ["num_prompts=4", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3", "prompts=prompts.txt"]
+
+SaveModel = Callable[..., ModelSettings]
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def complaint(self) -> str:
+        """The error line, without what was said before it."""
+        return next(line for line in self.stderr.splitlines() if line.startswith("harness: "))
+
+
+Harness = Callable[..., Outcome]
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    """Runs a command in this process, in an empty directory with a file of prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("one\ntwo words\nthree words now\nfour four four four\n")
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return Outcome(int(end.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def pair(save_model: SaveModel) -> list[str]:
+    model, draft = save_model("llama", "model"), save_model("gpt2", "draft")
+    return [f"model={model.name}", f"draft={draft.name}"]
+
+
+def results(directory: Path, name: str = "latency") -> pd.DataFrame:
+    return pd.read_csv(directory / "results" / f"{name}.csv")
+
+
+def run_directory(directory: Path) -> Path:
+    (found,) = (directory / "outputs" / "latency").glob("*/*")
+    return found
+
+
+def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *QUICK)
+    assert outcome.exit_code == 0, outcome.stderr
+    for expected in ("regular", "speculative", "95 % interval", "by position", "predicted"):
+        assert expected in outcome.stdout
+    assert "float32 on cpu" in outcome.stderr
+
+    rows = results(tmp_path)
+    assert [name for name in rows.columns if name in PROMISED] == PROMISED
+    assert list(rows["arm"]) == ["regular", "speculative"]
+    assert list(rows["status"]) == ["ok", "ok"]
+    assert list(rows["num_tokens"]) == [32, 32]
+    assert rows["peak_memory_bytes"].isna().all(), "no GPU: an empty cell"
+    regular, speculative = rows.iloc[0], rows.iloc[1]
+    assert speculative["speedup"] == pytest.approx(regular["ms_per_token"] / speculative["ms_per_token"])
+    assert speculative["speedup_low"] <= speculative["speedup"] <= speculative["speedup_high"]
+    assert regular[["speedup", "acceptance_rate", "draft_ms"]].isna().all()
+    assert 1 <= speculative["mean_acceptance_length"] <= 4
+    assert speculative["predicted_speedup"] == pytest.approx(
+        speculative["mean_acceptance_length"]
+        * regular["target_step_ms"]
+        / (speculative["draft_ms"] + speculative["verify_ms"])
+    )
+
+    directory = run_directory(tmp_path)
+    pd.testing.assert_frame_equal(pd.read_csv(directory / "latency.csv"), rows)
+    environment = json.loads((directory / "environment.json").read_text())
+    assert environment["versions"]["torch"] == rows["torch_version"][0]
+    assert (directory / ".hydra" / "config.yaml").exists()
+
+    prompts = pd.read_csv(directory / "latency_prompts.csv", keep_default_na=False)
+    assert [name for name in prompts.columns if name in PROMISED_PROMPTS] == PROMISED_PROMPTS
+    assert len(prompts) == 2 * 4
+    assert sum(prompts["num_tokens"]) == 64
+    ours = prompts[prompts["arm"] == "speculative"]
+    histogram = sum(sum(json.loads(cell)) for cell in ours["acceptance_histogram"] if cell)
+    assert histogram == sum(json.loads(rows["acceptance_histogram"][1]))
+
+
+def test_greedy_texts_are_the_same_in_both_arms(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *QUICK, "decoding=greedy", "batch_size=3")
+    assert "identical token for token on 4 of 4 prompts" in outcome.stdout
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv", keep_default_na=False)
+    texts = prompts.pivot(index="prompt_index", columns="arm", values="completion")
+    assert (texts["regular"] == texts["speculative"]).all()
+    assert results(tmp_path)["identical_prompts"][1] == 4
+
+
+def test_a_text_does_not_depend_on_its_batch(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    texts = []
+    for size in (1, 4):
+        assert harness("latency", *pair, *QUICK, f"batch_size={size}", f"hydra.run.dir=run{size}").exit_code == 0
+        rows = pd.read_csv(tmp_path / f"run{size}" / "latency_prompts.csv", keep_default_na=False)
+        texts.append(rows.sort_values(["arm", "prompt_index"])["completion"].tolist())
+    assert texts[0] == texts[1]
+
+
+def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(harness: Harness, save_model: SaveModel) -> None:
+    name = save_model("llama", "model").name
+    outcome = harness("latency", f"model={name}", f"draft={name}", *QUICK)
+    assert "shares the model's weights" in outcome.stderr
+    assert "100.0% of the draft tokens" in outcome.stdout
+
+
+def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", pair[0], *QUICK)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "speculative" not in outcome.stdout.lower()
+    assert list(results(tmp_path)["arm"]) == ["regular"]
+    assert results(tmp_path)["draft"].isna().all()
+
+
+def test_a_test_run_is_short_and_says_so(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, "prompts=prompts.txt", "test=true")
+    assert "test=true" in outcome.stdout
+    assert list(results(tmp_path)["num_prompts"]) == [2, 2]
+    assert results(tmp_path)["test"].all()
+
+
+def test_lenience_is_labelled_lossy(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *QUICK, "decoding.rule=google", "decoding.lenience=0.5")
+    assert "(lossy)" in outcome.stdout
+    assert results(tmp_path)["lossy"].all()
+
+
+def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: SaveModel, tmp_path: Path) -> None:
+    # Half of the vocabulary ends a text, so that random models do so soon.
+    name = save_model("llama", "model", eos_token_id=list(range(3, 30))).name
+    assert harness("latency", f"model={name}", *QUICK, "decoding.ignore_eos=false").exit_code == 0
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
+    assert (prompts["num_tokens"] < 8).any()
+    assert (prompts["num_tokens"] >= 1).all()
+
+
+def test_categories_get_a_table_of_their_own(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    lines = [{"turns": [f"{kind} {i}", "later"], "category": kind} for i in range(2) for kind in ("story", "sum")]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl")
+    assert "tokens/iteration" in outcome.stdout
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
+    assert set(prompts["category"]) == {"story", "sum"}
+
+
+def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str], save_model: SaveModel, tmp_path: Path) -> None:
+    other = save_model("llama", "other", tokenizer=make_tokenizer(extra_tokens=("<another>",))).name
+    good = pair[1].removeprefix("draft=")
+    outcome = harness("latency", "-m", pair[0], f"draft=none,{other},{good}", *QUICK)
+    assert outcome.exit_code == 2
+    rows = results(tmp_path)
+    assert list(rows["status"]) == ["ok", "failed", "failed", "ok", "ok"]
+    assert rows["error"][1].startswith("draft=")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["num_prompts=5"], "num_prompts=5: the prompt set prompts has only 4"),
+        (["decoding.max_new_tokens=5000"], "prompts: prompt "),
+        (["prompts=empty.txt"], "prompts=empty.txt: "),
+        (["prompts=./promts.txt"], "prompts=./promts.txt: "),
+        (["chat_template=always"], "chat_template=always: "),
+        (["results.file=prompts.txt/latency.csv"], "results.file=prompts.txt/latency.csv: "),
+    ],
+)
+def test_mistakes_that_only_the_files_reveal(
+    harness: Harness, pair: list[str], tmp_path: Path, settings: list[str], complaint: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    outcome = harness("latency", *pair, *QUICK, *settings)
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(f"harness: {complaint}")
+    assert "Loading" not in outcome.stderr
+
+
+def test_a_draft_with_another_tokenizer_is_refused(harness: Harness, pair: list[str], save_model: SaveModel) -> None:
+    other = save_model("llama", "other", tokenizer=make_tokenizer(extra_tokens=("<another>",))).name
+    outcome = harness("latency", pair[0], f"draft={other}", *QUICK)
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith("harness: draft=")
+
+
+def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    outcome = harness("latency", "model=./nothing", *QUICK)
+    assert outcome.exit_code != 0
+    assert "config.json" in outcome.complaint
+
+
+def test_a_failed_run_is_a_row(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    (Path(pair[0].removeprefix("model=")) / "model.safetensors").write_bytes(b"no weights")
+    outcome = harness("latency", *pair, *QUICK)
+    assert outcome.exit_code == 1
+    assert len(outcome.complaint) < 400
+    rows = results(tmp_path)
+    assert list(rows["status"]) == ["failed", "failed"]
+    assert rows["error"].notna().all()
+    assert rows["ms_per_token"].isna().all()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_measured(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a prompt\n" * 500)
+    command = [sys.executable, "-m", "harness", "latency", *pair, "prompts=prompts.txt", "num_prompts=500"]
+    command += ["decoding.max_new_tokens=8"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(tmp_path.glob("outputs/*/*/*/latency_prompts.csv")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stderr
+    rows = results(tmp_path)
+    assert list(rows["status"]) == ["interrupted", "interrupted"]
+    assert 1 <= rows["num_prompts"][0] < 500
+    assert "the figures cover" in stdout
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
+    assert len(prompts) >= 2
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_whole_rows(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a prompt\n" * 500)
+    command = [sys.executable, "-m", "harness", "latency", *pair, "prompts=prompts.txt", "num_prompts=500"]
+    command += ["decoding.max_new_tokens=8"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(tmp_path.glob("outputs/*/*/*/latency_prompts.csv")):
+        time.sleep(0.05)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
+    assert len(prompts) % 2 == 0
+    assert set(prompts["num_tokens"]) == {8}
