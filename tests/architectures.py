@@ -43,7 +43,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 
 
 def random_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """A float32 model of the architecture, with weights large enough that its greedy output is not one repeated token."""
+    """A float32 model of the architecture, with weights so large that its greedy output does not repeat one token."""
     special = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     arguments = {**ARCHITECTURES[name], **special, **changes}
     torch.manual_seed(seed)

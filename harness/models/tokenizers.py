@@ -89,8 +89,8 @@ def encode_prompts(
     Args:
         tokenizer: the pair's.
         chats: messages with `role` and `content`, the user's last word at the end; a plain prompt is one message.
-        chat_template: `auto` uses the tokenizer's template where it has one; without, the last message alone is encoded,
-            with the special tokens that the tokenizer adds by itself.
+        chat_template: `auto` uses the tokenizer's template where it has one; without, the last message alone is
+            encoded, with the special tokens that the tokenizer adds by itself.
 
     Raises:
         SettingError: `always` and there is no template; a prompt of no tokens.

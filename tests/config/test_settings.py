@@ -73,7 +73,7 @@ def test_settings_check_themselves_wherever_they_are_made() -> None:
 def test_lenience_is_lossy_and_googles_alone() -> None:
     assert not DecodingSettings(rule="google").lossy
     assert DecodingSettings(rule="google", lenience=0.9).lossy
-    with pytest.raises(SettingError, match="decoding.rule=google"):
+    with pytest.raises(SettingError, match=r"decoding\.rule=google"):
         DecodingSettings(lenience=0.9)
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoding.fakes import MarkovRunner
 
+from decoding.fakes import MarkovRunner
 from harness.experiments.divergence import first_divergence
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])

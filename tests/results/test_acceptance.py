@@ -42,4 +42,5 @@ def test_prediction_is_leviathans_formula() -> None:
     """Theorem 3.8 with v = 1: (1 - alpha^(K+1)) / ((1 - alpha) (K c + 1))."""
     alpha, k, c = 0.8, 5, 0.05
     length = (1 - alpha ** (k + 1)) / (1 - alpha)
-    assert predicted_speedup(length, draft_ms=k * c, verify_ms=1, target_step_ms=1) == pytest.approx(length / (k * c + 1))
+    predicted = predicted_speedup(length, draft_ms=k * c, verify_ms=1, target_step_ms=1)
+    assert predicted == pytest.approx(length / (k * c + 1))
