@@ -1,0 +1,1 @@
+"""What is measured: one module a command, and what the commands share."""

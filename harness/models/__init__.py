@@ -1,0 +1,1 @@
+"""From settings to models that run: loading, quantization, placement, tokenizers, devices."""

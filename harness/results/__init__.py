@@ -1,0 +1,1 @@
+"""Rows, files, environment, statistics and tables. Never imports torch."""

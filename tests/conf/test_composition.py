@@ -1,0 +1,109 @@
+"""Every command with every choice of every group becomes settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from harness.cli import COMMANDS
+from harness.config import names, settings
+from harness.config.names import CONF
+
+# model/ has its own test; hydra/ is not ours to choose from.
+CHOICES = [
+    f"{group.name}={preset.stem}"
+    for group in sorted(CONF.iterdir())
+    if group.is_dir() and group.name not in ("model", "hydra")
+    for preset in sorted(group.glob("*.yaml"))
+]
+
+
+@pytest.fixture(autouse=True)
+def _hydra() -> Iterator[None]:
+    names.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def composed(command: str, *overrides: str) -> Any:
+    plain: Any = OmegaConf.to_container(compose(command, list(overrides)), resolve=True, throw_on_missing=True)
+    assert plain.pop("command") == command
+    return settings.from_config(getattr(settings, COMMANDS[command].settings), plain)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice: str) -> None:
+    group, _, name = choice.partition("=")
+    chosen = composed("latency", choice)
+    assert getattr(chosen, group) != name
+    assert group in ("decoding", "placement", "prompts")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_composes_with_its_defaults(command: str) -> None:
+    chosen = composed(command)
+    assert chosen.model.name == "tiny"
+    assert chosen.draft.name == "tiny_draft"
+    assert Path(chosen.model.repository).name == "tiny"
+    assert chosen.results.file == f"results/{command}.csv"
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "prompts"),
+    [
+        ("tiny", "tiny_draft", "tiny"),
+        ("tiny_8bit", "tiny_draft", "tiny"),
+        ("tiny_draft", None, "tiny"),
+        ("7B", None, "english"),
+        ("./tiny", None, "english"),
+    ],
+)
+def test_what_is_left_out_follows_the_model(model: str, draft: str | None, prompts: str) -> None:
+    chosen = composed("latency", f"model={model}")
+    assert (chosen.draft and chosen.draft.name) == draft
+    assert chosen.prompts.name == prompts
+
+
+@pytest.mark.parametrize("side", ["model", "draft"])
+@pytest.mark.parametrize(
+    ("name", "repository", "quantization", "gpus"),
+    [
+        ("7B", "huggyllama/llama-7b", "none", None),
+        ("7B_8bit", "huggyllama/llama-7b", "8bit", None),
+        ("7B_4GPUs", "huggyllama/llama-7b", "none", 4),
+        ("7B_4bit_2GPUs", "huggyllama/llama-7b", "4bit", 2),
+        ("7B_1GPU_8bit", "huggyllama/llama-7b", "8bit", 1),
+        ("./my-model", "./my-model", "none", None),
+        ("../up/my_8bit", "../up/my_8bit", "none", None),
+        ("/abs/model", "/abs/model", "none", None),
+        ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B", "none", None),
+    ],
+)
+def test_names_mean_the_same_on_both_sides(
+    side: str, name: str, repository: str, quantization: str, gpus: int | None
+) -> None:
+    chosen = getattr(composed("latency", f"{side}={name}"), side)
+    assert (chosen.name, chosen.repository) == (name, repository)
+    assert (chosen.quantization, chosen.gpus) == (quantization, gpus)
+
+
+def test_a_gguf_file_is_a_model() -> None:
+    chosen = composed("latency", "model=./files/llama.Q4.gguf").model
+    assert (chosen.repository, chosen.gguf_file) == ("files", "llama.Q4.gguf")
+
+
+def test_the_sides_may_differ() -> None:
+    chosen = composed("latency", "model=7B_8bit", "draft=7B", "draft.placement=cpu", "draft.dtype=bfloat16")
+    assert chosen.model.quantization == "8bit"
+    assert chosen.model.placement is None
+    assert (chosen.draft.quantization, chosen.draft.placement, chosen.draft.dtype) == ("none", "cpu", "bfloat16")
+
+
+def test_a_prompt_file_is_a_prompt_set() -> None:
+    chosen = composed("latency", "prompts=questions.jsonl").prompts
+    assert (chosen.name, chosen.file) == ("questions", "questions.jsonl")
