@@ -6,7 +6,7 @@ is slow, so the target starts shallow, learns most of what it will know there, a
 output projections are zero) are put between the trained ones, which changes nothing it computes, and training goes on
 at full depth (as LLaMA Pro's block expansion does, Wu et al. 2024, arXiv:2401.02415).
 
-The draft is held back on purpose: fewer tokens, and few products among them. A draft that is as good as the target
+The draft is held back on purpose: it sees fewer tokens. A draft that is as good as the target
 would show nothing about rejection.
 """
 
@@ -49,7 +49,7 @@ TARGET = [
     Stage(layers=24, tokens=3_600_000, learning_rate=1e-3, products=0.60, additions=0.10, window=256, rows=8, seed=2),
 ]
 DRAFT = [
-    Stage(layers=2, tokens=3_000_000, learning_rate=3e-3, products=0.30, additions=0.10, window=128, rows=64, seed=3)
+    Stage(layers=2, tokens=5_000_000, learning_rate=3e-3, products=0.50, additions=0.10, window=128, rows=16, seed=3)
 ]
 
 
