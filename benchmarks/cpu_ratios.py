@@ -37,19 +37,27 @@ from harness.runners.eager import EagerRunner
 SHIPPED = PACKAGE / "models" / "shipped"
 
 
+# Model, slots in its cache, tokens: one forward pass.
+Call = tuple[PreTrainedModel, int, int]
+
+
 @dataclass
 class Recorder:
-    """A runner that notes (slots in the cache, tokens) of every forward pass."""
+    """A runner that notes every forward pass in a list that it shares with the other model's."""
 
-    runner: EagerRunner
-    calls: list[tuple[int, int]] = field(default_factory=list)
+    model: PreTrainedModel
+    calls: list[Call]
+    runner: EagerRunner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runner = EagerRunner(self.model)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self.calls.append((0, len(prompts[0])))
+        self.calls.append((self.model, 0, len(prompts[0])))
         return self.runner.start(prompts)
 
     def extend(self, tokens: Tensor) -> Tensor:
-        self.calls.append((self.runner._width, tokens.shape[1]))
+        self.calls.append((self.model, self.runner._width, tokens.shape[1]))
         return self.runner.extend(tokens)
 
     def keep(self, counts: Sequence[int]) -> None:
@@ -59,16 +67,19 @@ class Recorder:
         self.runner.select(rows)
 
 
-def bare_forwards(model: PreTrainedModel, calls: Sequence[tuple[int, int]]) -> float:
-    """Seconds that the forward passes alone take, the clock stopped while the cache is brought to its length."""
-    cache, seconds = DynamicCache(), 0.0
+def bare_forwards(calls: Sequence[Call]) -> float:
+    """Seconds that the forward passes alone take, in their order, the clock stopped while a cache gets its length."""
+    caches = {model: DynamicCache() for model, _, _ in calls}
+    seconds = 0.0
     with torch.inference_mode(), without_garbage_collection():
-        for num_slots, num_tokens in calls:
+        for model, num_slots, num_tokens in calls:
+            cache = caches[model]
             if cache.get_seq_length() > num_slots:
                 cache.crop(num_slots - cache.get_seq_length())
             tokens = torch.ones(1, num_tokens, dtype=torch.long)
             started = time.perf_counter()
-            model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            # As in the loop, only the last position's logits of a prompt are wanted.
+            model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=0 if num_slots else 1)
             seconds += time.perf_counter() - started
     return seconds
 
@@ -109,18 +120,18 @@ def main() -> None:
     decoding = DecodingSettings(
         temperature=options.temperature, max_new_tokens=options.tokens, num_draft_tokens=options.draft_tokens
     )
-    target_runner, draft_runner = Recorder(EagerRunner(target)), Recorder(EagerRunner(draft))
-    arms = {arm.name: arm for arm in Players(target_runner, ModelDrafter(draft_runner, warp(decoding))).arms(decoding)}
+    calls: list[Call] = []
+    drafter = ModelDrafter(Recorder(draft, calls), warp(decoding))
+    arms = {arm.name: arm for arm in Players(Recorder(target, calls), drafter).arms(decoding)}
     cpu = [torch.device("cpu")]
 
     def ours(name: str, request: Request) -> float:
         return generate(arms[name], request, cpu).seconds
 
     def bare(name: str, request: Request) -> float:
-        target_runner.calls.clear()
-        draft_runner.calls.clear()
+        calls.clear()
         generate(arms[name], request, cpu)
-        return bare_forwards(target, target_runner.calls) + bare_forwards(draft, draft_runner.calls)
+        return bare_forwards(calls)
 
     def hugging_face(assistant: PreTrainedModel | None, request: Request) -> float:
         prompt = torch.tensor(list(request.prompts))

@@ -36,6 +36,24 @@ COMMANDS = {
         "how much faster speculative decoding is for a pair of models, and why",
         "latency model=30B draft=7B",
     ),
+    "compare": Command(
+        "CompareSettings",
+        "harness.experiments.compare",
+        "type a prompt and watch both decoders race, every token coloured by who wrote it",
+        "compare model=13B draft=7B",
+    ),
+    "eval": Command(
+        "EvalSettings",
+        "harness.experiments.evaluation",
+        "whether speculative decoding answers as many questions rightly as the model alone",
+        "eval model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000",
+    ),
+    "recovery": Command(
+        "RecoverySettings",
+        "harness.experiments.recovery",
+        "whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws",
+        "recovery model=30B draft=7B",
+    ),
 }
 
 
@@ -105,10 +123,10 @@ def _run_experiment(config: Any) -> Any:
 def _run_hydra(command: str, arguments: list[str]) -> None:
     import hydra
 
-    from harness.config import names
+    from harness.config import names, overrides
 
     names.register()
-    sys.argv = [f"harness {command}", *arguments]
+    sys.argv = [f"harness {command}", *map(overrides.quote_text, arguments)]
     # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()

@@ -35,6 +35,22 @@ class SettingError(HarnessError):
         return f"{self.setting}{shown}: {self.rule}"
 
 
+class VerdictError(HarnessError):
+    """A run that succeeded and whose answer is not the good one.
+
+    Args:
+        message: the answer, in one line.
+        exit_code: which answer it is.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message, exit_code)
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RunError(HarnessError):
     """A run that was set up rightly and failed all the same: memory, network, disk, driver."""
 

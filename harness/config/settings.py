@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.config.errors import SettingError, nearest
@@ -21,6 +22,18 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["balanced", "auto", "sequential", "single", "cpu"]
 Rule = Literal["deepmind", "google"]
 ChatTemplate = Literal["auto", "always", "never"]
+Fault = Literal[
+    "none",
+    "residual_warped_twice",
+    "bonus_from_wrong_position",
+    "rollback_off_by_one",
+    "draft_probabilities_ignored",
+    "lenience",
+]
+View = Literal["text", "race", "log"]
+
+# Where `eval` finds its tasks: a new one is a new file and nothing else.
+_TASKS = Path(__file__).resolve().parents[1] / "experiments" / "tasks"
 
 
 def _require(holds: bool, setting: str, rule: str, value: object) -> None:
@@ -188,6 +201,115 @@ class LatencySettings(RunSettings):
         _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
         _require(self.num_warmup >= 0, "num_warmup", "must not be negative", self.num_warmup)
         _require(self.num_resamples >= 100, "num_resamples", "must be at least 100", self.num_resamples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(RunSettings):
+    """`compare`: both decoders on prompts that are typed.
+
+    Attributes:
+        view: `text` streams one arm after the other; `race` measures both and replays them side by side; `log` also
+            lists every rejection.
+        prompt: the only one, then the command ends; None asks for prompts, on the terminal or a line each from a pipe.
+        json: one JSON record a prompt on stdout, and nothing else there.
+        prompts: examples that the session offers in its history.
+    """
+
+    view: View = "text"
+    prompt: str | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.batch_size == 1, "batch_size", "must be 1: compare decodes one prompt at a time", self.batch_size)
+        if self.prompt is not None:
+            _require(bool(self.prompt.strip()), "prompt", "must hold text", self.prompt)
+            _require(_is_text(self.prompt), "prompt", "must be UTF-8 text", repr(self.prompt))
+
+
+def _is_text(value: str) -> bool:
+    """Whether it has no stray bytes or half characters, which a command line may hold and no tokenizer takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings(RunSettings):
+    """`eval`: right answers of both arms to the same questions. The questions are made, `prompts` is not used.
+
+    Attributes:
+        task: a module in `experiments/tasks`.
+        operands: lowest and highest; both operands of a question lie between them.
+        seeds: of the questions and of sampling; each draws questions of its own.
+        num_prompts: questions a seed.
+        resume: take over the answers that an earlier run with the same settings gave.
+    """
+
+    task: str = "multiplication"
+    operands: tuple[int, ...] = (1, 99)
+    seeds: tuple[int, ...] = (0,)
+    num_prompts: int = 1000
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tasks = sorted(file.stem for file in _TASKS.glob("[!_]*.py"))
+        _require(self.task in tasks, "task", f"must be one of {', '.join(tasks)}{nearest(self.task, tasks)}", self.task)
+        operands, seeds = list(self.operands), list(self.seeds)
+        rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
+        _require(len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9, "operands", rule, operands)
+        _require(bool(seeds), "seeds", "must name at least one seed", seeds)
+        _require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
+        _require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
+        _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that answer."""
+        return ("regular",) if self.draft is None else ("regular", "speculative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySettings(RunSettings):
+    """`recovery`: does speculative decoding recover the target's own distribution?
+
+    Attributes:
+        num_prompts: of the greedy comparison; the prompts of the sampled test are chosen among them.
+        num_sampled_prompts: how many prompts are sampled, those whose continuations tell most.
+        num_draws: sampled continuations, over all prompts.
+        false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
+        shift: of a token's distribution, in total variation, that must not go unseen; the power is stated against it.
+        fault: a mistake planted on purpose, which the same tests must catch.
+        batch_size: rows that are generated at once.
+    """
+
+    num_prompts: int = 15
+    num_sampled_prompts: int = 2
+    num_draws: int = 100_000
+    false_alarm_rate: float = 1e-9
+    shift: float = 0.05
+    fault: Fault = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
+        _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
+        few = 1 <= self.num_sampled_prompts <= self.num_prompts
+        _require(
+            few, "num_sampled_prompts", f"must lie in 1 to num_prompts, {self.num_prompts}", self.num_sampled_prompts
+        )
+        _require(self.num_draws >= 1000, "num_draws", "must be at least 1000", self.num_draws)
+        _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must lie in (0, 1)", self.false_alarm_rate)
+        _require(0 < self.shift <= 0.5, "shift", "must lie in (0, 0.5]", self.shift)
+        greedy, decoding = self.decoding.temperature == 0, self.decoding
+        everywhere = self.fault in ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+        _require(everywhere or not greedy, "fault", "changes nothing at decoding.temperature=0", self.fault)
+        plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
+        _require(
+            not (plain and self.fault == "residual_warped_twice"),
+            "fault",
+            "changes nothing at decoding.temperature=1 without top_k or top_p",
+            self.fault,
+        )
 
 
 SettingsType = TypeVar("SettingsType")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Iteration, Origin, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
-from harness.decoding.verify import verify
+from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 
 
@@ -41,6 +41,7 @@ class Request:
         return tokens, num_generated + len(tokens) == self.max_new_tokens
 
 
+@torch.inference_mode()
 def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
     """Regular decoding: one token a row and forward pass."""
     rows = list(range(len(request.prompts)))
@@ -61,13 +62,19 @@ def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
         target.keep([1] * len(rows))
 
 
+@torch.inference_mode()
 def speculative(
-    target: Runner, drafter: Drafter, request: Request, num_draft_tokens: int, lenience: float = 1.0
+    target: Runner,
+    drafter: Drafter,
+    request: Request,
+    num_draft_tokens: int,
+    lenience: float = 1.0,
+    verification: Callable[..., Verdict] = verify,
 ) -> Iterator[Iteration]:
     """Speculative decoding: K proposed tokens, one forward pass of the target over them, one verdict.
 
     Near the end of a generation fewer tokens are proposed, so that the cache never holds more than prompt and
-    `max_new_tokens`.
+    `max_new_tokens`. `verification` takes what `verify` takes.
     """
     rows = list(range(len(request.prompts)))
     uniforms = request.uniforms
@@ -97,7 +104,7 @@ def speculative(
         proposal = drafter.propose(num_proposed, fitting[:, :num_proposed, Purpose.DRAFT])
         pending = torch.tensor(next_tokens, device=proposal.tokens.device).unsqueeze(1)
         logits = target.extend(torch.cat([pending, proposal.tokens], dim=1))
-        verdict = verify(
+        verdict = verification(
             request.warp(logits),
             proposal.tokens,
             proposal.probabilities,

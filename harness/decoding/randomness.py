@@ -42,11 +42,8 @@ def uniforms(
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one index a row from unnormalised weights [..., V] with uniforms [...] -> [...] (int64).
 
-    The index is the first whose cumulative weight exceeds uniform * total. A weight of zero is never drawn, whatever
-    rounding does to the cumulative sums.
+    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is never drawn.
     """
-    cumulative = weights.cumsum(-1)
-    beyond = cumulative > uniforms.unsqueeze(-1) * cumulative[..., -1:]
-    # argmax of the first True; where rounding left none, all entries tie at zero and the largest weight is as good.
-    drawn = (beyond & (weights > 0)).to(torch.uint8).argmax(-1)
-    return torch.where(beyond.any(-1), drawn, weights.argmax(-1))
+    # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep their order.
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)

@@ -10,9 +10,10 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner
 from harness.decoding.warp import Warp
-from harness.models.loading import Pair
+from harness.models.loading import LoadedModel, Pair
 from harness.models.tokenizers import shared_vocabulary_size
 from harness.runners.eager import EagerRunner
+from harness.runners.shared_prefix import SharedPrefixRunner
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,22 @@ class Players:
         return arms
 
 
-def players(pair: Pair, decoding: DecodingSettings) -> Players:
-    """Runners for a loaded pair; logits of both are cut to the vocabulary they share."""
+def players(pair: Pair, decoding: DecodingSettings, share_prefix: bool = False) -> Players:
+    """Runners for a loaded pair; logits of both are cut to the vocabulary they share.
+
+    Args:
+        share_prefix: read what all prompts of a batch begin with only once.
+    """
     size = shared_vocabulary_size(pair)
-    target = EagerRunner(pair.target.model, vocabulary_size=size, device=pair.target.input_device)
+
+    def runner(loaded: LoadedModel) -> Runner:
+        eager = EagerRunner(loaded.model, vocabulary_size=size, device=loaded.input_device)
+        return SharedPrefixRunner(eager) if share_prefix else eager
+
     if pair.draft is None:
-        return Players(target, None)
-    draft = EagerRunner(pair.draft.model, vocabulary_size=size, device=pair.draft.input_device)
-    return Players(target, ModelDrafter(draft, warp(decoding), pair.target.input_device))
+        return Players(runner(pair.target), None)
+    drafter = ModelDrafter(runner(pair.draft), warp(decoding), pair.target.input_device)
+    return Players(runner(pair.target), drafter)
 
 
 def warp(decoding: DecodingSettings) -> Warp:

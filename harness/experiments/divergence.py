@@ -18,12 +18,14 @@ class Divergence:
         actual: the other arm's.
         logit_margin: logit of `expected` minus logit of `actual`, in a forward pass over prompt and common prefix. A
             margin within the rounding of the number format means that the two tokens tied; near 0 nothing is wrong.
+        largest_logit: in absolute value, at that position: rounding is relative to it.
     """
 
     position: int
     expected: int
     actual: int
     logit_margin: float
+    largest_logit: float
 
 
 def first_divergence(
@@ -33,5 +35,5 @@ def first_divergence(
     for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         if wanted != got:
             logits = target.start([[*prompt, *expected[:position]]])[0].float()
-            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]))
+            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), float(logits.abs().max()))
     return None

@@ -43,7 +43,7 @@ def run(settings: LatencySettings, directory: Path) -> float | None:
     prompt_set = load_prompts(settings.prompts)
     prompts = prompt_set.take(settings.num_prompts)
     measured = {name: Measurement() for name in (["regular"] if settings.draft is None else ["regular", "speculative"])}
-    status, error, devices, pair = "ok", None, [], None
+    status, error, devices, planned = "ok", None, [], None
     try:
         planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
         token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
@@ -61,7 +61,7 @@ def run(settings: LatencySettings, directory: Path) -> float | None:
         status, error = "failed", " ".join(str(explained or exception or type(exception).__name__).split())
         raise explained or exception from exception
     finally:
-        rows = latency_rows.arm_rows(settings, prompt_set, measured, pair)
+        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned)
         for row in rows:
             row |= {"status": status, "error": error, **environment_columns(devices)}
         append_rows(directory / "latency.csv", rows)

@@ -12,10 +12,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.settings import LatencySettings
+from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.divergence import Divergence
 from harness.experiments.prompts import Prompt, PromptSet
 from harness.experiments.timing import Generation, Phases
-from harness.models.loading import Pair
+from harness.models.loading import PlannedPair
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.latency_report import CategoryLine, LatencyReport
 from harness.results.statistics import Interval, ratio_of_totals
@@ -53,7 +54,7 @@ class Measurement:
 
 
 def arm_rows(
-    settings: LatencySettings, prompt_set: PromptSet, measured: dict[str, Measurement], pair: Pair | None
+    settings: LatencySettings, prompt_set: PromptSet, measured: dict[str, Measurement], planned: PlannedPair | None
 ) -> list[dict[str, Any]]:
     """One row an arm. What was not measured, or could not be, is None."""
     return [
@@ -68,8 +69,12 @@ def arm_rows(
             **_figures(settings, measured, name),
             "status": None,
             "error": None,
-            **_setting_columns(settings, prompt_set),
-            **_placement_columns(pair),
+            **decoding_columns(settings.decoding),
+            "test": settings.test,
+            "prompts": prompt_set.name,
+            "prompts_digest": prompt_set.digest,
+            **model_columns(settings),
+            **placement_columns(planned),
         }
         for name in measured
     ]
@@ -143,38 +148,6 @@ def _acceptance_columns(acceptance: Acceptance) -> dict[str, Any]:
         "acceptance_by_position": _json(acceptance.by_position),
         "acceptance_histogram": _json(acceptance.histogram),
     }
-
-
-def _setting_columns(settings: LatencySettings, prompt_set: PromptSet) -> dict[str, Any]:
-    """What determines the measurement beyond what every reader looks at first."""
-    decoding, draft = settings.decoding, settings.draft
-    return {
-        "top_k": decoding.top_k,
-        "top_p": decoding.top_p,
-        "rule": decoding.rule,
-        "lenience": decoding.lenience,
-        "lossy": decoding.lossy,
-        "max_new_tokens": decoding.max_new_tokens,
-        "ignore_eos": decoding.ignore_eos,
-        "test": settings.test,
-        "prompts": prompt_set.name,
-        "prompts_digest": prompt_set.digest,
-        "chat_template": settings.chat_template,
-        "repository": settings.model.repository,
-        "draft_repository": draft and draft.repository,
-        "quantization": settings.model.quantization,
-        "draft_quantization": draft and draft.quantization,
-        "placement": settings.model.placement or settings.placement.strategy,
-    }
-
-
-def _placement_columns(pair: Pair | None) -> dict[str, Any]:
-    """What was decided at loading: types, and the bytes of weights on each device as JSON."""
-    columns: dict[str, Any] = {}
-    for prefix, loaded in (("", pair and pair.target), ("draft_", pair and pair.draft)):
-        columns[f"{prefix}dtype"] = str(loaded.dtype).removeprefix("torch.") if loaded else None
-        columns[f"{prefix}weight_bytes"] = json.dumps(loaded.placement.bytes_per_device) if loaded else None
-    return columns
 
 
 def _speedup(settings: LatencySettings, regular: Measurement, other: Measurement) -> Interval | None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Advance(Protocol):
+    """Ends a step of a progress bar; `description` replaces what the bar says."""
+
+    def __call__(self, description: str | None = None) -> None: ...
 
 
 def say(message: str) -> None:
@@ -15,7 +22,7 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
+def progress(description: str, total: int) -> Iterator[Advance]:
     """A progress bar over `total` steps; yields the function that ends a step. Quiet when stderr is no terminal.
 
     Nothing is drawn between two steps: a bar that refreshes itself would take its time from what is measured.
@@ -28,8 +35,8 @@ def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
         task = bars.add_task(description, total=total)
         bars.refresh()
 
-        def advance() -> None:
-            bars.advance(task)
+        def advance(description: str | None = None) -> None:
+            bars.update(task, advance=1, description=description)
             bars.refresh()
 
         yield advance

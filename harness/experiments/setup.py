@@ -20,8 +20,13 @@ def encode(
     return encode_prompts(tokenizer, [prompt.chat() for prompt in prompts], chat_template)
 
 
-def check_context(planned: PlannedPair, token_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def check_context(
+    planned: PlannedPair, token_ids: Sequence[Sequence[int]], max_new_tokens: int, setting: str = "prompts"
+) -> None:
     """Refuse, before weights load, what is longer than a model's context.
+
+    Args:
+        setting: where the prompts come from.
 
     Raises:
         SettingError: for the longest prompt, with the numbers.
@@ -31,9 +36,10 @@ def check_context(planned: PlannedPair, token_ids: Sequence[Sequence[int]], max_
     for checkpoint in planned.checkpoints:
         limit = max_context(checkpoint.config)
         if limit is not None and needed > limit:
+            which = f"prompt {longest}" if setting == "prompts" else "it"
             raise SettingError(
-                "prompts",
-                f"prompt {longest} has {len(token_ids[longest])} tokens; with decoding.max_new_tokens={max_new_tokens} "
+                setting,
+                f"{which} has {len(token_ids[longest])} tokens; with decoding.max_new_tokens={max_new_tokens} "
                 f"that is {needed}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}",
             )
 

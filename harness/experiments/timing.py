@@ -39,6 +39,21 @@ class Generation:
     seconds_to_first_token: float
     num_iterations: int
 
+    @classmethod
+    def of(cls, iterations: Sequence[Iteration], seconds: float, seconds_to_first_token: float) -> Generation:
+        """From the records of one batch, all of them, and their times."""
+        num_rows = len(iterations[0].rows)
+        tokens: list[list[int]] = [[] for _ in range(num_rows)]
+        outcomes: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
+        for iteration in iterations:
+            for row, new, proposed, accepted in zip(
+                iteration.rows, iteration.tokens, iteration.proposed, iteration.num_accepted, strict=True
+            ):
+                tokens[row] += new
+                if proposed:
+                    outcomes[row].append((len(proposed), accepted))
+        return cls(tokens, outcomes, seconds, seconds_to_first_token, len(iterations) - 1)
+
     @property
     def acceptance(self) -> Acceptance:
         return Acceptance.of(outcome for row in self.outcomes for outcome in row)
@@ -57,6 +72,21 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def quick_collections() -> Iterator[None]:
+    """Spare what exists now from the collections within the block.
+
+    Looking through everything that the libraries have made takes longer than many a timed region that a collection
+    precedes. Undone at the end of the block, so that models of one run do not outlive it.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def generate(arm: Arm, request: Request, devices: Sequence[torch.device]) -> Generation:
     """Run `arm` to the end and time it. Records are only collected while the clock runs and read afterwards."""
     iterations: list[Iteration] = []
@@ -70,16 +100,7 @@ def generate(arm: Arm, request: Request, devices: Sequence[torch.device]) -> Gen
         iterations.extend(records)
         synchronize(devices)
         ended = time.perf_counter()
-    tokens: list[list[int]] = [[] for _ in request.prompts]
-    outcomes: list[list[tuple[int, int]]] = [[] for _ in request.prompts]
-    for iteration in iterations:
-        for row, new, proposed, accepted in zip(
-            iteration.rows, iteration.tokens, iteration.proposed, iteration.num_accepted, strict=True
-        ):
-            tokens[row] += new
-            if proposed:
-                outcomes[row].append((len(proposed), accepted))
-    return Generation(tokens, outcomes, ended - started, first_token - started, len(iterations) - 1)
+    return Generation.of(iterations, ended - started, first_token - started)
 
 
 @dataclass

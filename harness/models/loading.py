@@ -20,7 +20,7 @@ from harness.models.devices import free_memory, visible_gpus
 from harness.models.placement import Placement, applied_quantization, effective_placement, place_pair
 from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer
 from harness.models.quiet import quiet_libraries
-from harness.models.sizes import count_parameters, device_name
+from harness.models.sizes import count_parameters
 from harness.models.tokenizers import check_compatible, load_tokenizer
 
 
@@ -82,6 +82,11 @@ class PlannedPair:
     dtypes: list[torch.dtype]
     placements: list[Placement]
     shared_draft: ModelSettings | None
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device that a layer of either will lie on, the target's first."""
+        return list(dict.fromkeys(device for placement in self.placements for device in placement.devices))
 
     def describe(self) -> str:
         """What was decided, for the user: one line a model."""
@@ -212,13 +217,12 @@ def _load(checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype) -> L
         what = f"{len(missing)} weights are not in {checkpoint.settings.repository} (the first: {missing[0]})"
         raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
     gpus = [device for device in placement.device_map.values() if isinstance(device, int)]
-    names = (device_name(device).replace("disk", "cpu") for device in placement.device_map.values())
     return LoadedModel(
         model=model.eval(),
         settings=checkpoint.settings,
         placement=placement,
         dtype=dtype,
         num_parameters=count_parameters(checkpoint),
-        devices=[torch.device(name) for name in dict.fromkeys(names)],
+        devices=placement.devices,
         input_device=torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"),
     )

@@ -41,6 +41,12 @@ class Placement:
     bytes_per_device: dict[str, int]
 
     @property
+    def devices(self) -> list[torch.device]:
+        """Every device that computes layers; what lies on disk computes on the CPU."""
+        names = (device_name(device).replace("disk", "cpu") for device in self.device_map.values())
+        return [torch.device(name) for name in dict.fromkeys(names)]
+
+    @property
     def offloaded(self) -> bool:
         """Whether some layers lie elsewhere than where they are computed."""
         places = set(self.device_map.values())

@@ -148,7 +148,7 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
 
 
 def chi_square_test(
-    observed_counts: ArrayLike, expected_probabilities: ArrayLike, min_expected: float = 5
+    observed_counts: ArrayLike, expected_probabilities: ArrayLike, min_expected: float = 5, tolerance: float = 0.0
 ) -> ChiSquare:
     """Pearson's χ² test that draws came from a known distribution.
 
@@ -162,6 +162,8 @@ def chi_square_test(
     Args:
         observed_counts: [num_cells], how often each outcome was drawn.
         expected_probabilities: [num_cells], sums to 1 up to float32 rounding and is normalised here.
+        tolerance: the `chi_square_distance` within which another distribution still passes for the expected one; the
+            p-value is then that of the noncentral χ² distribution, the largest that such a distribution could have.
 
     Raises:
         ValueError: for shapes that differ, no draws, negative numbers, or probabilities that do not sum to 1.
@@ -180,7 +182,46 @@ def chi_square_test(
     statistic = float(((observed - expected) ** 2 / expected).sum())
     if num_cells == 1:
         return ChiSquare(0.0, 0, 1.0, 1)
-    return ChiSquare(statistic, num_cells - 1, float(stats.chi2.sf(statistic, num_cells - 1)), num_cells)
+    p_value = float(stats.ncx2.sf(statistic, num_cells - 1, tolerance * counts.sum()))
+    return ChiSquare(statistic, num_cells - 1, p_value, num_cells)
+
+
+def chi_square_distance(
+    probabilities: ArrayLike, other_probabilities: ArrayLike, num_draws: int, min_expected: float = 5
+) -> float:
+    """Σ (other − p)² / p over the cells that `chi_square_test` would pool them into."""
+    null, other = _distribution(probabilities), _distribution(other_probabilities)
+    if null.shape != other.shape:
+        raise ValueError(f"{null.shape} probabilities against {other.shape}")
+    cells, _ = _pooled_cells(null * num_draws, min_expected)
+    merged, merged_other = _merge(null, cells), _merge(other, cells)
+    return float(((merged_other - merged) ** 2 / merged).sum())
+
+
+def least_visible_shift(probabilities: ArrayLike, total_variation: float) -> Floats:
+    """The distribution at this total-variation distance that a χ² test is nearly the worst at seeing.
+
+    For a given distance Σ (other − p)² / p is least, 4 distance², when every probability changes by the same share. So
+    the cells are dealt into two halves of about the same mass, of which the lighter gains what the heavier loses. With
+    a single possible outcome there is nowhere to go, and the distribution comes back as it is.
+
+    Raises:
+        ValueError: for a distance that is not in (0, 0.5].
+    """
+    values = _distribution(probabilities)
+    if not 0 < total_variation <= 0.5:
+        raise ValueError(f"total_variation must lie in (0, 0.5]: {total_variation}")
+    masses = [0.0, 0.0]
+    half = np.zeros(values.size, dtype=np.intp)
+    for index in np.argsort(-values, kind="stable"):
+        half[index] = lighter = int(masses[1] < masses[0])
+        masses[lighter] += float(values[index])
+    gaining = half == int(masses[1] < masses[0])
+    gained = values[gaining].sum()
+    if gained == 0:
+        return values
+    shifted = values * np.where(gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained))
+    return np.asarray(shifted / shifted.sum())
 
 
 def chi_square_power(
@@ -189,6 +230,7 @@ def chi_square_power(
     num_draws: int,
     alpha: float,
     min_expected: float = 5,
+    tolerance: float = 0.0,
 ) -> float:
     """Chance that `chi_square_test` rejects `probabilities` at `alpha` when draws follow the alternative.
 
@@ -198,6 +240,7 @@ def chi_square_power(
     Args:
         probabilities: [num_cells], the distribution under test.
         alternative_probabilities: [num_cells], the one that is really drawn from.
+        tolerance: the test's.
     """
     null, alternative = _distribution(probabilities), _distribution(alternative_probabilities)
     if null.shape != alternative.shape:
@@ -213,7 +256,7 @@ def chi_square_power(
         return 1 - never_there
     expected, other = _merge(null, cells), _merge(alternative, cells) / (1 - impossible)
     noncentrality = num_draws * float(((other - expected) ** 2 / expected).sum())
-    threshold = stats.chi2.isf(alpha, num_cells - 1)
+    threshold = stats.ncx2.isf(alpha, num_cells - 1, tolerance * num_draws)
     return 1 - never_there * float(stats.ncx2.cdf(threshold, num_cells - 1, noncentrality))
 
 

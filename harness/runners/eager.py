@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +53,14 @@ class EagerRunner:
         self._cache = DynamicCache()
         self._num_extended = 0
         width = max(map(len, prompts))
-        tokens = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._device)
-        self._lengths = [len(prompt) - width for prompt in prompts]  # so that positions end at the prompt's own length
+        # Many samples of one prompt: it is read once.
+        read = prompts[:1] if all(prompt == prompts[0] for prompt in prompts) else prompts
+        tokens = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in read], device=self._device)
+        self._lengths = [len(prompt) - width for prompt in read]  # so that positions end at the prompt's own length
         logits = self._forward(tokens, only_last=True)
+        if len(read) < len(prompts):
+            self._cache.batch_repeat_interleave(len(prompts))
+            logits = logits.expand(len(prompts), -1, -1)
         self._lengths = [len(prompt) for prompt in prompts]
         layers = self._cache.layers
         if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers):
@@ -74,12 +80,13 @@ class EagerRunner:
             raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
         num_slots = self._width - self._num_extended
         self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        dropped = self._num_extended - max(counts)
         self._num_extended = 0
-        if dropped:
-            self._cache.crop(-dropped)
         if min(counts) < max(counts):
             self._gather_right([num_slots + count for count in counts])
+        elif self._width > num_slots + counts[0]:
+            for layer in self._layers():
+                layer.keys = layer.keys.narrow(-2, 0, num_slots + counts[0])
+                layer.values = layer.values.narrow(-2, 0, num_slots + counts[0])
 
     def select(self, rows: Sequence[int]) -> None:
         """See `Runner.select`."""
@@ -118,12 +125,13 @@ class EagerRunner:
             torch.tensor(ends, device=self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
         )
         sources.clamp_(min=0)  # padding; any slot will do
-        for layer in self._cache.layers:
-            assert isinstance(layer, DynamicLayer)  # `start` has seen to it
-            assert isinstance(layer.keys, Tensor)
-            assert isinstance(layer.values, Tensor)
+        for layer in self._layers():
             layer.keys = _take_slots(layer.keys, sources)
             layer.values = _take_slots(layer.values, sources)
+
+    def _layers(self) -> list[Any]:
+        """Layers with `keys` and `values` [B, heads, slots, D]; `start` has made sure that they are nothing else."""
+        return self._cache.layers
 
 
 def _take_slots(states: Tensor, sources: Tensor) -> Tensor:

@@ -9,9 +9,11 @@ import pytest
 from scipy import stats
 
 from harness.results.statistics import (
+    chi_square_distance,
     chi_square_power,
     chi_square_test,
     difference_of_paired_proportions,
+    least_visible_shift,
     mcnemar_p_value,
     ratio_of_totals,
     wald_interval,
@@ -290,3 +292,29 @@ def test_power_without_a_difference_is_alpha_and_with_an_impossible_draw_its_cha
     # Draws that stay off the impossible cell follow the null exactly.
     power = chi_square_power([0.5, 0.5, 0.0], [0.45, 0.45, 0.1], 10, alpha=0.05)
     assert power == pytest.approx(1 - 0.9**10 * 0.95)
+
+
+def test_a_tolerated_deviation_is_not_rejected_and_a_larger_one_is() -> None:
+    exact, near, far = [0.5, 0.3, 0.2], [0.51, 0.29, 0.2], [0.55, 0.25, 0.2]
+    tolerance = chi_square_distance(exact, near, 1_000_000)
+    assert tolerance == pytest.approx(0.01**2 / 0.5 + 0.01**2 / 0.3)
+    for actual, rejected, rejected_strictly in ((exact, False, False), (near, False, True), (far, True, True)):
+        counts = 1_000_000 * np.array(actual)
+        assert (chi_square_test(counts, exact, tolerance=tolerance).p_value < 1e-9) == rejected
+        assert (chi_square_test(counts, exact).p_value < 1e-9) == rejected_strictly
+    # Draws from what is just tolerated are rejected as often as the level says.
+    assert chi_square_power(exact, near, 10_000, alpha=0.01, tolerance=tolerance) == pytest.approx(0.01)
+
+
+def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
+    probabilities = np.random.default_rng(6).dirichlet(np.ones(40))
+    shifted = least_visible_shift(probabilities, 0.05)
+    assert shifted.sum() == pytest.approx(1)
+    assert np.abs(shifted - probabilities).sum() / 2 == pytest.approx(0.05)
+    # No shift of this size has a smaller χ² distance than 4 · 0.05².
+    assert chi_square_distance(probabilities, shifted, 10**9) == pytest.approx(4 * 0.05**2, rel=0.01)
+    uneven = least_visible_shift([0.97, 0.03], 0.05)
+    assert uneven == pytest.approx([0.92, 0.08])
+    assert least_visible_shift([1.0], 0.05) == pytest.approx([1.0])
+    with pytest.raises(ValueError, match="total_variation"):
+        least_visible_shift([0.5, 0.5], 0.0)

@@ -62,6 +62,21 @@ def test_a_runner_starts_anew() -> None:
     assert close(runner.start(PROMPTS[1:2])[0], logits_without_cache(model, PROMPTS[1])[-1])
 
 
+def test_equal_prompts_read_once_go_on_apart() -> None:
+    model = random_model("llama")
+    runner = EagerRunner(model)
+    logits = runner.start([PROMPTS[0]] * 3)
+    assert logits.shape == (3, VOCABULARY)
+    assert all(close(row, logits_without_cache(model, PROMPTS[0])[-1]) for row in logits)
+    fed = [[7, 8], [9, 10], [11, 12]]
+    runner.extend(torch.tensor(fed))
+    runner.keep([2, 1, 0])
+    logits = runner.extend(torch.tensor([[20], [21], [22]]))
+    for row, (count, last) in enumerate(zip([2, 1, 0], [20, 21, 22], strict=True)):
+        expected = logits_without_cache(model, [*PROMPTS[0], *fed[row][:count], last])[-1]
+        assert close(logits[row, 0], expected)
+
+
 def test_logits_are_cut_to_the_vocabulary() -> None:
     assert EagerRunner(random_model("opt"), vocabulary_size=90).start(PROMPTS).shape == (3, 90)
 

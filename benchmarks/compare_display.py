@@ -1,0 +1,156 @@
+"""What it costs to watch: `compare`'s times with the display on against off, and how soon the first token is shown.
+
+    python benchmarks/compare_display.py [--model DIR] [--draft DIR] [--prompts 15] [--tokens 64] [--repeats 3]
+
+The screen is a real pseudo-terminal, emptied by another process, as a terminal emulator does. Each prompt runs through
+each arm with the view on and with the view off, one right after the other, in an order that alternates; the ratio of
+total times comes with its paired bootstrap interval. The times are those that `compare` shows, so that the ratio says
+by how much a user who watches misreads them; the seconds that watching adds to the wait are given beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from harness.config.names import PACKAGE
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
+from harness.decoding.loops import Request
+from harness.decoding.protocols import Iteration
+from harness.decoding.randomness import uniforms
+from harness.experiments.arms import players, warp
+from harness.experiments.compare_display import LiveLane
+from harness.experiments.compare_race import run_lap
+from harness.experiments.prompts import load_prompts
+from harness.models.loading import load_pair
+from harness.results.compare_report import plain_console
+from harness.results.environment import environment_columns
+from harness.results.statistics import ratio_of_totals
+
+SHIPPED = PACKAGE / "models" / "shipped"
+
+
+@dataclass
+class WatchedWatcher:
+    """Passes everything on to a live lane, and notes how long the screen took."""
+
+    lane: LiveLane
+    frames: list[float] = field(default_factory=list)
+
+    def wants_to_look(self, now: float) -> bool:
+        return self.lane.wants_to_look(now)
+
+    def look(self, iterations: Sequence[Iteration], seconds: Sequence[float]) -> None:
+        began = time.perf_counter()
+        self.lane.look(iterations, seconds)
+        self.frames.append(time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(SHIPPED / "tiny"))
+    parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
+    parser.add_argument("--prompts", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    master, slave = os.openpty()
+    emulator = subprocess.Popen(
+        [sys.executable, "-c", "import os\nwhile os.read(0, 65536): pass"], stdin=master, stderr=subprocess.DEVNULL
+    )
+    with open(slave, "w", encoding="utf-8") as terminal:
+        screen = plain_console(file=terminal, width=80, height=24, force_terminal=True, color_system="truecolor")
+        seconds, frames, first_frames = measure(options, screen)
+    emulator.kill()
+    emulator.wait()
+    report(options, seconds, frames, first_frames)
+
+
+def measure(
+    options: argparse.Namespace, screen: Console
+) -> tuple[dict[tuple[str, str], list[float]], list[float], list[float]]:
+    """Seconds by (arm, view) on `compare`'s clock; seconds each frame took; those of the first frames."""
+    pair = load_pair(
+        ModelSettings(name="tiny", repository=options.model),
+        ModelSettings(name="tiny_draft", repository=options.draft),
+        PlacementSettings(),
+    )
+    decoding = DecodingSettings(max_new_tokens=options.tokens)
+    arms = players(pair, decoding).arms(decoding)
+    prompt_set = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
+    seconds: dict[tuple[str, str], list[float]] = {(arm.name, view): [] for arm in arms for view in ("on", "off")}
+    frames: list[float] = []
+    first_frames: list[float] = []
+    runs = [(prompt, repeat) for repeat in range(options.repeats) for prompt in prompt_set.take(options.prompts)]
+    # One run more than is counted: the first is a warm-up.
+    for number, (prompt, _) in enumerate([runs[0], *runs]):
+        tokens = pair.tokenizer(prompt.text)["input_ids"]
+        random = uniforms(0, [number], options.tokens + 1, pair.target.input_device)
+        request = Request([tokens], random, warp(decoding), options.tokens)
+        for arm in arms:
+            for view in ("on", "off") if number % 2 else ("off", "on"):
+                watcher = None
+                if view == "on":
+                    with LiveLane(screen, arm.name, pair.tokenizer, tokens) as lane:
+                        watcher = WatchedWatcher(lane)
+                        lap = run_lap(arm, request, pair.devices, watcher)
+                        lane.finish(lap)
+                else:
+                    lap = run_lap(arm, request, pair.devices)
+                if number == 0:
+                    continue
+                seconds[arm.name, view].append(lap.generation.seconds)
+                if watcher is not None:
+                    frames += watcher.frames
+                    first_frames.append(watcher.frames[0])
+    return seconds, frames, first_frames
+
+
+def report(
+    options: argparse.Namespace,
+    seconds: dict[tuple[str, str], list[float]],
+    frames: Sequence[float],
+    first_frames: Sequence[float],
+) -> None:
+    """Print the ratios."""
+    versions = environment_columns()
+    table = Table(
+        title=f"{options.repeats} × {options.prompts} prompts × {options.tokens} tokens, {torch.get_num_threads()}"
+        f" threads, torch {versions['torch_version']}, {platform.machine()}"
+    )
+    for heading in ("time with the view on over off", "estimate", "95 % interval"):
+        table.add_column(heading)
+    for arm in dict.fromkeys(arm for arm, _ in seconds):
+        ratio = ratio_of_totals(seconds[arm, "on"], seconds[arm, "off"], 10_000, 0)
+        table.add_row(arm, f"{ratio.estimate:.4f}", f"{ratio.low:.4f} to {ratio.high:.4f}")
+    speedups = [
+        [slow / fast for slow, fast in zip(seconds["regular", view], seconds["speculative", view], strict=True)]
+        for view in ("on", "off")
+    ]
+    ratio = ratio_of_totals(speedups[0], speedups[1], 10_000, 0)
+    table.add_row("speed-up", f"{ratio.estimate:.4f}", f"{ratio.low:.4f} to {ratio.high:.4f}")
+    console = Console(width=110)
+    console.print(table)
+    watched = sum(sum(seconds[arm, view]) for arm, view in seconds if view == "on")
+    console.print(
+        f"a frame takes {1000 * statistics.median(frames):.1f} ms (median; at most {1000 * max(frames):.1f} ms), which"
+        f" adds {sum(frames) / watched:.1%} to the wait\n"
+        f"the first token is on the screen {1000 * statistics.median(first_frames):.1f} ms after it was decided"
+        f" (median; at most {1000 * max(first_frames):.1f} ms)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The target's exact distribution over the first tokens of a continuation, as a tree of prefixes.
+
+With a vocabulary of V tokens there are V^n continuations of n tokens, nearly all of them never drawn. So a prefix is
+known by its probability only where enough draws are expected to begin with it, and each draw is counted under the
+longest known prefix of its tokens. That is a partition: the probability of a prefix, less that of the known prefixes
+which are one token longer, is the probability of being counted under it, and the sum over all is 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from harness.decoding.protocols import Runner
+from harness.decoding.warp import Warp
+from harness.results.statistics import least_visible_shift
+
+Floats = NDArray[np.float64]
+Prefix = tuple[int, ...]
+
+# Prefixes in one forward pass.
+_BATCH = 64
+# Where rounding decides whether a token belongs to the top p, a draw of it must not refute everything: what is
+# expected never is expected this often, and pooled with the rare.
+_NEVER = 1e-12
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Probabilities of the known prefixes, the empty one among them, after one prompt.
+
+    Attributes:
+        prefixes: from forward passes over prompt and prefix, without a cache.
+        cached: the same from forward passes over the prefix behind a cached prompt. The two differ by rounding alone.
+    """
+
+    prefixes: Mapping[Prefix, float]
+    cached: Mapping[Prefix, float]
+
+    def first(self, num_tokens: int) -> Outcomes:
+        """The distribution over the first tokens only."""
+        return Outcomes(
+            {prefix: p for prefix, p in self.prefixes.items() if len(prefix) <= num_tokens},
+            {prefix: p for prefix, p in self.cached.items() if len(prefix) <= num_tokens},
+        )
+
+    @property
+    def probabilities(self) -> Floats:
+        """Of being counted under each prefix, in the order of `prefixes`."""
+        return _cells(self.prefixes)
+
+    @property
+    def cached_probabilities(self) -> Floats:
+        """The same from `cached`."""
+        return _cells(self.cached)
+
+    @property
+    def entropy(self) -> float:
+        """Of `probabilities`, in nats: how uncertain the continuation is."""
+        probabilities = self.probabilities
+        return float(-(probabilities * np.log(probabilities)).sum())
+
+    @property
+    def visible_uncertainty(self) -> float:
+        """How much a draw tells about its second token and about its third, whichever is less, in nats.
+
+        Near 0 where the target is certain, and where it is so uncertain that third tokens cannot be told apart.
+        """
+        entropies = [self.first(number).entropy for number in (1, 2, 3)]
+        return min(entropies[1] - entropies[0], entropies[2] - entropies[1])
+
+    def shifted(self, position: int, distance: float) -> Floats:
+        """`probabilities`, had the token at `position` another distribution, whatever the tokens before it.
+
+        Args:
+            distance: total variation between that distribution and the exact one; see `least_visible_shift`.
+        """
+        shifted = self.probabilities
+        groups: dict[Prefix, list[int]] = {}
+        for index, prefix in enumerate(self.prefixes):
+            if len(prefix) >= position:
+                groups.setdefault(prefix[:position], []).append(index)
+        for group in groups.values():
+            mass = shifted[group].sum()
+            shifted[group] = mass * least_visible_shift(shifted[group] / mass, distance)
+        return shifted
+
+    def count(self, continuations: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+        """How many of the continuations are counted under each prefix."""
+        counts: Counter[Prefix] = Counter()
+        for tokens in continuations:
+            prefix: Prefix = ()
+            while len(prefix) < len(tokens) and (longer := (*prefix, tokens[len(prefix)])) in self.prefixes:
+                prefix = longer
+            counts[prefix] += 1
+        return np.array([counts[prefix] for prefix in self.prefixes], dtype=np.int64)
+
+
+def exact_outcomes(
+    target: Runner, prompt: Sequence[int], warp: Warp, num_tokens: int, min_probability: float
+) -> Outcomes:
+    """The exact distribution over the first `num_tokens` tokens after `prompt`; starts new batches on `target`.
+
+    Args:
+        min_probability: of the prefixes that are told apart; what is rarer counts under the prefix it extends.
+    """
+    prefixes: dict[Prefix, float] = {(): 1.0}
+    cached = dict(prefixes)
+    level: list[Prefix] = [()]
+    for _ in range(num_tokens):
+        longer: list[Prefix] = []
+        for first in range(0, len(level), _BATCH):
+            batch = level[first : first + _BATCH]
+            logits = cached_logits = target.start([[*prompt, *prefix] for prefix in batch])
+            if batch[0]:
+                target.start([prompt] * len(batch))
+                cached_logits = target.extend(torch.tensor(batch, device=logits.device))[:, -1]
+            rows, cached_rows = exact_probabilities(logits, warp), exact_probabilities(cached_logits, warp)
+            for prefix, row, cached_row in zip(batch, rows, cached_rows, strict=True):
+                for token in np.flatnonzero(prefixes[prefix] * row >= min_probability).tolist():
+                    longer.append((*prefix, token))
+                    prefixes[longer[-1]] = prefixes[prefix] * float(row[token])
+                    cached[longer[-1]] = cached[prefix] * float(cached_row[token])
+        level = longer
+    return Outcomes(prefixes, cached)
+
+
+def exact_probabilities(logits: torch.Tensor, warp: Warp) -> Floats:
+    """Logits [B, V] -> probabilities [B, V]: what `Warp` does, in float64.
+
+    Written again on purpose: a mistake in the one place that serves target and draft would be no loss between the two.
+    """
+    values = logits.double().cpu().numpy()
+    if warp.temperature == 0:
+        return np.eye(values.shape[-1])[values.argmax(-1)]
+    values = values / warp.temperature
+    if 0 < warp.top_k < values.shape[-1]:
+        smallest_kept = np.sort(values, axis=-1)[:, -warp.top_k, None]
+        values = np.where(values >= smallest_kept, values, -np.inf)
+    weights = np.exp(values - values.max(-1, keepdims=True))
+    probabilities = weights / weights.sum(-1, keepdims=True)
+    if warp.top_p < 1:
+        order = np.argsort(-probabilities, axis=-1, kind="stable")
+        descending = np.take_along_axis(probabilities, order, -1)
+        kept = np.where(descending.cumsum(-1) - descending < warp.top_p, descending, 0)
+        np.put_along_axis(probabilities, order, kept / kept.sum(-1, keepdims=True), -1)
+    return np.asarray(probabilities)
+
+
+def _cells(prefixes: Mapping[Prefix, float]) -> Floats:
+    remaining = dict(prefixes)
+    for prefix, probability in prefixes.items():
+        if prefix:
+            remaining[prefix[:-1]] -= probability
+    cells = np.maximum(list(remaining.values()), _NEVER)
+    return np.asarray(cells / cells.sum())

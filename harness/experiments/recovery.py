@@ -1,0 +1,246 @@
+"""`recovery`: is this pair, with these settings, on this machine, lossless?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config.errors import VerdictError
+from harness.config.settings import RecoverySettings
+from harness.decoding.loops import Request
+from harness.decoding.protocols import Runner
+from harness.decoding.randomness import uniforms
+from harness.decoding.warp import Warp
+from harness.experiments.arms import Arm, players, warp
+from harness.experiments.columns import decoding_columns, model_columns, placement_columns
+from harness.experiments.faults import faulty_arm
+from harness.experiments.lossless import (
+    MIN_EXPECTED,
+    GreedyCheck,
+    SampledCheck,
+    check_greedy,
+    check_sampled,
+    logit_rounding,
+)
+from harness.experiments.outcomes import exact_outcomes
+from harness.experiments.progress import progress, say
+from harness.experiments.prompts import PromptSet, load_prompts
+from harness.experiments.setup import check_context, encode
+from harness.experiments.timing import generate
+from harness.models.devices import as_run_error, device_names
+from harness.models.loading import Pair, PlannedPair, plan_pair
+from harness.results.environment import environment_columns, write_environment
+from harness.results.files import append_rows, check_appendable
+from harness.results.recovery_report import print_report, summarise
+
+EXIT_CODES = {"lossy": 1, "undecided": 3}
+
+# What a prompt can tell is found out on its first tokens, this many: on those of their prefixes that are at least this
+# likely, and by this many draws.
+_LOOK_AHEAD, _LIKELY, _PILOT = 3, 0.02, 200
+
+
+def run(settings: RecoverySettings, directory: Path) -> None:
+    """Test one pair, print the verdict, and write the files.
+
+    Args:
+        directory: of this run; `recovery.csv` and `environment.json` are written there.
+
+    Raises:
+        SettingError: a mistake that only the models' configurations reveal.
+        RunError: the run failed. Its rows, with the checks that were finished, are written first.
+        VerdictError: the pair is lossy (exit code 1), or there were not enough draws to tell (3).
+    """
+    check_appendable(settings.results.file)
+    prompt_set = load_prompts(settings.prompts)
+    prompts = prompt_set.take(settings.num_prompts)
+    checks: list[dict[str, Any]] = []
+    status, error, devices, planned = "ok", None, [], None
+    try:
+        planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+        token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
+        check_context(planned, token_ids, max(settings.decoding.max_new_tokens, num_counted_tokens(settings)))
+        say(planned.describe())
+        devices = device_names(planned.devices)
+        write_environment(directory, devices)
+        checks.extend(carry_out(settings, planned.load(), token_ids))
+    except KeyboardInterrupt:
+        status, error = "interrupted", "stopped by the user"
+        raise
+    except Exception as exception:
+        explained = as_run_error(exception)
+        status, error = "failed", " ".join(str(explained or exception or type(exception).__name__).split())
+        raise explained or exception from exception
+    finally:
+        rows = [
+            {
+                **_columns(settings, check, prompt_set, planned),
+                "status": status,
+                "error": error,
+                **environment_columns(devices),
+            }
+            for check in checks or [{}]
+        ]
+        append_rows(directory / "recovery.csv", rows)
+        written = append_rows(settings.results.file, rows)
+        if checks:
+            print_report(rows)
+            say(f"written to {directory}/ and {written}")
+    summary = summarise(rows)
+    if summary.verdict != "lossless":
+        raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
+
+
+def carry_out(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """The greedy comparison and then each sampled test, as columns of a row, one after the other."""
+    greedy = greedy_check(settings, pair, token_ids)
+    worst = greedy.worst
+    yield {
+        "check": "greedy",
+        "num_draft_tokens": settings.decoding.num_draft_tokens,
+        "temperature": 0.0,
+        "verdict": greedy.verdict,
+        "num_prompts": len(token_ids),
+        "num_tokens": greedy.num_tokens,
+        "identical_prompts": greedy.num_identical,
+        "divergence_position": worst and worst.position,
+        "logit_margin": worst and worst.logit_margin,
+        "logit_tolerance": worst and greedy.tolerance(worst),
+    }
+    if settings.decoding.temperature == 0:
+        return
+    for prompt_index, num_draft_tokens, check in sampled_checks(settings, pair, token_ids):
+        yield {
+            "check": "sampled",
+            "prompt_index": prompt_index,
+            "num_draft_tokens": num_draft_tokens,
+            "temperature": settings.decoding.temperature,
+            "verdict": check.verdict,
+            "num_prompts": 1,
+            "num_tokens": check.num_tokens,
+            "num_draws": check.num_draws,
+            "num_cells": check.result.num_cells,
+            "statistic": check.result.statistic,
+            "degrees_of_freedom": check.result.degrees_of_freedom,
+            "p_value": check.result.p_value,
+            "significance_level": check.significance_level,
+            "shift": settings.shift,
+            "power": check.power,
+            "rounding_distance": check.rounding_distance,
+            "acceptance_rate": check.acceptance.acceptance_rate,
+        }
+
+
+def greedy_check(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]) -> GreedyCheck:
+    """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
+    decoding = dataclasses.replace(settings.decoding, temperature=0.0)
+    taking_part = players(pair, decoding)
+    requests = []
+    for first in range(0, len(token_ids), settings.batch_size):
+        batch = token_ids[first : first + settings.batch_size]
+        streams = uniforms(
+            settings.seed, range(len(batch)), decoding.max_new_tokens + 1, device=pair.target.input_device
+        )
+        requests.append(Request(batch, streams, warp(decoding), decoding.max_new_tokens))
+    rounding = logit_rounding(pair.target.dtype, getattr(pair.target.model, "is_loaded_in_8bit", False))
+    speculative = faulty_arm(taking_part, decoding, settings.fault)
+    return check_greedy(taking_part.arms(decoding)[0], speculative, taking_part.target, requests, rounding)
+
+
+def sampled_checks(
+    settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int, SampledCheck]]:
+    """A test for each chosen prompt and number of draft tokens: the prompt's index, that number, and the outcome.
+
+    With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
+    token, which are counted nearly exhaustively. With the run's own number the whole first proposal and its bonus
+    token are generated and counted as deep as the draws reach.
+    """
+    decoding, taking_part = settings.decoding, players(pair, settings.decoding)
+    honest = faulty_arm(taking_part, dataclasses.replace(decoding, num_draft_tokens=1), "none")
+    chosen = most_telling(honest, taking_part.target, token_ids, warp(decoding), settings.num_sampled_prompts)
+    numbers = sorted({1, decoding.num_draft_tokens})
+    num_checks = len(chosen) * len(numbers)
+    num_draws = settings.num_draws // num_checks
+    with progress("drawing", num_checks * math.ceil(num_draws / settings.batch_size)) as advance:
+        for position, index in enumerate(chosen):
+            outcomes = exact_outcomes(
+                taking_part.target,
+                token_ids[index],
+                warp(decoding),
+                num_counted_tokens(settings),
+                MIN_EXPECTED / num_draws,
+            )
+            for offset, number in enumerate(numbers):
+                arm = faulty_arm(taking_part, dataclasses.replace(decoding, num_draft_tokens=number), settings.fault)
+                check = check_sampled(
+                    arm,
+                    token_ids[index],
+                    outcomes,
+                    warp(decoding),
+                    num_tokens=number + 2,
+                    num_draws=num_draws,
+                    significance_level=settings.false_alarm_rate / num_checks,
+                    shift=settings.shift,
+                    seed=settings.seed,
+                    first_stream=(position * len(numbers) + offset) * num_draws,
+                    batch_size=settings.batch_size,
+                    device=pair.target.input_device,
+                    advance=advance,
+                )
+                yield index, number, check
+
+
+def num_counted_tokens(settings: RecoverySettings) -> int:
+    """The first token, which is the target's own, then a whole proposal, then its bonus token."""
+    return settings.decoding.num_draft_tokens + 2
+
+
+def most_telling(arm: Arm, target: Runner, prompts: Sequence[Sequence[int]], warping: Warp, count: int) -> list[int]:
+    """Indices of the prompts on which a fault of the arm would show most.
+
+    Their continuations are neither certain nor too many to be told apart, and their draft tokens are often rejected.
+
+    Args:
+        arm: speculative, with one draft token.
+    """
+    scores = []
+    for prompt in prompts:
+        # Streams of no seed that a test can have, so that what is chosen does not depend on what is counted.
+        streams = uniforms(2**64, range(_PILOT), _LOOK_AHEAD + 1, target.start([prompt]).device)
+        acceptance = generate(arm, Request([prompt] * _PILOT, streams, warping, _LOOK_AHEAD), []).acceptance
+        outcomes = exact_outcomes(target, prompt, warping, _LOOK_AHEAD, _LIKELY)
+        scores.append(outcomes.visible_uncertainty * (1 - (acceptance.conditional_acceptance_rate or 0)))
+    return sorted(sorted(range(len(prompts)), key=lambda index: -scores[index])[:count])
+
+
+def _columns(
+    settings: RecoverySettings, check: dict[str, Any], prompt_set: PromptSet, planned: PlannedPair | None
+) -> dict[str, Any]:
+    """A whole row, what does not concern its check None."""
+    figures = (
+        "num_prompts num_tokens identical_prompts divergence_position logit_margin logit_tolerance num_draws num_cells"
+        " statistic degrees_of_freedom p_value significance_level shift power rounding_distance"
+        " acceptance_rate"
+    )
+    return {
+        "model": settings.model.name,
+        "draft": settings.draft and settings.draft.name,
+        "arm": "speculative",
+        **{
+            name: check.get(name)
+            for name in ("check", "prompt_index", "verdict", "num_draft_tokens", "temperature", *figures.split())
+        },
+        "seed": settings.seed,
+        "batch_size": settings.batch_size,
+        "false_alarm_rate": settings.false_alarm_rate,
+        "fault": settings.fault,
+        **decoding_columns(settings.decoding),
+        "prompts": prompt_set.name,
+        "prompts_digest": prompt_set.digest,
+        **model_columns(settings),
+        **placement_columns(planned),
+    }

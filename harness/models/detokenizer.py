@@ -1,0 +1,55 @@
+"""Token by token to text, for a reader who watches: what is half a character waits for its other half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+# A character has at most four bytes; what is still broken after as many tokens will never be whole.
+_LONGEST_WAIT = 4
+# Enough of the prompt that the first new token gets its leading space, and no more than must be decoded each time.
+_CONTEXT = 4
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """The text that follows a prompt, as it grows.
+
+    Each token is decoded behind a few of its predecessors, because a tokenizer may write a token differently at the
+    start of a text. Special tokens give no text.
+
+    Args:
+        prompt: token ids of the prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._context = list(prompt[-_CONTEXT:])
+        self._pending: list[int] = []
+
+    def add(self, token: int) -> str | None:
+        """The text that `token` completes, which may be empty; None while a character waits for more tokens."""
+        self._pending.append(token)
+        text = self._new_text()
+        if text.endswith(_BROKEN) and len(self._pending) < _LONGEST_WAIT:
+            return None
+        return self._taken(text)
+
+    def flush(self) -> str:
+        """What still waits when the text ends, with its broken character."""
+        return self._taken(self._new_text())
+
+    def _new_text(self) -> str:
+        before = self._decode(self._context)
+        return self._decode([*self._context, *self._pending])[len(before) :]
+
+    def _taken(self, text: str) -> str:
+        self._context = [*self._context, *self._pending][-2 * _CONTEXT :]
+        self._pending = []
+        return text
+
+    def _decode(self, tokens: list[int]) -> str:
+        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(decoded, str)  # a list of lists of tokens would give a list
+        return decoded

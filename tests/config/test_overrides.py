@@ -1,0 +1,96 @@
+"""Free text on the command line, and settings changed within a session."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from harness.config.errors import SettingError
+from harness.config.overrides import changed, quote_text
+from harness.config.settings import (
+    CompareSettings,
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+
+CHANGEABLE = ["decoding.temperature", "decoding.num_draft_tokens", "decoding.rule", "decoding.lenience", "view"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b",
+        "it's",
+        "8 * 12 = 96\n3 * 4 =",
+        'say "x"',
+        "back\\slash",
+        "end\\",
+        "\\\\",
+        "${x}",
+        "\\${x} \\\\${y}",
+        "x\\'y",
+        "漢字 {a} [b] (c",
+        "12",
+        "null",
+    ],
+)
+def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
+    override = OverridesParser.create().parse_override(quote_text(f"prompt={text}"))
+    config = OmegaConf.create({"prompt": override.value()})
+    assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
+
+
+@pytest.mark.parametrize("argument", ["model=7B", "-m", "--help", "prompt", "prompt='a','b'", "prompts=a b", "+x=1,2"])
+def test_other_arguments_stay_as_they_are(argument: str) -> None:
+    assert quote_text(argument) == argument
+
+
+@pytest.fixture
+def settings() -> CompareSettings:
+    return CompareSettings(
+        model=ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"}),
+        draft=None,
+        decoding=DecodingSettings(),
+        placement=PlacementSettings(device_map={"": 0}),
+        prompts=PromptSettings(name="english", file="english.jsonl"),
+        results=ResultSettings(file="results/compare.csv"),
+    )
+
+
+def test_settings_change_and_the_rest_stays(settings: CompareSettings) -> None:
+    new = changed(settings, "temperature=8e-1 decoding.num_draft_tokens=6 view=race", CHANGEABLE)
+    assert (new.decoding.temperature, new.decoding.num_draft_tokens, new.view) == (0.8, 6, "race")
+    assert (new.model, new.draft, new.placement) == (settings.model, None, settings.placement)
+    assert settings.decoding.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("assignments", "complaint"),
+    [
+        ("temperature=-1", "decoding.temperature=-1.0: must not be negative"),
+        ("temperature=warm", "decoding.temperature=warm: must be a number"),
+        ("view=text temperature=1 top_pp=3", "top_pp: no such setting"),
+        ("tempratur=1", "tempratur: no such setting (did you mean temperature?)"),
+        ("decoding.tempratur=1", "decoding.tempratur: no such setting (did you mean decoding.temperature?)"),
+        ("model=13B", "model: cannot be changed in a session, only decoding.num_draft_tokens"),
+        ("temperature 1", ":set=temperature: is followed by key=value"),
+        ("temperature=", "decoding.temperature=: must be a number"),
+        ("temperature={", "temperature: has a value that cannot be read"),
+        ("lenience=0.5", "decoding.lenience=0.5: below 1 needs decoding.rule=google"),
+    ],
+)
+def test_a_wrong_change_is_one_line_and_changes_nothing(
+    settings: CompareSettings, assignments: str, complaint: str
+) -> None:
+    with pytest.raises(SettingError) as error:
+        changed(settings, assignments, CHANGEABLE)
+    assert str(error.value).startswith(complaint)
+    assert "\n" not in str(error.value)
+
+
+def test_what_depends_on_each_other_changes_together(settings: CompareSettings) -> None:
+    assert changed(settings, "lenience=0.5 rule=google", CHANGEABLE).decoding.lossy

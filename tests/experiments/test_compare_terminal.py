@@ -1,0 +1,232 @@
+"""`compare` as a user meets it: in a real terminal, by what stands on its screen; and without one, through pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+
+from chain_pair import MARKED, TEXT, save_chain_pair
+from harness import cli
+from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
+
+PAIR = ("model=./chain", "draft=./chain_draft")
+# Okabe and Ito's bluish green, vermilion and reddish purple.
+ACCEPTED, RECOVERED, BONUS = "009e73", "d55e00", "cc79a7"
+
+Open = Callable[..., Terminal]
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Pipe = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("compare")
+    save_chain_pair(directory, context=100_000)
+    return directory
+
+
+@pytest.fixture
+def open_terminal(directory: Path) -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, columns: int = 80, **environment: str) -> Terminal:
+        opened.append(Terminal("compare", *arguments, directory=directory, columns=columns, environment=environment))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.kill()
+
+
+@pytest.fixture
+def pipe(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipe:
+    """Runs the command in this process, which has torch loaded already; stdin and stdout are no terminals."""
+
+    def run(*arguments: str, lines: str = "") -> Outcome:
+        monkeypatch.chdir(directory)
+        monkeypatch.setattr(sys, "argv", ["harness", "compare", *PAIR, *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"))
+        monkeypatch.setattr(cli, "_exit_code", 0)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert isinstance(end.value.code, int)
+        return Outcome(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+def ask(terminal: Terminal, line: str, expected: str, times: int = 1) -> None:
+    terminal.type(line + ENTER)
+    terminal.wait_for(expected, times)
+
+
+def test_a_session(open_terminal: Open, directory: Path) -> None:
+    """A race, its colours, settings, what is refused, and the end."""
+    terminal = open_terminal(*PAIR)
+    terminal.wait_for("Ctrl-D ends.")
+    ask(terminal, "Banana", "identical, token for token")
+    assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
+    assert "75% of the draft tokens accepted, 4.00 tokens an iteration" in terminal.prose
+    for word, colour in [
+        ("two", RECOVERED),
+        ("漢", ACCEPTED),
+        ("three", ACCEPTED),
+        ("four", BONUS),
+        ("one", "default"),
+    ]:
+        assert terminal.colours(word) == {colour}, word
+    for name, colour in [("accepted draft", ACCEPTED), ("recovered", RECOVERED), ("bonus", BONUS)]:
+        assert terminal.colours(name) == {colour}, name
+
+    # Nothing happens on an empty line; what is wrong is one line, and the session goes on.
+    terminal.type(ENTER)
+    ask(terminal, ":set temperature=-1", "decoding.temperature=-1.0: must not be negative")
+    ask(terminal, ":set tempratur=1", "tempratur: no such setting (did you mean temperature?)")
+    ask(terminal, ":set model=7B", "model: cannot be changed in a session")
+    ask(terminal, ":hlp", ":hlp: no such command (did you mean :help?)")
+    ask(terminal, ":help", "Ctrl-C stops a generation.")
+    ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
+    ask(terminal, "Panama", "and model=./chain takes 100000")
+    ask(terminal, ":set temperature=0 num_draft_tokens=2 max_new_tokens=64", "greedy · K=2 · 64 new tokens")
+
+    # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
+    terminal.type(UP)
+    terminal.wait_for(":set temperature=0 num_draft_tokens=2 max_new_tokens=64", 2)
+    terminal.type(CTRL_C)
+    ask(terminal, "Sahara", "identical, token for token", 2)
+    terminal.type(CTRL_D)
+    assert terminal.wait_for_end() == 0
+    assert "Traceback" not in terminal.text
+
+    rows = pd.read_csv(directory / "results" / "compare.csv")
+    assert rows["prompt"].tolist()[-2:] == ["Banana", "Sahara"]
+    assert rows["num_draft_tokens"].tolist()[-2:] == [4, 2]
+    assert rows["temperature"].tolist()[-2:] == [0.5, 0]
+    assert rows["identical"].tolist()[-2:] == [True, True]
+    assert rows["speculative_completion"].tolist()[-1] == TEXT
+
+
+def test_ctrl_c_stops_a_generation_and_keeps_the_models(open_terminal: Open, directory: Path) -> None:
+    terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
+    terminal.wait_for("Ctrl-D ends.")
+    ask(terminal, "Banana", TEXT.strip())
+    terminal.type(CTRL_C)
+    terminal.wait_for("Stopped. The models stay loaded")
+    assert TEXT in terminal.text  # what there was stays on the screen
+    ask(terminal, ":set ignore_eos=false", "90000 new tokens", 2)
+    ask(terminal, "Sahara", "identical, token for token")
+    terminal.type(CTRL_C)  # on an empty line
+    assert terminal.wait_for_end() == 0
+    rows = pd.read_csv(directory / "results" / "compare.csv")
+    assert rows["status"].tolist()[-2:] == ["interrupted", "ok"]
+    assert pd.isna(rows["speedup"].tolist()[-2])
+
+
+def test_forty_columns_without_colour(open_terminal: Open) -> None:
+    """A small screen, marks for colours, a paste of several lines, and the two other views."""
+    terminal = open_terminal(*PAIR, columns=40, NO_COLOR="1")
+    terminal.wait_for("Ctrl-D ends.")
+    # A terminal wraps a paste in these; the line ends in it send nothing.
+    terminal.type("\x1b[200~Ghana\nMalta\x1b[201~")
+    terminal.wait_for("… Malta")
+    ask(terminal, "", "identical, token for token")
+    assert f"{MARKED.replace(' {end}', '')}" in terminal.text
+    assert "accepted draft · [recovered]" in terminal.prose
+    assert max(map(len, terminal.text.splitlines())) <= 40
+
+    ask(terminal, ":set view=log", "view=log")
+    ask(terminal, "Sahara", "identical, token for token", 2)
+    assert '1  " won"' in terminal.text
+    assert "0.000" in terminal.text
+    assert "1.000" in terminal.text
+
+    ask(terminal, ":set view=race", "view=race")
+    ask(terminal, "Panama", "identical, token for token", 3)
+    assert "Replayed" in terminal.text
+    ask(terminal, ":quit", "written to")
+    assert terminal.wait_for_end() == 0
+
+
+def test_a_race_is_replayed_side_by_side(open_terminal: Open) -> None:
+    terminal = open_terminal(*PAIR, "view=race", "prompt=Banana", columns=100)
+    assert terminal.wait_for_end() == 0
+    heading = next(line for line in terminal.text.splitlines() if line.startswith("regular"))
+    assert heading.split() == ["regular", "speculative"]
+    column = heading.index("speculative")
+    text = next(line for line in terminal.text.splitlines() if line.startswith(" one"))
+    assert text[column:].startswith(" one two漢 three") or text.count(" three") == 2
+
+
+def test_prompt_setting_is_text_whatever_stands_in_it(pipe: Pipe) -> None:
+    prompt = "8 * [12], ${x} = 'a' \\ \"b\"\n(a"
+    result = pipe(f"prompt={prompt}", "json=true")
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["prompt"] == prompt
+    assert record["speculative_completion"] == record["regular_completion"] == TEXT
+    assert record["origins"] == {"target": 1, "draft": 9, "recovered": 1, "bonus": 2}
+    assert record["rejections"] == [
+        {"position": 1, "rejected": " won", "target_probability": 0, "draft_probability": 1, "replacement": " two"}
+    ]
+
+
+def test_piped_lines(pipe: Pipe) -> None:
+    """A prompt a line; one that comes to nothing leaves the others be and shows in the exit code."""
+    # A blank line counts for nothing; a byte that is no text becomes a replacement character.
+    result = pipe(lines="Banana\n\n:set top_p=2\nma\udcffla\n" + "a" * 600 + "\nSahara")
+    assert result.returncode == 1
+    assert result.stdout.count(MARKED) == 4
+    assert "> Banana\n" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "harness: decoding.top_p=2.0: must lie in (0, 1]" in result.stderr
+    assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines came to nothing"
+
+
+def test_json_records_also_tell_what_was_refused(pipe: Pipe) -> None:
+    result = pipe("json=true", "decoding.max_new_tokens=99990", lines="Banana\nCasablanca, Bratislava\n")
+    assert result.returncode == 1
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["status"], second["status"]) == ("ok", "failed")
+    assert "takes 100000" in second["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines", "expected"),
+    [
+        ([], "", "prompt: must be given where there is no terminal"),
+        (["prompt= "], "", "prompt= : must hold text"),
+        (["prompt=a", "batch_size=2"], "", "batch_size=2: must be 1"),
+        (["prompt=a", "view=rase"], "", "view=rase: must be one of text, race, log (did you mean race?)"),
+        (["prompt=Sahara", "decoding.max_new_tokens=100000"], "", "prompt: it has 6 tokens"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(pipe: Pipe, arguments: list[str], lines: str, expected: str) -> None:
+    result = pipe(*arguments, lines=lines)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"harness: {expected}")
+    assert result.stdout == ""
+
+
+def test_without_a_draft_and_with_the_model_as_its_own(pipe: Pipe) -> None:
+    alone = pipe("draft=none", "prompt=Banana")
+    assert alone.returncode == 0, alone.stderr
+    assert "regular\n" in alone.stdout
+    assert "speculative" not in alone.stdout
+    own = pipe("draft=./chain", "prompt=Banana", "view=log")
+    assert "100% of the draft tokens accepted" in own.stdout
+    assert "No draft token was rejected." in own.stdout

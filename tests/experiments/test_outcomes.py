@@ -1,0 +1,82 @@
+"""The exact distribution over the first tokens, against sums that can be done by hand and against `Warp`."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.fakes import MarkovRunner
+from harness.decoding.warp import Warp
+from harness.experiments.outcomes import exact_outcomes, exact_probabilities
+
+CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
+
+
+def test_every_continuation_has_the_product_of_its_steps() -> None:
+    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=3, min_probability=0.0)
+    assert len(outcomes.prefixes) == 1 + 3 + 9 + 27
+    for tokens in itertools.product(range(3), repeat=3):
+        by_hand = CHAIN[0, tokens[0]] * CHAIN[tokens[0], tokens[1]] * CHAIN[tokens[1], tokens[2]]
+        assert outcomes.prefixes[tokens] == pytest.approx(by_hand.item(), rel=1e-6)
+    # Every draw ends in a whole continuation, so nothing is left for the shorter prefixes.
+    probabilities = dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True))
+    assert probabilities[()] == pytest.approx(0, abs=1e-9)
+    assert sum(probabilities.values()) == pytest.approx(1)
+
+
+def test_what_is_rare_counts_under_the_prefix_it_extends() -> None:
+    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=2, min_probability=0.14)
+    # 0.6 (1, then 2: 0.36), 0.3 (2, then 0: 0.15); all else is rarer.
+    assert set(outcomes.prefixes) == {(), (1,), (2,), (1, 2), (2, 0)}
+    expected = {(): 0.1, (1,): 0.24, (2,): 0.15, (1, 2): 0.36, (2, 0): 0.15}
+    assert dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True)) == pytest.approx(expected)
+    draws = [[0, 2], [1, 2], [1, 1], [2, 0], [2, 0], [0, 0]]
+    counts = dict(zip(outcomes.prefixes, outcomes.count(draws).tolist(), strict=True))
+    assert counts == {(): 2, (1,): 1, (2,): 0, (1, 2): 1, (2, 0): 2}
+
+
+def test_fewer_tokens_are_a_marginal() -> None:
+    runner = MarkovRunner(CHAIN)
+    longer, shorter = (exact_outcomes(runner, [0], Warp(), number, 0.01) for number in (3, 1))
+    assert longer.first(1) == shorter
+    assert longer.first(1).probabilities == pytest.approx(shorter.probabilities)
+    assert 0 < shorter.entropy < longer.entropy
+
+
+def test_a_shift_of_one_token_leaves_the_tokens_before_it() -> None:
+    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=2, min_probability=0.0)
+    probabilities = dict(zip(outcomes.prefixes, outcomes.shifted(1, 0.1), strict=True))
+    for first in range(3):
+        rows = [probabilities[first, second] / CHAIN[0, first].item() for second in range(3)]
+        assert sum(rows) == pytest.approx(1)
+        assert np.abs(np.array(rows) - CHAIN[first].numpy()).sum() / 2 == pytest.approx(0.1)
+
+
+def test_what_can_be_seen_lies_between_certain_and_too_many() -> None:
+    certain, telling, many = (
+        exact_outcomes(MarkovRunner(CHAIN), [0], warp, 3, threshold).visible_uncertainty
+        for warp, threshold in ((Warp(0.05), 0.02), (Warp(), 0.02), (Warp(), 0.25))
+    )
+    assert telling > 0.5
+    assert certain < 0.1
+    assert many < 0.5
+
+
+def test_what_rounding_may_put_in_or_out_is_not_impossible() -> None:
+    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(top_k=1), num_tokens=1, min_probability=0.01)
+    assert 0 < outcomes.probabilities[0] < 1e-9
+
+
+@pytest.mark.parametrize(
+    "warp",
+    [Warp(), Warp(0.5), Warp(1.5, top_k=7), Warp(1.0, top_p=0.8), Warp(0.7, top_k=20, top_p=0.9), Warp(0.0)],
+    ids=str,
+)
+def test_the_reference_warps_as_the_loops_do(warp: Warp) -> None:
+    logits = 3 * torch.randn(50, 100, generator=torch.Generator().manual_seed(0))
+    exact = exact_probabilities(logits, warp)
+    assert exact.dtype == np.float64
+    assert exact == pytest.approx(warp(logits).double().numpy(), abs=1e-6)

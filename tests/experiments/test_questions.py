@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.config.names import PACKAGE
+from harness.experiments.questions import check_answer_length, draw_questions, line_end_tokens, parse_answer
+from harness.experiments.tasks import load_task
+from tiny_checkpoints import make_tokenizer
+
+MULTIPLICATION = load_task("multiplication")
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (" 96", 96),
+        ("96\n12 * 3 = 36\n", 96),
+        (" 3145.", 3145),
+        (" 3145.0", 3145),
+        (" 1,234", 1234),
+        (" 1,234,567 or so", 1234567),
+        (" 1,2", 1),
+        (" 1,2345", 1),
+        (" 12,345.67", 12345),
+        (" -12", -12),
+        (" 5-12", 5),
+        (" = 96", 96),
+        (" ninety-six, 96", 96),
+        (" the answer is 7 and not 8", 7),
+        ("007", 7),
+        ("0", 0),
+        ("", None),
+        (" many", None),
+        ("\n96", None),
+        (" .\n96", None),
+        ("٣", None),
+        ("9" * 10_000, int("9" * 4000)),
+    ],
+)
+def test_the_answer_is_the_first_integer_of_the_first_line(completion: str, answer: int | None) -> None:
+    assert parse_answer(completion) == answer
+
+
+def test_prompts_are_the_published_ones() -> None:
+    assert MULTIPLICATION.prompt(14, 2) == "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
+    assert MULTIPLICATION.expected(14, 2) == 28
+    assert load_task("addition").prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
+    assert load_task("addition").expected(14, 2) == 16
+
+
+@pytest.mark.parametrize("task", sorted(file.stem for file in (PACKAGE / "experiments/tasks").glob("[!_]*.py")))
+def test_the_solved_lines_of_every_task_are_right(task: str) -> None:
+    """And have the form of the question."""
+    lines = load_task(task).prompt(1, 1).split("\n")
+    assert len(lines) == 4
+    for line in lines[:3]:
+        a, _, b, _, answer = line.split()
+        assert load_task(task).expected(int(a), int(b)) == int(answer)
+        assert load_task(task).prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
+
+
+def test_questions_are_a_function_of_the_seed() -> None:
+    first = draw_questions(MULTIPLICATION, (1, 99), 0, 50)
+    assert first == draw_questions(MULTIPLICATION, (1, 99), 0, 80)[:50]
+    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in draw_questions(MULTIPLICATION, (1, 99), 1, 50)]
+    # Held here, because published rows name a seed: another generator would ask other questions.
+    assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
+
+
+def test_operands_are_uniform_with_both_ends() -> None:
+    questions = draw_questions(MULTIPLICATION, (3, 5), 0, 9000)
+    counts = Counter((question.a, question.b) for question in questions)
+    assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
+    # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
+    assert all(abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values())
+
+
+def test_every_token_with_a_line_break_ends_the_line() -> None:
+    tokenizer = make_tokenizer(("\n\n", ".\n", " \n 7", "\r"))
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in line_end_tokens(tokenizer)}
+    assert ends == {"Ċ", "\n\n", ".\n", " \n 7"}
+
+
+def test_a_limit_that_cuts_answers_off_is_refused() -> None:
+    questions = draw_questions(MULTIPLICATION, (98, 99), 0, 20)
+    check_answer_length(make_tokenizer(), questions, 5)
+    with pytest.raises(SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"):
+        check_answer_length(make_tokenizer(), questions, 4)

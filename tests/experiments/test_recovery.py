@@ -1,0 +1,99 @@
+"""`recovery` through the command line: its verdicts as exit codes, its rows, and what a hurried person types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from architectures import random_model
+from tiny_checkpoints import make_tokenizer
+
+SMALL = ["num_prompts=3", "num_sampled_prompts=1", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A saved target and a draft that often disagrees; a handful of bytes have nearly all of the probability."""
+    directory = tmp_path_factory.mktemp("pair")
+    for name, seed in (("target", 0), ("draft", 1)):
+        model = random_model("llama", seed=seed, vocab_size=258)
+        with torch.no_grad():
+            torch.manual_seed(2)  # the same few bytes in both
+            model.lm_head.weight[torch.randperm(258)[8:]] = 0.0
+            model.lm_head.weight *= 5
+        model.save_pretrained(directory / name)
+        make_tokenizer().save_pretrained(directory / name)
+    (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
+    return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
+
+
+def recovery(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "recovery", *arguments],
+        cwd=directory, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_verdict_is_the_exit_code(pair: list[str], tmp_path: Path) -> None:
+    draws = "num_draws=20000"
+    honest = recovery(tmp_path, *pair, *SMALL, draws, "shift=0.2")
+    assert honest.returncode == 0, honest.stdout + honest.stderr
+    assert "Lossless: greedy output is identical token for token on 3 of 3 prompts (24 tokens)" in honest.stdout
+    broken = recovery(tmp_path, *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one")
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    assert broken.stderr.splitlines()[-1].startswith("harness: lossy: ")
+    undecided = recovery(tmp_path, *pair, *SMALL, "num_draws=1000")
+    assert undecided.returncode == 3, undecided.stdout + undecided.stderr
+    assert undecided.stderr.splitlines()[-1].startswith("harness: undecided: 500 draws a test would see")
+
+    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    assert list(rows["check"]) == ["greedy", "sampled", "sampled"] * 3
+    assert list(rows["num_draft_tokens"]) == [2, 1, 2] * 3
+    assert (rows["status"] == "ok").all()
+    assert list(rows["verdict"][:3]) == ["lossless"] * 3
+    assert "lossy" in set(rows["verdict"][3:6])
+    assert rows["num_draws"].dropna().isin([10_000, 500]).all()
+
+
+@pytest.mark.slow
+def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
+    greedy = recovery(tmp_path, *pair, *SMALL, "decoding=greedy")
+    assert greedy.returncode == 0, greedy.stdout + greedy.stderr
+    assert "nothing was sampled" in greedy.stdout
+    too_long = recovery(tmp_path, *pair, *SMALL, "decoding.max_new_tokens=1000")
+    assert too_long.returncode == 2
+    assert "decoding.max_new_tokens=1000" in too_long.stderr
+    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    assert list(rows["status"]) == ["ok", "failed"]
+    assert rows["verdict"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["draft=none"], "draft=none: must be a model"),
+        (["fault=rollback"], "fault=rollback: must be one of none, residual_warped_twice"),
+        (["num_draws=10"], "num_draws=10: must be at least 1000"),
+        (["shift=0"], "shift=0.0: must lie in (0, 0.5]"),
+        (["false_alarm_rate=2"], "false_alarm_rate=2.0: must lie in (0, 1)"),
+        (["num_sampled_prompts=20"], "num_sampled_prompts=20: must lie in 1 to num_prompts, 15"),
+        (["fault=lenience", "decoding=greedy"], "fault=lenience: changes nothing at decoding.temperature=0"),
+        (
+            ["fault=residual_warped_twice", "decoding.temperature=1"],
+            "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
+        ),
+        (["recovery.fault=lenience"], "recovery.fault: no such setting (did you mean fault?)"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    result = recovery(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"harness: {expected}")
+    assert len(result.stderr.splitlines()) == 1
