@@ -186,6 +186,8 @@ def _reason(regular: Mapping[str, Any], speculative: Mapping[str, Any], acceptan
         f"{length:.2f} / ({proposed:.2f} × {draft:.3f} + {verify:.2f}) = {predicted:.2f}×;"
         f" measured is {speculative['speedup'] / predicted:.0%} of it",
     )
+    if speculative["batch_size"] > 1:
+        grid.add_row("", "(of each row for itself; a batch lasts as long as its slowest row)")
     if speculative["speedup"] < 1:
         grid.add_row("why", why_not(predicted, length, draft, verify, proposed))
     return grid
