@@ -98,8 +98,10 @@ def speculative(
             next_tokens = [next_tokens[i] for i in going_on]
             uniforms = uniforms[going_on]
 
-        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is wanted.
-        num_proposed = max(1, min(num_draft_tokens, request.max_new_tokens - min(num_generated) - 1))
+        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is wanted. Each
+        # row has its own limit, whatever the others need: an answer must not depend on its batch.
+        limits = [min(num_draft_tokens, request.max_new_tokens - count - 1) for count in num_generated]
+        num_proposed = max(1, *limits)
         fitting = _from_position(uniforms, num_generated, num_proposed + 1)
         proposal = drafter.propose(num_proposed, fitting[:, :num_proposed, Purpose.DRAFT])
         pending = torch.tensor(next_tokens, device=proposal.tokens.device).unsqueeze(1)
@@ -111,13 +113,14 @@ def speculative(
             fitting[:, :num_proposed, Purpose.ACCEPT],
             fitting[:, :, Purpose.TARGET],
             lenience,
+            torch.tensor(limits, device=logits.device) if min(limits) < num_proposed else None,
         )
 
         # The one synchronisation with the device: everything the host must know, in one transfer.
         decided = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], proposal.tokens], 1).tolist()
         num_accepted = [row[0] for row in decided]
         next_tokens = [row[1] for row in decided]
-        proposed = [row[2:] for row in decided]
+        proposed = [row[2 : 2 + limit] for row, limit in zip(decided, limits, strict=True)]
         target.keep([count + 1 for count in num_accepted])
         drafter.observe(num_accepted, next_tokens)
 
@@ -126,15 +129,21 @@ def speculative(
         going_on = []
         for i, count in enumerate(num_accepted):
             new, ended = request.cut([*proposed[i][:count], next_tokens[i]], num_generated[i])
-            last = Origin.BONUS if count == num_proposed else Origin.RECOVERED
             tokens.append(new)
-            origins.append([*[Origin.DRAFT] * count, last][: len(new)])
+            origins.append([*[Origin.DRAFT] * count, _last_origin(count, limits[i])][: len(new)])
             num_generated[i] += len(new)
             if not ended:
                 going_on.append(i)
         yield Iteration(rows, tokens, origins, proposed, num_accepted, verdict)
         if not going_on:
             return
+
+
+def _last_origin(num_accepted: int, num_proposed: int) -> Origin:
+    """Who wrote the token that follows the accepted ones."""
+    if num_accepted < num_proposed:
+        return Origin.RECOVERED
+    return Origin.BONUS if num_proposed else Origin.TARGET
 
 
 def _from_position(uniforms: Tensor, positions: Sequence[int], count: int) -> Tensor:

@@ -23,7 +23,7 @@ class Verdict:
 
     Attributes:
         num_accepted: [B] length of the accepted prefix, 0 to K.
-        next_token: [B] the token after that prefix: recovered where num_accepted < K, bonus where it equals K.
+        next_token: [B] the token after that prefix: bonus where the whole proposal was accepted, else recovered.
         target_probability: [B, K] of each draft token under the target.
         draft_probability: [B, K] of each draft token under the drafter.
     """
@@ -41,6 +41,7 @@ def verify(
     accept_uniforms: Tensor,
     next_uniforms: Tensor,
     lenience: float = 1.0,
+    limits: Tensor | None = None,
 ) -> Verdict:
     """Keep a prefix of the draft tokens and draw the token after it, so that the rows follow the target's distribution.
 
@@ -51,6 +52,8 @@ def verify(
         accept_uniforms: [B, K] in [0, 1), one for each test.
         next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may fall on.
         lenience: in (0, 1]; 1 is exact.
+        limits: [B] from 0 to K, how many draft tokens each row was proposed; what a batch's width adds behind them does
+            not count. None for K in every row.
     """
     num_rows, num_draft_tokens = draft_tokens.shape
     index = draft_tokens.unsqueeze(-1)
@@ -59,11 +62,15 @@ def verify(
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always accept.
     accepted = accept_uniforms * (lenience * draft_probability) < target_probability
     num_accepted = accepted.to(torch.int64).cumprod(-1).sum(-1)
+    if limits is not None:
+        num_accepted = torch.minimum(num_accepted, limits)
 
     rows = torch.arange(num_rows, device=draft_tokens.device)
     target_next = target_probabilities[rows, num_accepted]
-    # After K acceptances nothing was drafted: a draft distribution of zeros turns the residual into the target itself.
+    # Behind the last proposal nothing was drafted: a draft distribution of zeros turns the residual into the target.
     draft_next = torch.nn.functional.pad(draft_probabilities, (0, 0, 0, 1))[rows, num_accepted]
+    if limits is not None:
+        draft_next = draft_next * (num_accepted < limits).unsqueeze(-1)
     residual = (target_next - draft_next).clamp(min=0)
     # A residual without mass means the two agree up to rounding; the target itself is then the limit.
     weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target_next)

@@ -54,15 +54,18 @@ def residual_warped_twice(
     accept_uniforms: Tensor,
     next_uniforms: Tensor,
     lenience: float = 1.0,
+    limits: Tensor | None = None,
 ) -> Verdict:
     """The residual, made of warped distributions, goes through temperature, top-k and top-p once more."""
-    verdict = verify(target_probabilities, draft_tokens, draft_probabilities, accept_uniforms, next_uniforms, lenience)
+    verdict = verify(
+        target_probabilities, draft_tokens, draft_probabilities, accept_uniforms, next_uniforms, lenience, limits
+    )
     num_rows, num_draft_tokens = draft_tokens.shape
     rows = torch.arange(num_rows, device=draft_tokens.device)
     rejected_at = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
     residual = (target_probabilities[rows, rejected_at] - draft_probabilities[rows, rejected_at]).clamp(min=0)
     wrong = inverse_cdf(warping(residual.log()), next_uniforms[rows, rejected_at])
-    recovered = (verdict.num_accepted < num_draft_tokens) & (residual.sum(-1) > 0)
+    recovered = (verdict.num_accepted < (num_draft_tokens if limits is None else limits)) & (residual.sum(-1) > 0)
     return dataclasses.replace(verdict, next_token=torch.where(recovered, wrong, verdict.next_token))
 
 

@@ -78,7 +78,8 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time() -> None:
     iterations, _ = run_speculative(target, draft, request(RAGGED, Warp(1.0)))
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
     assert all(count == 0 for iteration in iterations for count in iteration.num_accepted)
-    assert all(row == [Origin.RECOVERED] for iteration in iterations[1:] for row in iteration.origins)
+    assert all(row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins)
+    assert iterations[-1].origins == [[Origin.TARGET]] * 3, "the last token leaves room for no proposal"
 
 
 def test_origins_and_proposals_tell_who_wrote_what() -> None:
@@ -93,7 +94,8 @@ def test_origins_and_proposals_tell_who_wrote_what() -> None:
             assert tokens[:drafted] == proposed[:drafted]
             if len(tokens) > drafted:
                 assert drafted == accepted
-                assert origins[-1] == (Origin.BONUS if accepted == len(proposed) else Origin.RECOVERED)
+                whole = Origin.BONUS if proposed else Origin.TARGET
+                assert origins[-1] == (whole if accepted == len(proposed) else Origin.RECOVERED)
 
 
 @pytest.mark.parametrize("decoder", ["regular", "speculative"])
@@ -118,12 +120,16 @@ def test_short_generations(length: int) -> None:
     assert longest <= max(length, 1)
 
 
-def test_an_answer_does_not_depend_on_its_batch() -> None:
-    target, draft = chain(0), chain(1)
-    together, _ = run_speculative(target, draft, request(RAGGED, Warp(0.9), 30))
-    for index, prompt in enumerate(RAGGED):
-        alone, _ = run_speculative(target, draft, request([prompt], Warp(0.9), 30, indices=[index]))
-        assert texts(alone, 1)[0] == texts(together, 3)[index]
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 30])
+def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
+    """The short lengths are all end: rows of one batch then have different numbers of tokens left to propose."""
+    target, num_rows = chain(0), 40
+    draft = 0.5 * target + 0.5 * chain(1)
+    prompts = [[index % SIZE] for index in range(num_rows)]
+    together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length))
+    for index, prompt in enumerate(prompts):
+        alone, _ = run_speculative(target, draft, request([prompt], Warp(0.9), length, indices=[index]))
+        assert texts(alone, 1)[0] == texts(together, num_rows)[index]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

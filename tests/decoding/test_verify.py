@@ -76,6 +76,19 @@ def test_lenience_accepts_more() -> None:
     assert verify(*arguments, lenience=0.5).num_accepted.item() == 1
 
 
+def test_behind_a_row_s_own_limit_the_token_is_a_bonus() -> None:
+    target = torch.tensor([[[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]]]).expand(3, 3, 2)
+    draft = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).expand(3, 2, 2)
+    tokens = torch.zeros(3, 2, dtype=torch.long)
+    # All would be accepted; at the limit the target alone decides, not what is left of it beside the draft.
+    verdict = verify(target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), limits=torch.tensor([0, 1, 2]))
+    assert verdict.num_accepted.tolist() == [0, 1, 2]
+    assert verdict.next_token.tolist() == [0, 0, 0]
+    unlimited = verify(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05))
+    assert unlimited.num_accepted.tolist() == [1, 1, 1]
+    assert unlimited.next_token.tolist() == [1, 1, 1], "a recovered token, by contrast"
+
+
 def test_equal_distributions_are_never_rejected() -> None:
     probabilities = torch.rand(500, 4, 30, generator=torch.Generator().manual_seed(0))
     probabilities /= probabilities.sum(-1, keepdim=True)

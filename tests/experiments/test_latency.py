@@ -240,7 +240,7 @@ def test_a_failed_run_is_a_row(harness: Harness, pair: list[str], tmp_path: Path
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(harness: Harness, pair: list[str], tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a prompt\n" * 500)
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
     command = [sys.executable, "-m", "harness", "latency", *pair, "prompts=prompts.txt", "num_prompts=500"]
     command += ["decoding.max_new_tokens=8"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_what_was_measured(harness: Harness, pair: list[str], tmp_p
 
 @pytest.mark.slow
 def test_a_kill_leaves_whole_rows(harness: Harness, pair: list[str], tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a prompt\n" * 500)
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
     command = [sys.executable, "-m", "harness", "latency", *pair, "prompts=prompts.txt", "num_prompts=500"]
     command += ["decoding.max_new_tokens=8"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

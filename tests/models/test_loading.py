@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import ARCHITECTURES, held_bytes, make_config, make_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
@@ -20,6 +19,7 @@ from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Qua
 from harness.models.devices import free_memory
 from harness.models.loading import LoadedModel, load_pair, resolve_dtype
 from harness.models.quantization import stored_quantization
+from tiny_checkpoints import ARCHITECTURES, held_bytes, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import compute_module_sizes
-from tiny_checkpoints import as_checkpoint, held_bytes, make_config
 from transformers import AutoConfig, PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
@@ -19,6 +18,7 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.loading import load_pair
 from harness.models.placement import Placement, place, place_pair
 from harness.models.sizes import bytes_per_device, count_parameters, empty_model
+from tiny_checkpoints import as_checkpoint, held_bytes, make_config
 
 GB = 10**9
 BALANCED = PlacementSettings()
