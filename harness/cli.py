@@ -65,7 +65,18 @@ def main() -> None:
     """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     global _exit_code
     _exit_code = 0
-    arguments = sys.argv[1:]
+    try:
+        _dispatch(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _fail("interrupted; what was measured so far is kept", 130)
+    except BrokenPipeError:
+        # Whoever read stdout has seen enough; without this Python complains once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(_exit_code)
+
+
+def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return
@@ -79,14 +90,10 @@ def main() -> None:
         _fail(f"{command}: no such command{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}", 2)
     try:
         _run_hydra(command, arguments[1:])
-    except KeyboardInterrupt:
-        _fail("interrupted; what was measured so far is kept", 130)
     except BrokenPipeError:
-        # Whoever read stdout has seen enough; without this Python complains once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
     except Exception as error:
         _report(error, command)
-    sys.exit(_exit_code)
 
 
 def run_job(config: Any) -> Any:
@@ -128,8 +135,15 @@ def _run_hydra(command: str, arguments: list[str]) -> None:
     names.register()
     sys.argv = [f"harness {command}", *map(overrides.quote_text, arguments)]
     # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
+    before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
+    try:
+        hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def _report(error: Exception, command: str) -> None:

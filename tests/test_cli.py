@@ -72,6 +72,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(harness: Run, arguments: list[str
     assert result.stdout == ""
 
 
+def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m harness latency --help | head -n 1"
+    result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert len(result.stdout.splitlines()) == 1
+    assert result.stderr == ""
+
+
 def test_a_traceback_can_be_asked_for(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     result = harness("latency", "decoding.top_p=0")

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from conftest import make_config
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.checkpoints import check_rollback, read_checkpoint
 from harness.models.loading import load_pair
+from tiny_checkpoints import make_config
 
 SaveModel = Callable[..., ModelSettings]
 
