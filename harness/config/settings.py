@@ -273,8 +273,7 @@ class RecoverySettings(RunSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
-        num_prompts: of the greedy comparison; the prompts of the sampled test are chosen among them.
-        num_sampled_prompts: how many prompts are sampled, those whose continuations tell most.
+        num_prompts: of the greedy comparison, and of the sampled tests.
         num_draws: sampled continuations, over all prompts.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: of a token's distribution, in total variation, that must not go unseen; the power is stated against it.
@@ -283,7 +282,6 @@ class RecoverySettings(RunSettings):
     """
 
     num_prompts: int = 15
-    num_sampled_prompts: int = 2
     num_draws: int = 100_000
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
@@ -293,10 +291,6 @@ class RecoverySettings(RunSettings):
         super().__post_init__()
         _require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
         _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
-        few = 1 <= self.num_sampled_prompts <= self.num_prompts
-        _require(
-            few, "num_sampled_prompts", f"must lie in 1 to num_prompts, {self.num_prompts}", self.num_sampled_prompts
-        )
         _require(self.num_draws >= 1000, "num_draws", "must be at least 1000", self.num_draws)
         _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must lie in (0, 1)", self.false_alarm_rate)
         _require(0 < self.shift <= 0.5, "shift", "must lie in (0, 0.5]", self.shift)

@@ -16,7 +16,7 @@ from harness.experiments.latency_rows import Measurement
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, load_prompts
 from harness.experiments.setup import check_context, encode, stop_tokens
-from harness.experiments.timing import Phases, generate
+from harness.experiments.timing import Phases, generate, quick_collections
 from harness.models.devices import as_run_error, device_names, peak_memory_bytes, reset_peak_memory
 from harness.models.loading import Pair, plan_pair
 from harness.results.environment import environment_columns, write_environment
@@ -97,7 +97,7 @@ def measure(
     for _, request in batches[:1] * settings.num_warmup:
         for arm in arms:
             generate(arm, request, pair.devices)
-    with progress("measuring", len(batches)) as advance:
+    with progress("measuring", len(batches)) as advance, quick_collections():
         for number, (indices, request) in enumerate(batches):
             # The order alternates, so that neither arm always runs on what the other has warmed.
             for arm in arms if number % 2 == 0 else reversed(arms):

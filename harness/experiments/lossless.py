@@ -18,23 +18,23 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.experiments.arms import Arm
 from harness.experiments.divergence import Divergence, first_divergence
-from harness.experiments.outcomes import Outcomes
+from harness.experiments.outcomes import Floats, Outcomes
 from harness.experiments.timing import generate
 from harness.results.acceptance import Acceptance
 from harness.results.statistics import (
-    ChiSquare,
     chi_square_distance,
-    chi_square_power,
+    chi_square_p_value,
+    chi_square_tail_power,
     chi_square_test,
 )
 
 Verdict = Literal["lossless", "lossy", "undecided"]
 
 # Fewest draws that a cell of the χ² test is expected to get. Far out in the tail the χ² approximation is too eager, and
-# the more so the rarer the cells: with 200 the true false-alarm rate at a nominal 1e-11 is 1e-10 (exact binomial sums
-# of two cells). So each test is held at a tenth of its share, and the stated rate is true.
-MIN_EXPECTED = 200
-SHARE_OF_LEVEL = 0.1
+# the more so the rarer the cells: with 100 the true false-alarm rate at a nominal 1e-11 is 3e-10 (exact binomial sums
+# of two cells). So each test is held at a hundredth of its share, and the stated rate is not exceeded.
+MIN_EXPECTED = 100
+SHARE_OF_LEVEL = 0.01
 # Less than this chance of seeing the stated shift, and silence proves nothing.
 REQUIRED_POWER = 0.99
 # The null may lie twice as far from the exact distribution as two ways of computing that lie apart: the loop's forward
@@ -78,33 +78,59 @@ class GreedyCheck:
 
 @dataclass(frozen=True)
 class SampledCheck:
-    """Whether sampled continuations of one prompt follow the exact distribution.
+    """Whether sampled continuations follow the exact distribution: of one prompt, or of several together.
 
     Attributes:
         num_tokens: counted of each continuation.
         num_draws: continuations.
         significance_level: a p-value below it calls the arm lossy.
-        result: of the χ² test.
-        power: chance that the test sees the stated shift of the second token's distribution, or of the third's,
-            whichever is less: the first is the target's own, the second is where a proposal is tested, and the third
-            follows an acceptance (with K=1 it is the bonus token) or a roll-back.
-        rounding_distance: χ² distance that the test puts down to rounding.
+        statistic: of the χ² test.
+        degrees_of_freedom: one less than the cells, for each prompt.
+        rounding: part of the statistic that the test puts down to rounding.
+        visible: what the stated shift of the second token's distribution, or of the third's, would add to the
+            statistic. The first token is the target's own, the second is where a proposal is tested, and the third
+            follows an acceptance (with one draft token it is the bonus token) or a roll-back.
         acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm was never at work.
     """
 
     num_tokens: int
     num_draws: int
     significance_level: float
-    result: ChiSquare
-    power: float
-    rounding_distance: float
+    statistic: float
+    degrees_of_freedom: int
+    rounding: float
+    visible: tuple[float, float]
     acceptance: Acceptance
 
     @property
+    def p_value(self) -> float:
+        return chi_square_p_value(self.statistic, self.degrees_of_freedom, self.rounding)
+
+    @property
+    def power(self) -> float:
+        """Chance that the test sees the shift of whichever token it sees less."""
+        alpha = self.significance_level
+        return chi_square_tail_power(self.degrees_of_freedom, min(self.visible), alpha, self.rounding)
+
+    @property
     def verdict(self) -> Verdict:
-        if self.result.p_value < self.significance_level:
+        if self.p_value < self.significance_level:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
+
+
+def together(checks: Sequence[SampledCheck]) -> SampledCheck:
+    """Independent checks as one: a small loss everywhere shows in the sum before it shows in any part."""
+    return SampledCheck(
+        checks[0].num_tokens,
+        sum(check.num_draws for check in checks),
+        checks[0].significance_level,
+        sum(check.statistic for check in checks),
+        sum(check.degrees_of_freedom for check in checks),
+        sum(check.rounding for check in checks),
+        (sum(check.visible[0] for check in checks), sum(check.visible[1] for check in checks)),
+        sum((check.acceptance for check in checks), Acceptance()),
+    )
 
 
 def logit_rounding(dtype: torch.dtype, quantized_activations: bool = False) -> float:
@@ -169,12 +195,18 @@ def check_sampled(
         acceptance += generation.acceptance
         advance()
     exact = outcomes.probabilities
-    distance = chi_square_distance(exact, outcomes.cached_probabilities, num_draws, MIN_EXPECTED)
-    tolerance = ROUNDING_ALLOWANCE * distance
-    level = SHARE_OF_LEVEL * significance_level
-    power = min(
-        chi_square_power(exact, outcomes.shifted(position, shift), num_draws, level, MIN_EXPECTED, tolerance)
-        for position in (1, 2)
+
+    def noncentrality(other: Floats) -> float:
+        return num_draws * chi_square_distance(exact, other, num_draws, MIN_EXPECTED)
+
+    result = chi_square_test(counts, exact, MIN_EXPECTED)
+    return SampledCheck(
+        num_tokens,
+        num_draws,
+        SHARE_OF_LEVEL * significance_level,
+        result.statistic,
+        result.degrees_of_freedom,
+        ROUNDING_ALLOWANCE * noncentrality(outcomes.cached_probabilities),
+        (noncentrality(outcomes.shifted(1, shift)), noncentrality(outcomes.shifted(2, shift))),
+        acceptance,
     )
-    result = chi_square_test(counts, exact, MIN_EXPECTED, tolerance)
-    return SampledCheck(num_tokens, num_draws, level, result, power, tolerance, acceptance)

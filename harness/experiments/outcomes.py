@@ -59,21 +59,6 @@ class Outcomes:
         """The same from `cached`."""
         return _cells(self.cached)
 
-    @property
-    def entropy(self) -> float:
-        """Of `probabilities`, in nats: how uncertain the continuation is."""
-        probabilities = self.probabilities
-        return float(-(probabilities * np.log(probabilities)).sum())
-
-    @property
-    def visible_uncertainty(self) -> float:
-        """How much a draw tells about its second token and about its third, whichever is less, in nats.
-
-        Near 0 where the target is certain, and where it is so uncertain that third tokens cannot be told apart.
-        """
-        entropies = [self.first(number).entropy for number in (1, 2, 3)]
-        return min(entropies[1] - entropies[0], entropies[2] - entropies[1])
-
     def shifted(self, position: int, distance: float) -> Floats:
         """`probabilities`, had the token at `position` another distribution, whatever the tokens before it.
 

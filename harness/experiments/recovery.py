@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,10 +12,8 @@ from typing import Any
 from harness.config.errors import VerdictError
 from harness.config.settings import RecoverySettings
 from harness.decoding.loops import Request
-from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
-from harness.decoding.warp import Warp
-from harness.experiments.arms import Arm, players, warp
+from harness.experiments.arms import players, warp
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.faults import faulty_arm
 from harness.experiments.lossless import (
@@ -24,12 +23,12 @@ from harness.experiments.lossless import (
     check_greedy,
     check_sampled,
     logit_rounding,
+    together,
 )
 from harness.experiments.outcomes import exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import PromptSet, load_prompts
 from harness.experiments.setup import check_context, encode
-from harness.experiments.timing import generate
 from harness.models.devices import as_run_error, device_names
 from harness.models.loading import Pair, PlannedPair, plan_pair
 from harness.results.environment import environment_columns, write_environment
@@ -38,9 +37,9 @@ from harness.results.recovery_report import print_report, summarise
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
-# What a prompt can tell is found out on its first tokens, this many: on those of their prefixes that are at least this
-# likely, and by this many draws.
-_LOOK_AHEAD, _LIKELY, _PILOT = 3, 0.02, 200
+# Of the sampled prompts only the end is read, this many tokens: any text is a prompt, and every draw carries a cache of
+# its own, which would take most of the time. The greedy comparison reads prompts in full.
+PROMPT_TOKENS = 16
 
 
 def run(settings: RecoverySettings, directory: Path) -> None:
@@ -119,17 +118,16 @@ def carry_out(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequen
             "num_draft_tokens": num_draft_tokens,
             "temperature": settings.decoding.temperature,
             "verdict": check.verdict,
-            "num_prompts": 1,
+            "num_prompts": 1 if prompt_index is not None else len(token_ids),
             "num_tokens": check.num_tokens,
             "num_draws": check.num_draws,
-            "num_cells": check.result.num_cells,
-            "statistic": check.result.statistic,
-            "degrees_of_freedom": check.result.degrees_of_freedom,
-            "p_value": check.result.p_value,
+            "statistic": check.statistic,
+            "degrees_of_freedom": check.degrees_of_freedom,
+            "p_value": check.p_value,
             "significance_level": check.significance_level,
             "shift": settings.shift,
             "power": check.power,
-            "rounding_distance": check.rounding_distance,
+            "rounding": check.rounding,
             "acceptance_rate": check.acceptance.acceptance_rate,
         }
 
@@ -152,46 +150,54 @@ def greedy_check(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Seq
 
 def sampled_checks(
     settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, int, SampledCheck]]:
-    """A test for each chosen prompt and number of draft tokens: the prompt's index, that number, and the outcome.
+) -> Iterator[tuple[int | None, int, SampledCheck]]:
+    """Tests for each prompt and number of draft tokens, and last for all prompts together (None).
 
     With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
-    token, which are counted nearly exhaustively. With the run's own number the whole first proposal and its bonus
-    token are generated and counted as deep as the draws reach.
+    token already. With the run's own number the whole first proposal and its bonus token are generated. Both are
+    counted as deep as the draws reach.
+
+    Yields:
+        The prompt's index, the number of draft tokens, and the outcome.
     """
     decoding, taking_part = settings.decoding, players(pair, settings.decoding)
-    honest = faulty_arm(taking_part, dataclasses.replace(decoding, num_draft_tokens=1), "none")
-    chosen = most_telling(honest, taking_part.target, token_ids, warp(decoding), settings.num_sampled_prompts)
+    prompts = [list(ids[-PROMPT_TOKENS:]) for ids in token_ids]
     numbers = sorted({1, decoding.num_draft_tokens})
-    num_checks = len(chosen) * len(numbers)
-    num_draws = settings.num_draws // num_checks
-    with progress("drawing", num_checks * math.ceil(num_draws / settings.batch_size)) as advance:
-        for position, index in enumerate(chosen):
+    num_draws = settings.num_draws // (len(prompts) * len(numbers))
+    checks: dict[int, list[SampledCheck]] = {number: [] for number in numbers}
+    streams = itertools.count(step=num_draws)
+    total = len(prompts) * len(numbers) * math.ceil(num_draws / settings.batch_size)
+    with progress("drawing", total) as advance:
+        for index, prompt in enumerate(prompts):
             outcomes = exact_outcomes(
                 taking_part.target,
-                token_ids[index],
+                prompt,
                 warp(decoding),
                 num_counted_tokens(settings),
                 MIN_EXPECTED / num_draws,
             )
-            for offset, number in enumerate(numbers):
+            for number in numbers:
                 arm = faulty_arm(taking_part, dataclasses.replace(decoding, num_draft_tokens=number), settings.fault)
                 check = check_sampled(
                     arm,
-                    token_ids[index],
+                    prompt,
                     outcomes,
                     warp(decoding),
-                    num_tokens=number + 2,
+                    num_tokens=num_counted_tokens(settings),
                     num_draws=num_draws,
-                    significance_level=settings.false_alarm_rate / num_checks,
+                    # The tests of all prompts together count as well.
+                    significance_level=settings.false_alarm_rate / ((len(prompts) + 1) * len(numbers)),
                     shift=settings.shift,
                     seed=settings.seed,
-                    first_stream=(position * len(numbers) + offset) * num_draws,
+                    first_stream=next(streams),
                     batch_size=settings.batch_size,
                     device=pair.target.input_device,
                     advance=advance,
                 )
+                checks[number].append(check)
                 yield index, number, check
+    for number in numbers:
+        yield None, number, together(checks[number])
 
 
 def num_counted_tokens(settings: RecoverySettings) -> int:
@@ -199,31 +205,13 @@ def num_counted_tokens(settings: RecoverySettings) -> int:
     return settings.decoding.num_draft_tokens + 2
 
 
-def most_telling(arm: Arm, target: Runner, prompts: Sequence[Sequence[int]], warping: Warp, count: int) -> list[int]:
-    """Indices of the prompts on which a fault of the arm would show most.
-
-    Their continuations are neither certain nor too many to be told apart, and their draft tokens are often rejected.
-
-    Args:
-        arm: speculative, with one draft token.
-    """
-    scores = []
-    for prompt in prompts:
-        # Streams of no seed that a test can have, so that what is chosen does not depend on what is counted.
-        streams = uniforms(2**64, range(_PILOT), _LOOK_AHEAD + 1, target.start([prompt]).device)
-        acceptance = generate(arm, Request([prompt] * _PILOT, streams, warping, _LOOK_AHEAD), []).acceptance
-        outcomes = exact_outcomes(target, prompt, warping, _LOOK_AHEAD, _LIKELY)
-        scores.append(outcomes.visible_uncertainty * (1 - (acceptance.conditional_acceptance_rate or 0)))
-    return sorted(sorted(range(len(prompts)), key=lambda index: -scores[index])[:count])
-
-
 def _columns(
     settings: RecoverySettings, check: dict[str, Any], prompt_set: PromptSet, planned: PlannedPair | None
 ) -> dict[str, Any]:
     """A whole row, what does not concern its check None."""
     figures = (
-        "num_prompts num_tokens identical_prompts divergence_position logit_margin logit_tolerance num_draws num_cells"
-        " statistic degrees_of_freedom p_value significance_level shift power rounding_distance"
+        "num_prompts num_tokens identical_prompts divergence_position logit_margin logit_tolerance num_draws"
+        " statistic degrees_of_freedom p_value significance_level shift power rounding"
         " acceptance_rate"
     )
     return {

@@ -33,20 +33,21 @@ class Summary:
 
 
 def summarise(rows: Rows) -> Summary:
-    """One loss is a loss; without one, everything must be decided. A lenience below 1 is a loss by definition."""
+    """One loss is a loss; without one, all prompts together must decide. A lenience below 1 is a loss by definition."""
     verdicts = [row["verdict"] for row in rows]
-    sampled = [row for row in rows if row["check"] == "sampled"]
+    decisive = [row for row in rows if row["prompt_index"] is None]
     findings = _findings(rows)
     if "lossy" in verdicts:
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if rows[0]["lossy"]:
         why = f"lenience {rows[0]['lenience']:g} is lossy by definition, although these checks do not show it"
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
-    if "undecided" in verdicts:
-        weakest = min(row["power"] for row in sampled)
+    if undecided := [row for row in decisive if row["verdict"] == "undecided"]:
+        weakest = min(undecided, key=lambda row: row["power"])
         why = (
-            f"{sampled[0]['num_draws']:,} draws a test would see a shift of {sampled[0]['shift']:.0%} in a token's"
-            f" distribution with a chance of {_share(weakest)} only; raise num_draws, shift or decoding.temperature"
+            f"{weakest['num_draws']:,} draws with K={weakest['num_draft_tokens']} would see a shift of"
+            f" {weakest['shift']:.0%} in a token's distribution with a chance of {_share(weakest['power'])} only;"
+            " raise num_draws, shift or decoding.temperature"
         )
         return Summary("undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}")
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
@@ -87,17 +88,21 @@ def _checks(rows: Rows) -> Table:
     for heading in ("K", "tokens", "draws", "accepted", "outcome", "p-value", "power", "verdict"):
         table.add_column(heading, justify="right")
     for row in rows:
+        if row["prompt_index"] is not None and row["verdict"] != "lossy":
+            continue  # of the prompts, those alone that have something to say
         if row["check"] == "greedy":
             outcome = f"{row['identical_prompts']} of {row['num_prompts']} identical"
             cells = ["greedy", str(row["num_draft_tokens"]), f"{row['num_tokens']:,}", "", "", outcome, "", ""]
         else:
             cells = [
-                f"sampled, prompt {row['prompt_index']}",
+                f"sampled, {row['num_prompts']} prompts"
+                if row["prompt_index"] is None
+                else f"sampled, prompt {row['prompt_index']}",
                 str(row["num_draft_tokens"]),
                 f"first {row['num_tokens']}",
                 f"{row['num_draws']:,}",
                 "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}",
-                f"χ² {row['statistic']:.1f} of {row['num_cells']} cells",
+                f"χ² {row['statistic']:.1f}, df {row['degrees_of_freedom']}",
                 _p_value(row["p_value"]),
                 _share(row["power"]),
             ]
@@ -122,7 +127,7 @@ def _findings(rows: Rows) -> str:
             findings.append(found)
     sampled = [row for row in rows if row["check"] == "sampled"]
     if sampled:
-        draws = sum(row["num_draws"] for row in sampled)
+        draws = sum(row["num_draws"] for row in sampled if row["prompt_index"] is not None)
         failed = sum(row["verdict"] == "lossy" for row in sampled)
         smallest = _p_value(min(row["p_value"] for row in sampled))
         follow = f"fail {failed} of {len(sampled)} tests against" if failed else "follow"
@@ -138,15 +143,15 @@ def _fine_print(rows: Rows) -> list[str]:
     sampled = [row for row in rows if row["check"] == "sampled"]
     if not sampled:
         return ["At temperature 0 the output has one possible value; nothing was sampled."]
-    row, weakest = sampled[0], min(row["power"] for row in sampled)
+    row, weakest = sampled[0], min(row["power"] for row in sampled if row["prompt_index"] is None)
     lines = [
         f"A lossless pair is called lossy in at most {row['false_alarm_rate']:.0e} of such runs (each test at"
         f" p < {row['significance_level']:.1e}); a shift of {row['shift']:.0%} in a token's distribution is seen with a"
-        f" chance of {_share(weakest)} or more in every test."
+        f" chance of {_share(weakest)}."
     ]
-    distance = max(row["rounding_distance"] * row["num_draws"] for row in sampled)
-    if distance >= 0.01:
-        lines.append(f"The tests put a χ² of up to {distance:.2g} down to the rounding of {row['dtype']}.")
+    rounding = max(row["rounding"] for row in sampled)
+    if rounding >= 0.01:
+        lines.append(f"The tests put a χ² of up to {rounding:.2g} down to the rounding of {row['dtype']}.")
     return lines
 
 

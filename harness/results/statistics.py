@@ -148,7 +148,7 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
 
 
 def chi_square_test(
-    observed_counts: ArrayLike, expected_probabilities: ArrayLike, min_expected: float = 5, tolerance: float = 0.0
+    observed_counts: ArrayLike, expected_probabilities: ArrayLike, min_expected: float = 5
 ) -> ChiSquare:
     """Pearson's χ² test that draws came from a known distribution.
 
@@ -162,8 +162,6 @@ def chi_square_test(
     Args:
         observed_counts: [num_cells], how often each outcome was drawn.
         expected_probabilities: [num_cells], sums to 1 up to float32 rounding and is normalised here.
-        tolerance: the `chi_square_distance` within which another distribution still passes for the expected one; the
-            p-value is then that of the noncentral χ² distribution, the largest that such a distribution could have.
 
     Raises:
         ValueError: for shapes that differ, no draws, negative numbers, or probabilities that do not sum to 1.
@@ -182,8 +180,25 @@ def chi_square_test(
     statistic = float(((observed - expected) ** 2 / expected).sum())
     if num_cells == 1:
         return ChiSquare(0.0, 0, 1.0, 1)
-    p_value = float(stats.ncx2.sf(statistic, num_cells - 1, tolerance * counts.sum()))
-    return ChiSquare(statistic, num_cells - 1, p_value, num_cells)
+    return ChiSquare(statistic, num_cells - 1, chi_square_p_value(statistic, num_cells - 1), num_cells)
+
+
+def chi_square_p_value(statistic: float, degrees_of_freedom: int, tolerated: float = 0.0) -> float:
+    """Chance of a statistic at least this large; statistics of independent tests add up, and so does the rest.
+
+    Args:
+        tolerated: noncentrality that still passes for the null, number of draws times `chi_square_distance`: the
+            p-value is then the largest that a distribution so far off could give.
+    """
+    return float(stats.ncx2.sf(statistic, degrees_of_freedom, tolerated)) if degrees_of_freedom else 1.0
+
+
+def chi_square_tail_power(degrees_of_freedom: int, noncentrality: float, alpha: float, tolerated: float = 0.0) -> float:
+    """Chance that `chi_square_p_value` falls below `alpha` when the statistic has this noncentrality."""
+    if not degrees_of_freedom:
+        return 0.0
+    threshold = stats.ncx2.isf(alpha, degrees_of_freedom, tolerated)
+    return float(stats.ncx2.sf(threshold, degrees_of_freedom, noncentrality))
 
 
 def chi_square_distance(
@@ -230,7 +245,6 @@ def chi_square_power(
     num_draws: int,
     alpha: float,
     min_expected: float = 5,
-    tolerance: float = 0.0,
 ) -> float:
     """Chance that `chi_square_test` rejects `probabilities` at `alpha` when draws follow the alternative.
 
@@ -240,7 +254,6 @@ def chi_square_power(
     Args:
         probabilities: [num_cells], the distribution under test.
         alternative_probabilities: [num_cells], the one that is really drawn from.
-        tolerance: the test's.
     """
     null, alternative = _distribution(probabilities), _distribution(alternative_probabilities)
     if null.shape != alternative.shape:
@@ -256,7 +269,7 @@ def chi_square_power(
         return 1 - never_there
     expected, other = _merge(null, cells), _merge(alternative, cells) / (1 - impossible)
     noncentrality = num_draws * float(((other - expected) ** 2 / expected).sum())
-    threshold = stats.ncx2.isf(alpha, num_cells - 1, tolerance * num_draws)
+    threshold = stats.chi2.isf(alpha, num_cells - 1)
     return 1 - never_there * float(stats.ncx2.cdf(threshold, num_cells - 1, noncentrality))
 
 

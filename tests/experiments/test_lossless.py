@@ -21,11 +21,13 @@ from harness.experiments.arms import Arm, Players, warp
 from harness.experiments.divergence import Divergence
 from harness.experiments.faults import faulty_arm
 from harness.experiments.lossless import (
+    MIN_EXPECTED,
     GreedyCheck,
     SampledCheck,
     check_greedy,
     check_sampled,
     logit_rounding,
+    together,
 )
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.runners.eager import EagerRunner
@@ -38,7 +40,7 @@ FAULTS: list[Fault] = [
     "draft_probabilities_ignored",
     "lenience",
 ]
-NUM_DRAWS = 10_000
+NUM_DRAWS = 16_000
 
 
 @functools.cache
@@ -55,7 +57,7 @@ def players(decoding: DecodingSettings, dtype: torch.dtype = torch.float32) -> P
 
 @functools.cache
 def outcomes(warping: Warp, dtype: torch.dtype = torch.float32) -> Outcomes:
-    return exact_outcomes(runners(dtype)[0], PROMPT, warping, num_tokens=5, min_probability=200 / NUM_DRAWS)
+    return exact_outcomes(runners(dtype)[0], PROMPT, warping, num_tokens=5, min_probability=MIN_EXPECTED / NUM_DRAWS)
 
 
 def sample(
@@ -97,15 +99,21 @@ def compare(fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft
 def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: int) -> None:
     check = sample(num_draft_tokens=num_draft_tokens, **warping)
     assert check.verdict == "lossless", check
-    assert check.result.num_cells > 5
+    assert check.degrees_of_freedom > 5
     # In float32 rounding explains nothing that a test could see.
-    assert check.rounding_distance * check.num_draws < 1e-3
+    assert check.rounding < 1e-3
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: Fault, num_draft_tokens: int) -> None:
-    assert sample(fault, num_draft_tokens).verdict == "lossy"
+def test_every_planted_fault_is_caught(fault: Fault) -> None:
+    assert sample(fault).verdict == "lossy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "bonus_from_wrong_position"])
+def test_faults_are_caught_with_more_draft_tokens_too(fault: Fault) -> None:
+    """But for the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
+    assert sample(fault, num_draft_tokens=3).verdict == "lossy"
 
 
 def test_lenience_that_was_asked_for_is_caught_too() -> None:
@@ -123,9 +131,20 @@ def test_any_arm_can_be_judged() -> None:
 
 
 def test_few_draws_decide_nothing() -> None:
-    check = sample(num_draws=2000)
+    check = sample(num_draws=1000)
     assert check.verdict == "undecided"
     assert check.power < 0.99
+
+
+def test_checks_add_up() -> None:
+    checks = [sample(num_draws=1000) for _ in range(4)]
+    assert [check.verdict for check in checks] == ["undecided"] * 4
+    total = together(checks)
+    assert total.num_draws == 4000
+    assert total.degrees_of_freedom == 4 * checks[0].degrees_of_freedom
+    assert total.power > checks[0].power
+    lenient = sample("lenience", num_draws=4000)
+    assert together([lenient] * 3).p_value < lenient.p_value < 0.01
 
 
 def test_half_precision_is_no_loss() -> None:

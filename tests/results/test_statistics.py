@@ -10,7 +10,9 @@ from scipy import stats
 
 from harness.results.statistics import (
     chi_square_distance,
+    chi_square_p_value,
     chi_square_power,
+    chi_square_tail_power,
     chi_square_test,
     difference_of_paired_proportions,
     least_visible_shift,
@@ -300,10 +302,15 @@ def test_a_tolerated_deviation_is_not_rejected_and_a_larger_one_is() -> None:
     assert tolerance == pytest.approx(0.01**2 / 0.5 + 0.01**2 / 0.3)
     for actual, rejected, rejected_strictly in ((exact, False, False), (near, False, True), (far, True, True)):
         counts = 1_000_000 * np.array(actual)
-        assert (chi_square_test(counts, exact, tolerance=tolerance).p_value < 1e-9) == rejected
+        statistic = chi_square_test(counts, exact).statistic
+        assert (chi_square_p_value(statistic, 2, tolerated=tolerance * 1_000_000) < 1e-9) == rejected
         assert (chi_square_test(counts, exact).p_value < 1e-9) == rejected_strictly
     # Draws from what is just tolerated are rejected as often as the level says.
-    assert chi_square_power(exact, near, 10_000, alpha=0.01, tolerance=tolerance) == pytest.approx(0.01)
+    assert chi_square_tail_power(2, 1e6 * tolerance, alpha=0.01, tolerated=1e6 * tolerance) == pytest.approx(0.01)
+    noncentrality = 1e4 * chi_square_distance(exact, far, 10_000)
+    assert chi_square_tail_power(2, noncentrality, 0.01) == pytest.approx(chi_square_power(exact, far, 10_000, 0.01))
+    assert chi_square_tail_power(0, 5.0, 0.01) == 0
+    assert chi_square_p_value(0.0, 0) == 1
 
 
 def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
