@@ -1,10 +1,11 @@
 """How often the sampled test of `recovery` raises a false alarm, and how often it catches each planted fault.
 
-    python benchmarks/recovery_false_alarms.py [--model DIR] [--draft DIR] [--runs 50] [--fault-runs 10] [--draws 8000]
+    python benchmarks/recovery_false_alarms.py [--model DIR] [--draft DIR] [--runs 50] [--draws 4500]
+                                               [--fault-runs 2] [--fault-draws 25000]
 
 Each run draws anew, with a seed of its own, and is lossy where a prompt's test or that of all prompts together is, at
 the level of the command's default; p is the smallest of a run. The exact distributions are computed
-once. With the defaults 100 runs make 800,000 draws.
+once. With the defaults 60 runs make 475,000 draws.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ def main() -> None:
     parser.add_argument("--model", default=str(SHIPPED / "tiny"))
     parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--fault-runs", type=int, default=10)
-    parser.add_argument("--draws", type=int, default=8000)
+    parser.add_argument("--fault-runs", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=4500)
+    parser.add_argument("--fault-draws", type=int, default=25_000)
     parser.add_argument("--shift", type=float, default=0.1)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--num-draft-tokens", type=int, default=1)
-    parser.add_argument("--num-tokens", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=15)
+    parser.add_argument("--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--num-tokens", type=int, default=6)
     parser.add_argument("--temperature", type=float, default=0.5)
     arguments = parser.parse_args()
 
@@ -62,14 +64,14 @@ def main() -> None:
     texts = [prompt.text for prompt in load_prompts(PromptSettings(name="tiny", file=str(file))).prompts]
     prompts = [list(ids[-PROMPT_TOKENS:]) for ids in tokenizer(texts)["input_ids"]]
     prompts = prompts[: arguments.prompts]
-    num_draws, num_tokens = arguments.draws // len(prompts), arguments.num_tokens
-    outcomes = [
-        exact_outcomes(model, prompt, warp(decoding), num_tokens, MIN_EXPECTED / num_draws) for prompt in prompts
-    ]
+    num_tokens = arguments.num_tokens
+    least = MIN_EXPECTED * len(prompts) / max(arguments.draws, arguments.fault_draws)
+    outcomes = [exact_outcomes(model, prompt, warp(decoding), num_tokens, least) for prompt in prompts]
 
     def run(fault: Fault, seed: int) -> list[SampledCheck]:
         """Every prompt's test, and last all of them together."""
         arm = faulty_arm(players, decoding, fault)
+        num_draws = (arguments.draws if fault == "none" else arguments.fault_draws) // len(prompts)
         checks = [
             check_sampled(
                 arm,
@@ -90,8 +92,9 @@ def main() -> None:
     console = Console(highlight=False, width=110)
     console.print(f"{arguments.model} with {arguments.draft} on {cpu_name()}, {torch.get_num_threads()} threads")
     console.print(
-        f"{arguments.runs} honest runs and {arguments.fault_runs} of each fault, {arguments.draws:,} draws each"
-        f" over {len(prompts)} prompts, K={decoding.num_draft_tokens}, the first {num_tokens} tokens"
+        f"{arguments.runs} honest runs of {arguments.draws:,} draws, {arguments.fault_runs} of"
+        f" {arguments.fault_draws:,} for each fault; {len(prompts)} prompts,"
+        f" K={decoding.num_draft_tokens}, the first {num_tokens} tokens"
     )
     table = Table("fault", "not lossy", "lossy", "smallest p", "largest p", "power", "accepted", "s/run")
     for fault in typing.get_args(Fault):

@@ -42,7 +42,8 @@ def printed(renderable: Any, width: int = 80, **arguments: Any) -> str:
     return target.file.getvalue()
 
 
-def test_marks_stand_where_colours_would() -> None:
+def test_marks_stand_where_colours_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     lane = Lane("speculative", origins=True, pieces=PIECES)
     assert compare_report.text_of(lane, marks=True).plain == " one [two]漢[⏎]\n {end}"
     assert compare_report.text_of(lane, marks=False).plain == " one two漢\n end"
