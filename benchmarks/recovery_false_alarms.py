@@ -1,11 +1,11 @@
 """How often the sampled test of `recovery` raises a false alarm, and how often it catches each planted fault.
 
-    python benchmarks/recovery_false_alarms.py [--model DIR] [--draft DIR] [--runs 50] [--draws 4500]
+    python benchmarks/recovery_false_alarms.py [--model DIR] [--draft DIR] [--runs 50] [--draws 5000]
                                                [--fault-runs 2] [--fault-draws 25000]
 
 Each run draws anew, with a seed of its own, and is lossy where a prompt's test or that of all prompts together is, at
 the level of the command's default; p is the smallest of a run. The exact distributions are computed
-once. With the defaults 60 runs make 475,000 draws.
+once. With the defaults 60 runs make 500,000 draws.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def main() -> None:
     parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--fault-runs", type=int, default=2)
-    parser.add_argument("--draws", type=int, default=4500)
+    parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--fault-draws", type=int, default=25_000)
     parser.add_argument("--shift", type=float, default=0.1)
-    parser.add_argument("--prompts", type=int, default=15)
+    parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--num-tokens", type=int, default=6)
     parser.add_argument("--temperature", type=float, default=0.5)
