@@ -1,19 +1,25 @@
 """How much the harness itself costs: ratios against bare forwards and Hugging Face's generate, side by side in one run.
 
     python benchmarks/cpu_ratios.py [--model DIR] [--draft DIR] [--prompts 12] [--tokens 64] [--temperature 0]
+                                    [--runner compiled]
 
 Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up; each ratio is
 that of total times with its paired bootstrap interval. The bare forwards are those that the decoding loop made, of the
 same shapes at the same cache lengths, and nothing else: no sampling, no verification, no roll-back, no records.
+
+With --runner compiled our arms run compiled models, and take part with the eager runner as well; compiling happens
+before the clock starts and is reported. Hugging Face's models are then others of the same weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,12 +32,13 @@ from harness.config.settings import DecodingSettings, PromptSettings
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
-from harness.experiments.arms import Players, warp
+from harness.experiments.arms import Arm, Players, warp
 from harness.experiments.prompts import load_prompts
 from harness.experiments.timing import generate, without_garbage_collection
 from harness.models.quiet import quiet_libraries
 from harness.results.environment import environment_columns
 from harness.results.statistics import ratio_of_totals
+from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 
 SHIPPED = PACKAGE / "models" / "shipped"
@@ -91,6 +98,23 @@ def timed(call: Callable[[], object]) -> float:
         return time.perf_counter() - started
 
 
+def load(*paths: str) -> list[Any]:
+    return [AutoModelForCausalLM.from_pretrained(path).float().eval() for path in paths]
+
+
+def compiled(options: argparse.Namespace, decoding: DecodingSettings) -> dict[str, Arm]:
+    """Our arms on compiled models, which are told what they take to be made."""
+    target, draft = (
+        PreparedRunner(model, compiled=True, captured=False) for model in load(options.model, options.draft)
+    )
+    num_slots = options.longest_prompt + options.tokens + options.draft_tokens + 1
+    target.prepare(1, num_slots, (1, options.draft_tokens + 1))
+    draft.prepare(1, num_slots, (1, 2), options.draft_tokens, warp(decoding))
+    print(f"compiled in {target.setup_seconds:.0f} s (target) and {draft.setup_seconds:.0f} s (draft)")
+    players = Players(target, ModelDrafter(draft, warp(decoding), draw=draft.draw))
+    return {f"compiled {arm.name}": arm for arm in players.arms(decoding)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(SHIPPED / "tiny"))
@@ -99,12 +123,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.5)
+    parser.add_argument("--runner", choices=["eager", "compiled"], default="eager")
     options = parser.parse_args()
 
     quiet_libraries()
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(path).float().eval() for path in (options.model, options.draft)
-    )
+    target, draft = load(options.model, options.draft)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     # Every arm generates exactly `tokens`: end of sequence means nothing, as `ignore_eos` in the harness.
     for model in (target, draft):
@@ -123,6 +146,8 @@ def main() -> None:
     calls: list[Call] = []
     drafter = ModelDrafter(Recorder(draft, calls), warp(decoding))
     arms = {arm.name: arm for arm in Players(Recorder(target, calls), drafter).arms(decoding)}
+    prompts = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
+    token_ids = [tokenizer(prompt.text)["input_ids"] for prompt in prompts.take(options.prompts)]
     cpu = [torch.device("cpu")]
 
     def ours(name: str, request: Request) -> float:
@@ -147,15 +172,16 @@ def main() -> None:
         "generate": lambda request: hugging_face(None, request),
         "assisted": lambda request: hugging_face(draft, request),
     }
-    prompts = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
+    if options.runner == "compiled":
+        options.longest_prompt = max(map(len, token_ids))
+        arms |= compiled(options, decoding)
+        del contenders["bare regular"], contenders["bare speculative"]
+        contenders |= {
+            f"ours {name}": functools.partial(ours, name) for name in ("compiled regular", "compiled speculative")
+        }
     requests = [
-        Request(
-            [tokenizer(prompt.text)["input_ids"]],
-            uniforms(0, [index], options.tokens + 1),
-            warp(decoding),
-            options.tokens,
-        )
-        for index, prompt in enumerate(prompts.take(options.prompts))
+        Request([ids], uniforms(0, [index], options.tokens + 1), warp(decoding), options.tokens)
+        for index, ids in enumerate(token_ids)
     ]
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
@@ -181,7 +207,17 @@ def main() -> None:
         ("regular over its bare forwards", "ours regular", "bare regular"),
         ("speculative over its bare forwards", "ours speculative", "bare speculative"),
         ("assisted generation is faster than generate by", "generate", "assisted"),
+        ("compiled speculative is faster than assisted generation by", "assisted", "ours compiled speculative"),
+        ("compiled speculative is faster than eager speculative by", "ours speculative", "ours compiled speculative"),
+        ("compiled regular is faster than eager regular by", "ours regular", "ours compiled regular"),
+        (
+            "compiled speculative is faster than compiled regular by",
+            "ours compiled regular",
+            "ours compiled speculative",
+        ),
     ]:
+        if slower not in seconds or faster not in seconds:
+            continue
         ratio = ratio_of_totals(seconds[slower], seconds[faster], 10_000, 0)
         table.add_row(label, f"{ratio.estimate:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
     Console(width=110).print(table)

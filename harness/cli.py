@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from harness.config.errors import HarnessError, SettingError, nearest
@@ -21,12 +25,14 @@ class Command:
         experiment: module with `run(settings, directory)`.
         summary: one line for the list of commands.
         example: what to type.
+        measures: whether jobs of a sweep run in a process of their own, and are not repeated.
     """
 
     settings: str
     experiment: str
     summary: str
     example: str
+    measures: bool = True
 
 
 COMMANDS = {
@@ -54,6 +60,13 @@ COMMANDS = {
         "whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws",
         "recovery model=30B draft=7B",
     ),
+    "plan": Command(
+        "PlanSettings",
+        "harness.experiments.plan",
+        "whether a pair fits on these GPUs or on pretended ones, before anything is downloaded",
+        "plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB",
+        measures=False,
+    ),
 }
 
 
@@ -66,14 +79,29 @@ def main() -> None:
     global _exit_code
     _exit_code = 0
     try:
-        _dispatch(sys.argv[1:])
-        sys.stdout.flush()
+        with _termination_as_interrupt():
+            _dispatch(sys.argv[1:])
+            sys.stdout.flush()
     except KeyboardInterrupt:
         _fail("interrupted; what was measured so far is kept", 130)
     except BrokenPipeError:
         # Whoever read stdout has seen enough; without this Python complains once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(_exit_code)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """What a scheduler ends is written as what a user ends."""
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt("stopped by SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -86,9 +114,15 @@ def _dispatch(arguments: list[str]) -> None:
         print(__version__)
         return
     command = arguments[0]
-    if command not in COMMANDS:
-        _fail(f"{command}: no such command{nearest(command, COMMANDS)}; there are: {', '.join(COMMANDS)}", 2)
+    if command not in (known := [*COMMANDS, "report"]):
+        _fail(f"{command}: no such command{nearest(command, known)}; there are: {', '.join(known)}", 2)
     try:
+        if command == "report":
+            # It runs nothing, so that it has paths instead of settings.
+            from harness.results import report
+
+            report.main(arguments[1:])
+            return
         _run_hydra(command, arguments[1:])
     except BrokenPipeError:
         raise
@@ -105,11 +139,12 @@ def run_job(config: Any) -> Any:
         return _run_experiment(config)
     except Exception as error:
         _report(error, str(config.get("command")))
-        return None
+        return 0.0
 
 
 def _run_experiment(config: Any) -> Any:
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -123,16 +158,37 @@ def _run_experiment(config: Any) -> Any:
     if command not in COMMANDS:
         raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", command)
     settings = kinds.from_config(getattr(kinds, COMMANDS[command].settings), plain)
-    directory = Path(HydraConfig.get().runtime.output_dir)
-    return importlib.import_module(COMMANDS[command].experiment).run(settings, directory)
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.output_dir)
+    experiment = COMMANDS[command].experiment
+    if hydra.mode is not RunMode.MULTIRUN:
+        return importlib.import_module(experiment).run(settings, directory)
+
+    from harness.sweep import jobs
+
+    job = jobs.SweepJob(
+        command=command,
+        experiment=experiment,
+        number=int(hydra.job.num),
+        overrides=tuple(hydra.overrides.task),
+        directory=directory,
+        sweep_directory=directory.parents[len(Path(hydra.sweep.subdir).parts) - 1],
+    )
+    rows = jobs.run_job(job, settings) if COMMANDS[command].measures else jobs.run_here(job, settings)
+    # A number for an optimiser, whatever happened: it stops at anything else.
+    return float(rows[-1].get("speedup") or 0)
 
 
 def _run_hydra(command: str, arguments: list[str]) -> None:
+    global _exit_code
     import hydra
+    from omegaconf import OmegaConf
 
     from harness.config import names, overrides
+    from harness.sweep import sweep
 
     names.register()
+    OmegaConf.register_new_resolver("num_gpus", _num_gpus, replace=True)
     sys.argv = [f"harness {command}", *map(overrides.quote_text, arguments)]
     # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -140,10 +196,18 @@ def _run_hydra(command: str, arguments: list[str]) -> None:
     try:
         hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
     finally:
+        _exit_code = _worse(_exit_code, sweep.finish(command))
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _num_gpus(least: int = 0, most: int = 1024) -> int:
+    """How many GPUs there are, for launcher presets: `${num_gpus:1}` is at least one."""
+    from harness.results.environment import gpu_names
+
+    return min(most, max(least, len(gpu_names())))
 
 
 def _report(error: Exception, command: str) -> None:
@@ -159,7 +223,12 @@ def _report(error: Exception, command: str) -> None:
         first_line = (str(error).strip().splitlines() or [""])[0]
         message, exit_code = f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)", 1
     print(f"harness: {message}", file=sys.stderr, flush=True)
-    _exit_code = max(_exit_code, exit_code)
+    _exit_code = _worse(_exit_code, exit_code)
+
+
+def _worse(first: int, second: int) -> int:
+    """Of two exit codes the one that a sweep ends with: a failure or a loss, then a wrong setting, then doubt."""
+    return min(first, second, key=[1, 2, 3, 0].index)
 
 
 def _fail(message: str, exit_code: int) -> None:
@@ -177,6 +246,10 @@ def _overview() -> str:
     ]
     for name, command in COMMANDS.items():
         lines += [f"  {name:{width}}  {command.summary}", f"  {'':{width}}  python -m harness {command.example}"]
+    lines += [
+        f"  {'report':{width}}  from the CSV files of all these to tables, Markdown, and one HTML page with plots",
+        f"  {'':{width}}  python -m harness report results",
+    ]
     lines += ["", "python -m harness COMMAND --help lists a command's settings and presets."]
     return "\n".join(lines)
 

@@ -4,7 +4,8 @@ Hydra asks its config sources for `model/7B_8bit` or `draft/./my-model`. The sou
 
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their ending;
-- the whole `draft` group, which is the `model` group under another key, and `draft=none`.
+- the whole `draft` group, which is the `model` group under another key, and `draft=none`;
+- `+pair=13B+7B`, a target and its draft in one word, for sweeps over pairs that are no product of models and drafts.
 
 Being a source, it works wherever Hydra composes: overrides, sweeps, experiments, tab completion.
 """
@@ -67,7 +68,12 @@ def _prompts(name: str) -> dict[str, Any] | None:
     return {"name": Path(name).stem, "file": name} if "/" in name or name.endswith((".txt", ".jsonl")) else None
 
 
-_GROUPS = {"model": _model, "draft": _draft, "prompts": _prompts}
+def _pair(name: str) -> dict[str, Any]:
+    model, _, draft = name.partition("+")
+    return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
+
+
+_GROUPS = {"model": _model, "draft": _draft, "prompts": _prompts, "pair": _pair}
 
 
 class NameSource(ConfigSource):
@@ -83,12 +89,13 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(self._answer(config_path) or {})
+        package = "_global_" if config_path.startswith("pair/") else None
         return ConfigResult(
-            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": None}
+            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": package}
         )
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", "draft")
+        return config_path in ("", "draft", "pair")
 
     def is_config(self, config_path: str) -> bool:
         return self._answer(config_path) is not None

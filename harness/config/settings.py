@@ -8,6 +8,7 @@ where in the tree the setting stands.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["balanced", "auto", "sequential", "single", "cpu"]
 Rule = Literal["deepmind", "google"]
+Weights = Literal["stored", "random"]
+RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_only"]
 ChatTemplate = Literal["auto", "always", "never"]
 Fault = Literal[
     "none",
@@ -108,6 +111,8 @@ class DecodingSettings:
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         rule: whose acceptance rule; they differ in `lenience` alone.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
+        synthetic_acceptance: accept each draft token by a coin of this bias in [0, 1] instead of by the rule, to ask
+            what a pair would give if its draft agreed that often; None for the rule.
         ignore_eos: go on past end-of-sequence so that every arm generates the same number of tokens.
     """
 
@@ -118,6 +123,7 @@ class DecodingSettings:
     max_new_tokens: int = 64
     rule: Rule = "deepmind"
     lenience: float = 1.0
+    synthetic_acceptance: float | None = None
     ignore_eos: bool = True
 
     def __post_init__(self) -> None:
@@ -134,11 +140,15 @@ class DecodingSettings:
             "below 1 needs decoding.rule=google; DeepMind's rule has no lenience",
             self.lenience,
         )
+        bias = self.synthetic_acceptance
+        _require(bias is None or 0 <= bias <= 1, "synthetic_acceptance", "must lie in [0, 1]", bias)
+        rule = "replaces the rule, and leaves lenience nothing to act on"
+        _require(bias is None or self.lenience == 1, "synthetic_acceptance", rule, bias)
 
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        return self.lenience < 1
+        return self.lenience < 1 or self.synthetic_acceptance is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,26 +172,52 @@ class ResultSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What every command that decodes shares."""
+    """What every command that decodes shares.
+
+    Attributes:
+        resume: in a sweep, take over what was measured before under the same circumstances.
+        job_timeout_s: a sweep ends a job that takes longer; None lets it run.
+        gpus_per_job: GPUs that a job of a sweep has for itself, where several run side by side; None deals none out.
+        force: load the pair even where it does not fit by the plan.
+        weights: `random` builds the models from their configurations alone, without a download, to measure times.
+        runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
+            such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
+            `graphs` on CUDA and `eager` elsewhere.
+    """
 
     model: ModelSettings
     draft: ModelSettings | None
     decoding: DecodingSettings
     placement: PlacementSettings
-    prompts: PromptSettings
     results: ResultSettings
     dtype: Dtype = "auto"
     seed: int = 0
     batch_size: int = 1
     chat_template: ChatTemplate = "auto"
+    resume: bool = True
+    job_timeout_s: float | None = None
+    gpus_per_job: int | None = None
+    force: bool = False
+    weights: Weights = "stored"
+    runner: RunnerName = "auto"
 
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, "batch_size", "must be at least 1", self.batch_size)
         _require(self.seed >= 0, "seed", "must not be negative", self.seed)
+        timeout, gpus = self.job_timeout_s, self.gpus_per_job
+        _require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
+        _require(gpus is None or gpus >= 1, "gpus_per_job", "must be at least 1", gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencySettings(RunSettings):
+class PromptedSettings(RunSettings):
+    """What every command that decodes a prompt set shares."""
+
+    prompts: PromptSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings(PromptedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
@@ -189,12 +225,14 @@ class LatencySettings(RunSettings):
         num_warmup: batches that run through every arm first and are thrown away.
         num_resamples: of the paired bootstrap.
         test: two short prompts, to see that a pair works at all; the row says so.
+        profile: also write a trace of a few iterations of each arm, after everything was measured.
     """
 
     num_prompts: int = 15
     num_warmup: int = 1
     num_resamples: int = 10_000
     test: bool = False
+    profile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,7 +242,7 @@ class LatencySettings(RunSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareSettings(RunSettings):
+class CompareSettings(PromptedSettings):
     """`compare`: both decoders on prompts that are typed.
 
     Attributes:
@@ -234,21 +272,20 @@ def _is_text(value: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(RunSettings):
-    """`eval`: right answers of both arms to the same questions. The questions are made, `prompts` is not used.
+    """`eval`: right answers of both arms to the same questions.
 
     Attributes:
         task: a module in `experiments/tasks`.
         operands: lowest and highest; both operands of a question lie between them.
         seeds: of the questions and of sampling; each draws questions of its own.
         num_prompts: questions a seed.
-        resume: take over the answers that an earlier run with the same settings gave.
+        resume: also take over the answers that an earlier run with the same settings gave.
     """
 
     task: str = "multiplication"
     operands: tuple[int, ...] = (1, 99)
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
-    resume: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,6 +297,10 @@ class EvalSettings(RunSettings):
         _require(bool(seeds), "seeds", "must name at least one seed", seeds)
         _require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
         _require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
+        _require(self.weights == "stored", "weights", "must be stored: random weights know no answers", self.weights)
+        bias = self.decoding.synthetic_acceptance
+        rule = "must be null: answers of which a coin accepts the tokens say nothing"
+        _require(bias is None, "decoding.synthetic_acceptance", rule, bias)
         _require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
 
     @property
@@ -269,7 +310,7 @@ class EvalSettings(RunSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoverySettings(RunSettings):
+class RecoverySettings(PromptedSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
@@ -295,6 +336,8 @@ class RecoverySettings(RunSettings):
         _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must lie in (0, 1)", self.false_alarm_rate)
         _require(0 < self.shift <= 0.5, "shift", "must lie in (0, 0.5]", self.shift)
         greedy, decoding = self.decoding.temperature == 0, self.decoding
+        rule = "must be none where decoding.synthetic_acceptance stands in for the rule"
+        _require(self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault)
         everywhere = self.fault in ("none", "bonus_from_wrong_position", "rollback_off_by_one")
         _require(everywhere or not greedy, "fault", "changes nothing at decoding.temperature=0", self.fault)
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
@@ -304,6 +347,43 @@ class RecoverySettings(RunSettings):
             "changes nothing at decoding.temperature=1 without top_k or top_p",
             self.fault,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(RunSettings):
+    """`plan`: does a pair fit, before anything is downloaded? Nothing is decoded: `prompts`, `seed` and the like, and
+    `force`, change nothing, so that the settings of another command can be planned as they are.
+
+    Attributes:
+        gpus: how many GPUs to pretend.
+        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
+        bandwidth: of a GPU's memory, or of main memory, in GB/s.
+        prompt_length: tokens of the longest prompt.
+    """
+
+    gpus: int | None = None
+    gpu_memory: str | None = None
+    bandwidth: float | None = None
+    prompt_length: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
+        if self.gpu_memory is not None:
+            is_number = re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory)
+            hint = f" (did you mean {self.gpu_memory}GB?)" if is_number else ""
+            rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
+            _require(bool(self.gpu_memory_bytes), "gpu_memory", rule, self.gpu_memory)
+        finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
+        _require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+        _require(self.prompt_length >= 1, "prompt_length", "must be at least 1", self.prompt_length)
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """`gpu_memory` in bytes; None where it is not set or is no amount."""
+        units = {"m": 2, "g": 3, "t": 4}
+        found = re.fullmatch(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE)
+        return found and round(float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()])
 
 
 SettingsType = TypeVar("SettingsType")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Iteration, Origin, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
+from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 
@@ -57,7 +58,8 @@ def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
         if len(going_on) < len(rows):
             target.select(going_on)
             rows = [rows[i] for i in going_on]
-            token, uniforms = token[going_on], uniforms[going_on]
+            kept = to_device(going_on, token.device)
+            token, uniforms = token[kept], uniforms[kept]
         logits = target.extend(token.unsqueeze(1))[:, -1]
         target.keep([1] * len(rows))
 
@@ -96,7 +98,7 @@ def speculative(
             rows = [rows[i] for i in going_on]
             num_generated = [num_generated[i] for i in going_on]
             next_tokens = [next_tokens[i] for i in going_on]
-            uniforms = uniforms[going_on]
+            uniforms = uniforms[to_device(going_on, uniforms.device)]
 
         # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is wanted. Each
         # row has its own limit, whatever the others need: an answer must not depend on its batch.
@@ -104,7 +106,7 @@ def speculative(
         num_proposed = max(1, *limits)
         fitting = _from_position(uniforms, num_generated, num_proposed + 1)
         proposal = drafter.propose(num_proposed, fitting[:, :num_proposed, Purpose.DRAFT])
-        pending = torch.tensor(next_tokens, device=proposal.tokens.device).unsqueeze(1)
+        pending = to_device(next_tokens, proposal.tokens.device).unsqueeze(1)
         logits = target.extend(torch.cat([pending, proposal.tokens], dim=1))
         verdict = verification(
             request.warp(logits),
@@ -113,7 +115,7 @@ def speculative(
             fitting[:, :num_proposed, Purpose.ACCEPT],
             fitting[:, :, Purpose.TARGET],
             lenience,
-            torch.tensor(limits, device=logits.device) if min(limits) < num_proposed else None,
+            to_device(limits, logits.device) if min(limits) < num_proposed else None,
         )
 
         # The one synchronisation with the device: everything the host must know, in one transfer.
@@ -150,7 +152,7 @@ def _from_position(uniforms: Tensor, positions: Sequence[int], count: int) -> Te
     """`count` uniforms a row from each row's own position on: [B, P, purposes] -> [B, count, purposes]."""
     if len(set(positions)) == 1:
         return uniforms[:, positions[0] : positions[0] + count]
-    index = torch.tensor(positions, device=uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
+    index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
     # A row near its end may not need them all; what lies beyond the stream is never decided.
     index = index.clamp(max=uniforms.shape[1] - 1)
     return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]

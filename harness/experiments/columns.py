@@ -16,6 +16,7 @@ def decoding_columns(decoding: DecodingSettings) -> dict[str, Any]:
         "top_p": decoding.top_p,
         "rule": decoding.rule,
         "lenience": decoding.lenience,
+        "synthetic_acceptance": decoding.synthetic_acceptance,
         "lossy": decoding.lossy,
         "max_new_tokens": decoding.max_new_tokens,
         "ignore_eos": decoding.ignore_eos,
@@ -26,6 +27,7 @@ def model_columns(settings: RunSettings) -> dict[str, Any]:
     """Which weights were asked for, and how they are talked to."""
     draft = settings.draft
     return {
+        "weights": settings.weights,
         "chat_template": settings.chat_template,
         "repository": settings.model.repository,
         "draft_repository": draft and draft.repository,

@@ -20,12 +20,19 @@ from harness.experiments.compare_rows import Race, race_record, race_row, reject
 from harness.experiments.compare_session import describe, hold, piped_lines, typed_lines
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
-from harness.experiments.setup import check_context, encode, stop_tokens
-from harness.models.devices import as_run_error, device_names
-from harness.models.loading import Pair, PlannedPair, plan_pair
+from harness.experiments.setup import (
+    PairKeeper,
+    RunRecord,
+    append_run,
+    check_context,
+    device_names,
+    encode,
+    stop_tokens,
+)
+from harness.models.loading import Pair, PlannedPair
 from harness.results import compare_report
-from harness.results.environment import environment_columns, write_environment
-from harness.results.files import append_rows, check_appendable
+from harness.results.environment import write_environment
+from harness.results.files import check_appendable
 
 # New tokens of each arm before the first race, so that it does not pay for what a process does only once.
 _WARMUP_TOKENS = 8
@@ -34,11 +41,12 @@ _WARMUP_TOKENS = 8
 _PLAIN_WIDTH = 110
 
 
-def run(settings: CompareSettings, directory: Path) -> float | None:
+def run(settings: CompareSettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
     """Load the pair once and race every prompt; return the last race's speed-up (None without a draft).
 
     Args:
         directory: of this run; `compare.csv` and `environment.json` are written there.
+        keeper: holds the pair where several runs follow each other.
 
     Raises:
         SettingError: a mistake that only the models' configurations reveal, or a refused `prompt`.
@@ -47,11 +55,12 @@ def run(settings: CompareSettings, directory: Path) -> float | None:
     check_appendable(settings.results.file)
     # The first one serves as warm-up, all of them as examples.
     examples = load_prompts(settings.prompts).prompts
-    planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+    keeper = keeper or PairKeeper()
+    planned = keeper.plan(settings)
     if settings.prompt is not None:
         _token_ids(planned, settings, settings.prompt)
     say(planned.describe())
-    arena = Arena(planned, planned.load(), directory)
+    arena = Arena(planned, keeper.load(), directory)
     write_environment(directory, arena.devices)
     arena.warm_up(settings, examples[0])
     try:
@@ -103,21 +112,14 @@ class Arena:
         if not settings.json and not (sys.stdin.isatty() and settings.prompt is None):
             self.console.print(f"> {prompt}", style="bold", soft_wrap=True)
         self._num_races += 1
+        record = RunRecord(settings, self._directory, self.devices)
         try:
-            self._run_laps(settings, race)
-        except KeyboardInterrupt:
-            race.status, race.error = "interrupted", "stopped by the user"
-            raise
-        except Exception as exception:
-            explained = as_run_error(exception)
-            race.status = "failed"
-            race.error = " ".join(str(explained or exception or type(exception).__name__).split())
-            raise explained or exception from exception
+            with record.watch():
+                self._run_laps(settings, race)
         finally:
-            row = race_row(settings, self._planned, race, environment_columns(self.devices))
+            row = race_row(settings, self._planned, race, record)
             self.speedup = row["speedup"]
-            append_rows(self._directory / "compare.csv", [row])
-            self.written = append_rows(settings.results.file, [row])
+            self.written = append_run(settings, self._directory / "compare.csv", [row])
         if settings.json:
             print_record(race_record(row, self._pair.tokenizer, race))
             return

@@ -18,7 +18,7 @@ from harness.results.compare_report import Lane, Piece, finished, marks_instead_
 
 # Seconds between two frames; and how many times its own cost a frame stays on the screen at least, so that a text that
 # is long or a terminal that is slow takes no more than a tenth of the wait.
-_FRAME_S = 0.05
+_FRAME_S = 0.1
 _COST_FACTOR = 9.0
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.

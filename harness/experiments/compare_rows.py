@@ -13,6 +13,7 @@ from harness.config.settings import CompareSettings
 from harness.decoding.protocols import Origin
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.compare_race import Lap, Parting, Rejection, token_text
+from harness.experiments.setup import RunRecord
 from harness.models.loading import PlannedPair
 from harness.results.acceptance import Acceptance
 
@@ -35,13 +36,9 @@ class Race:
     laps: dict[str, Lap] = field(default_factory=dict)
     parting: Parting | None = None
     rejections: list[Rejection] = field(default_factory=list)
-    status: str = "ok"
-    error: str | None = None
 
 
-def race_row(
-    settings: CompareSettings, planned: PlannedPair, race: Race, environment: Mapping[str, object]
-) -> dict[str, Any]:
+def race_row(settings: CompareSettings, planned: PlannedPair, race: Race, record: RunRecord) -> dict[str, Any]:
     """One row a race. What was not measured is None."""
     both = race.laps if len(race.laps) == len(ARMS) else {}
     acceptance = race.laps["speculative"].generation.acceptance if "speculative" in race.laps else Acceptance()
@@ -66,12 +63,12 @@ def race_row(
         "logit_margin": race.parting and race.parting.logit_margin,
         **{key: value for arm in ARMS for key, value in _lap_columns(arm, race.laps.get(arm), planned).items()},
         "view": settings.view,
-        "status": race.status,
-        "error": race.error,
+        "status": None,
+        "error": None,
         **decoding_columns(settings.decoding),
         **model_columns(settings),
         **placement_columns(planned),
-        **environment,
+        **record.columns(),
     }
 
 

@@ -73,11 +73,14 @@ def describe(settings: CompareSettings) -> str:
     """What the next race runs under, in one line."""
     decoding = settings.decoding
     parts = [settings.model.name + (f" with draft {settings.draft.name}" if settings.draft else "")]
+    parts += ["random weights"] if settings.weights == "random" else []
     parts.append("greedy" if decoding.temperature == 0 else f"temperature {decoding.temperature:g}")
     parts += [f"top_k {decoding.top_k}"] if decoding.top_k else []
     parts += [f"top_p {decoding.top_p:g}"] if decoding.top_p < 1 else []
     parts += [f"K={decoding.num_draft_tokens}"] if settings.draft else []
-    parts += [f"lenience {decoding.lenience:g} (lossy)"] if decoding.lossy else []
+    parts += [f"lenience {decoding.lenience:g} (lossy)"] if decoding.lenience < 1 else []
+    bias = decoding.synthetic_acceptance
+    parts += [f"synthetic {bias:g}"] if settings.draft and bias is not None else []
     parts += [f"{decoding.max_new_tokens} new tokens", f"view={settings.view}"]
     return " · ".join(parts)
 

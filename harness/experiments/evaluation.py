@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.names import PACKAGE
 from harness.config.settings import EvalSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
@@ -28,82 +23,86 @@ from harness.experiments.questions import (
     line_end_tokens,
     parse_answer,
 )
-from harness.experiments.setup import check_context, encode, stop_tokens
-from harness.experiments.tasks import load_task
+from harness.experiments.setup import (
+    PairKeeper,
+    RunRecord,
+    append_run,
+    check_context,
+    device_names,
+    encode,
+    stop_tokens,
+)
+from harness.experiments.tasks import Task, load_task
 from harness.experiments.timing import Generation, generate, quick_collections
-from harness.models.checkpoints import Checkpoint
-from harness.models.devices import as_run_error, device_names
-from harness.models.loading import Pair, PlannedPair, plan_pair
+from harness.models.loading import Pair
 from harness.results.answers import Answer, read_answers
-from harness.results.environment import environment_columns, write_environment
+from harness.results.environment import write_environment
 from harness.results.eval_report import print_report
 from harness.results.files import append_rows, check_appendable
+from harness.results.measurement import measurement_digest
 
-# Settings that say how much is asked or where results go, and nothing about an answer. `prompts` is not used at all.
-_NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "resume", "results", "prompts")
+# Settings that say how much is asked, and nothing about an answer.
+_NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
 
 # By arm, seed and index of the question.
 Answers = dict[tuple[str, int, int], Answer]
 
 
-def run(settings: EvalSettings, directory: Path) -> float | None:
+def run(settings: EvalSettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
     """Ask all questions, print the table, write the files, and return the last arm's accuracy.
 
     Args:
         directory: of this run; `eval.csv`, `eval_prompts.csv` and `environment.json` are written there.
+        keeper: holds the pair where several runs follow each other.
 
     Raises:
         SettingError: a mistake that only the models' configurations reveal.
         RunError: the run failed. Its rows, with what was answered until then, are written first.
     """
+    record = RunRecord(settings, directory)
+    keeper = keeper or PairKeeper()
     check_appendable(settings.results.file)
     task = load_task(settings.task)
-    questions = [
-        question
-        for seed in settings.seeds
-        for question in draw_questions(task, settings.operands, seed, settings.num_prompts)
-    ]
+    questions = _questions(settings, task)
     answers: Answers = {}
     resumed: Answers = {}
-    status, error, devices, planned = "ok", None, [], None
+    planned = None
     try:
-        planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
-        check_answer_length(planned.tokenizer, questions, settings.decoding.max_new_tokens)
-        token_ids = encode(
-            planned.tokenizer, [Prompt(question.prompt) for question in questions], settings.chat_template
-        )
-        check_context(planned, token_ids, settings.decoding.max_new_tokens, "task")
-        say(planned.describe())
-        devices = device_names(planned.devices)
-        write_environment(directory, devices)
-        store = (
-            Path(settings.results.file).parent / "eval_answers" / f"{answers_digest(settings, planned, devices)}.csv"
-        )
-        files = [directory / "eval_prompts.csv", store]
-        wanted = len(questions) * len(settings.arms)
-        if settings.resume and (resumed := _answered(store, questions, settings.arms)):
-            say(f"{len(resumed)} of {wanted} answers are in {store} already; resume=false measures anew")
-            append_rows(files[0], [answer.as_row() for answer in resumed.values()])
-            answers |= resumed
-        if len(answers) < wanted:
-            measure(settings, planned.load(), questions, token_ids, answers, files)
-    except KeyboardInterrupt:
-        status, error = "interrupted", "stopped by the user"
-        raise
-    except Exception as exception:
-        explained = as_run_error(exception)
-        status, error = "failed", " ".join(str(explained or exception or type(exception).__name__).split())
-        raise explained or exception from exception
+        with record.watch():
+            planned = keeper.plan(settings)
+            check_answer_length(planned.tokenizer, questions, settings.decoding.max_new_tokens)
+            token_ids = encode(
+                planned.tokenizer, [Prompt(question.prompt) for question in questions], settings.chat_template
+            )
+            check_context(planned, token_ids, settings.decoding.max_new_tokens, "task")
+            say(planned.describe())
+            record.devices = device_names(planned.devices)
+            write_environment(directory, record.devices)
+            files = [directory / "eval_prompts.csv", answer_store(settings)]
+            wanted = len(questions) * len(settings.arms)
+            if settings.resume and (resumed := _answered(files[1], questions, settings.arms)):
+                say(f"{len(resumed)} of {wanted} answers are in {files[1]} already; resume=false measures anew")
+                append_rows(files[0], [answer.as_row() for answer in resumed.values()])
+                answers |= resumed
+            if len(answers) < wanted:
+                measure(settings, keeper.load(), questions, token_ids, answers, files)
     finally:
-        rows = evaluation_rows.arm_rows(settings, task, questions, list(answers.values()), resumed.keys(), planned)
-        for row in rows:
-            row |= {"status": status, "error": error, **environment_columns(devices)}
-        append_rows(directory / "eval.csv", rows)
-        written = append_rows(settings.results.file, rows)
+        rows = evaluation_rows.arm_rows(settings, task, questions, answers, resumed.keys(), planned, record)
+        written = append_run(settings, directory / "eval.csv", rows)
         if answers:
             print_report(rows)
             say(f"written to {directory}/ and {written}")
     return rows[-1]["accuracy"]
+
+
+def record_failure(settings: EvalSettings, directory: Path, reason: str) -> None:
+    """Write the rows of a run that ended before it could, with what it had answered."""
+    record = RunRecord(settings, directory, status="failed", error=reason)
+    task = load_task(settings.task)
+    questions = _questions(settings, task)
+    answers = _answered(directory / "eval_prompts.csv", questions, settings.arms)
+    rows = evaluation_rows.arm_rows(settings, task, questions, answers, (), None, record)
+    append_run(settings, directory / "eval.csv", rows)
 
 
 def measure(
@@ -148,29 +147,18 @@ def measure(
             advance(_running_accuracy(answers, settings.arms))
 
 
-def answers_digest(settings: EvalSettings, planned: PlannedPair, devices: Sequence[str]) -> str:
-    """Of everything that determines an answer and its time: weights, settings, devices, libraries, our own source."""
-    asked = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_OF_AN_ANSWER}
-    versions = {key: value for key, value in environment_columns(devices).items() if key.endswith("_version")}
-    source = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py"))))
-    everything = {
-        "settings": asked,
-        "weights": [_weights(checkpoint) for checkpoint in planned.checkpoints],
-        "versions": versions,
-        "source": source.hexdigest(),
-        "devices": list(devices),
-        "threads": torch.get_num_threads(),
-    }
-    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def answer_store(settings: EvalSettings) -> Path:
+    """The file beside `results.file` that collects answers given under the same circumstances, whatever was asked."""
+    digest = measurement_digest(settings, leaving_out=_NOT_OF_AN_ANSWER)
+    return Path(settings.results.file).parent / "eval_answers" / f"{digest}.csv"
 
 
-def _weights(checkpoint: Checkpoint) -> list[object]:
-    """What tells these weights from others of the same name: a commit of the hub, or a directory's files."""
-    directory = Path(checkpoint.source)
-    if not directory.is_dir():
-        return [checkpoint.source, getattr(checkpoint.config, "_commit_hash", None)]
-    files = sorted(file for file in directory.iterdir() if file.is_file())
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+def _questions(settings: EvalSettings, task: Task) -> list[Question]:
+    return [
+        question
+        for seed in settings.seeds
+        for question in draw_questions(task, settings.operands, seed, settings.num_prompts)
+    ]
 
 
 def _answered(store: Path, questions: Sequence[Question], arms: Sequence[str]) -> Answers:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.config.names import without_suffixes
 from harness.config.settings import EvalSettings
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.questions import Question
+from harness.experiments.setup import RunRecord
 from harness.experiments.tasks import Task
 from harness.models.loading import PlannedPair
 from harness.results.acceptance import Acceptance
@@ -31,9 +32,10 @@ def arm_rows(
     settings: EvalSettings,
     task: Task,
     questions: Sequence[Question],
-    answers: Sequence[Answer],
+    answers: Mapping[tuple[str, int, int], Answer],
     resumed: Collection[tuple[str, int, int]],
     planned: PlannedPair | None,
+    record: RunRecord,
 ) -> list[dict[str, Any]]:
     """One row a seed and arm, then one an arm over all seeds, with `seed=all`. What cannot be had is None.
 
@@ -42,9 +44,10 @@ def arm_rows(
     Args:
         resumed: keys of the answers that come from earlier runs.
     """
+    ending = record.columns()
     rows = []
     for seed in (*settings.seeds, "all"):
-        given = [answer for answer in answers if seed in ("all", answer.seed)]
+        given = [answer for answer in answers.values() if seed in ("all", answer.seed)]
         if not given and seed != "all":
             continue
         prompts = [question.prompt for question in questions if seed in ("all", question.seed)]
@@ -76,6 +79,7 @@ def arm_rows(
                     "num_resumed": sum(answer.key in resumed for answer in mine),
                     **model_columns(settings),
                     **placement_columns(planned),
+                    **ending,
                 }
             )
     return rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,30 +19,30 @@ from harness.decoding.protocols import Runner
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
-from harness.experiments.arms import Arm, Players, warp
+from harness.experiments.arms import Arm, Players, verification, warp
 
 # Of the fault `lenience`: a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8
 
 
 def faulty_arm(players: Players, decoding: DecodingSettings, fault: Fault) -> Arm:
-    """The speculative arm with `fault` in it; with `none` it is the honest one."""
+    """The speculative arm with `fault` in it; with `none` it is the one that `Players.arms` has."""
     target, drafter = players.target, players.drafter
     if drafter is None:
         raise ValueError("without a drafter there is no speculative arm")
-    verification: Callable[..., Verdict] = verify
+    judge = verification(decoding)
     if fault == "residual_warped_twice":
-        verification = functools.partial(residual_warped_twice, warp(decoding))
+        judge = functools.partial(residual_warped_twice, warp(decoding))
     elif fault == "bonus_from_wrong_position":
-        verification = bonus_from_wrong_position
+        judge = bonus_from_wrong_position
     elif fault == "rollback_off_by_one":
         target = RollbackOffByOne(target)
     elif fault == "draft_probabilities_ignored":
-        verification = draft_probabilities_ignored
+        judge = draft_probabilities_ignored
     lenience = LENIENCE if fault == "lenience" else decoding.lenience
     return Arm(
         "speculative",
-        lambda request: speculative(target, drafter, request, decoding.num_draft_tokens, lenience, verification),
+        lambda request: speculative(target, drafter, request, decoding.num_draft_tokens, lenience, judge),
     )
 
 

@@ -15,11 +15,19 @@ from harness.experiments.divergence import first_divergence
 from harness.experiments.latency_rows import Measurement
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, load_prompts
-from harness.experiments.setup import check_context, encode, stop_tokens
+from harness.experiments.setup import (
+    PairKeeper,
+    RunRecord,
+    append_run,
+    check_context,
+    device_names,
+    encode,
+    stop_tokens,
+)
 from harness.experiments.timing import Phases, generate, quick_collections
-from harness.models.devices import as_run_error, device_names, peak_memory_bytes, reset_peak_memory
-from harness.models.loading import Pair, plan_pair
-from harness.results.environment import environment_columns, write_environment
+from harness.models.devices import peak_memory_bytes, reset_peak_memory
+from harness.models.loading import Pair
+from harness.results.environment import write_environment
 from harness.results.files import append_rows, check_appendable
 from harness.results.latency_report import print_report
 
@@ -27,49 +35,54 @@ from harness.results.latency_report import print_report
 TEST_PROMPTS, TEST_TOKENS = 2, 16
 
 
-def run(settings: LatencySettings, directory: Path) -> float | None:
+def run(settings: LatencySettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
     """Measure one pair, print the table, write the files, and return the speed-up (None without a draft).
 
     Args:
         directory: of this run; `latency.csv`, `latency_prompts.csv` and `environment.json` are written there.
+        keeper: holds the pair where several runs follow each other.
 
     Raises:
         SettingError: a mistake that only the models' configurations reveal.
         RunError: the run failed. Its rows, with what was measured until then, are written first.
     """
+    record = RunRecord(settings, directory)
+    keeper = keeper or PairKeeper()
     if settings.test:
         settings = _shortened(settings)
     check_appendable(settings.results.file)
     prompt_set = load_prompts(settings.prompts)
     prompts = prompt_set.take(settings.num_prompts)
-    measured = {name: Measurement() for name in (["regular"] if settings.draft is None else ["regular", "speculative"])}
-    status, error, devices, planned = "ok", None, [], None
+    measured = _nothing_measured(settings)
+    planned = None
     try:
-        planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
-        token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
-        check_context(planned, token_ids, settings.decoding.max_new_tokens)
-        say(planned.describe())
-        pair = planned.load()
-        devices = device_names(pair.devices)
-        write_environment(directory, devices)
-        measure(settings, pair, prompts, token_ids, measured, directory / "latency_prompts.csv")
-    except KeyboardInterrupt:
-        status, error = "interrupted", "stopped by the user"
-        raise
-    except Exception as exception:
-        explained = as_run_error(exception)
-        status, error = "failed", " ".join(str(explained or exception or type(exception).__name__).split())
-        raise explained or exception from exception
+        with record.watch():
+            planned = keeper.plan(settings)
+            token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
+            check_context(planned, token_ids, settings.decoding.max_new_tokens)
+            drafted = 0 if settings.draft is None else settings.decoding.num_draft_tokens
+            longest = max(map(len, token_ids)) + settings.decoding.max_new_tokens + drafted
+            planned = keeper.make_room(settings, longest)
+            say(planned.describe())
+            pair = keeper.load()
+            record.devices = device_names(pair.devices)
+            write_environment(directory, record.devices)
+            measure(settings, pair, prompts, token_ids, measured, directory / "latency_prompts.csv")
     finally:
-        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned)
-        for row in rows:
-            row |= {"status": status, "error": error, **environment_columns(devices)}
-        append_rows(directory / "latency.csv", rows)
-        written = append_rows(settings.results.file, rows)
+        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned, record)
+        written = append_run(settings, directory / "latency.csv", rows)
         if any(measurement.generations for measurement in measured.values()):
             print_report(latency_rows.report(prompts, measured, rows))
             say(f"written to {directory}/ and {written}")
     return rows[-1]["speedup"]
+
+
+def record_failure(settings: LatencySettings, directory: Path, reason: str) -> None:
+    """Write the rows of a run that ended before it could."""
+    record = RunRecord(settings, directory, status="failed", error=reason)
+    prompt_set = load_prompts(settings.prompts)
+    rows = latency_rows.arm_rows(settings, prompt_set, _nothing_measured(settings), None, record)
+    append_run(settings, directory / "latency.csv", rows)
 
 
 def measure(
@@ -94,10 +107,10 @@ def measure(
         watched += [same for same in phases.watch(taking_part).arms(decoding) if same.name == arm.name]
 
     batches = list(_batches(settings, pair, token_ids))
-    for _, request in batches[:1] * settings.num_warmup:
-        for arm in arms:
-            generate(arm, request, pair.devices)
     with progress("measuring", len(batches)) as advance, quick_collections():
+        for _, request in batches[:1] * settings.num_warmup:
+            for arm in arms:
+                generate(arm, request, pair.devices)
         for number, (indices, request) in enumerate(batches):
             # The order alternates, so that neither arm always runs on what the other has warmed.
             for arm in arms if number % 2 == 0 else reversed(arms):
@@ -110,6 +123,10 @@ def measure(
                 _compare_texts(taking_part, request, measured)
             append_rows(prompts_file, list(latency_rows.prompt_rows(pair.tokenizer, prompts, indices, measured)))
             advance()
+
+
+def _nothing_measured(settings: LatencySettings) -> dict[str, Measurement]:
+    return {name: Measurement() for name in (["regular"] if settings.draft is None else ["regular", "speculative"])}
 
 
 def _shortened(settings: LatencySettings) -> LatencySettings:

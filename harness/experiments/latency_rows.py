@@ -15,6 +15,7 @@ from harness.config.settings import LatencySettings
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.divergence import Divergence
 from harness.experiments.prompts import Prompt, PromptSet
+from harness.experiments.setup import RunRecord
 from harness.experiments.timing import Generation, Phases
 from harness.models.loading import PlannedPair
 from harness.results.acceptance import Acceptance, predicted_speedup
@@ -54,9 +55,14 @@ class Measurement:
 
 
 def arm_rows(
-    settings: LatencySettings, prompt_set: PromptSet, measured: dict[str, Measurement], planned: PlannedPair | None
+    settings: LatencySettings,
+    prompt_set: PromptSet,
+    measured: dict[str, Measurement],
+    planned: PlannedPair | None,
+    record: RunRecord,
 ) -> list[dict[str, Any]]:
     """One row an arm. What was not measured, or could not be, is None."""
+    ending = record.columns()
     return [
         {
             "model": settings.model.name,
@@ -75,6 +81,7 @@ def arm_rows(
             "prompts_digest": prompt_set.digest,
             **model_columns(settings),
             **placement_columns(planned),
+            **ending,
         }
         for name in measured
     ]

@@ -28,11 +28,11 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import PromptSet, load_prompts
-from harness.experiments.setup import check_context, encode
-from harness.models.devices import as_run_error, device_names
-from harness.models.loading import Pair, PlannedPair, plan_pair
-from harness.results.environment import environment_columns, write_environment
-from harness.results.files import append_rows, check_appendable
+from harness.experiments.setup import PairKeeper, RunRecord, append_run, check_context, device_names, encode
+from harness.experiments.timing import quick_collections
+from harness.models.loading import Pair, PlannedPair
+from harness.results.environment import write_environment
+from harness.results.files import check_appendable
 from harness.results.recovery_report import print_report, summarise
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
@@ -42,55 +42,53 @@ EXIT_CODES = {"lossy": 1, "undecided": 3}
 PROMPT_TOKENS = 16
 
 
-def run(settings: RecoverySettings, directory: Path) -> None:
+def run(settings: RecoverySettings, directory: Path, keeper: PairKeeper | None = None) -> None:
     """Test one pair, print the verdict, and write the files.
 
     Args:
         directory: of this run; `recovery.csv` and `environment.json` are written there.
+        keeper: holds the pair where several runs follow each other.
 
     Raises:
         SettingError: a mistake that only the models' configurations reveal.
         RunError: the run failed. Its rows, with the checks that were finished, are written first.
         VerdictError: the pair is lossy (exit code 1), or there were not enough draws to tell (3).
     """
+    record = RunRecord(settings, directory)
+    keeper = keeper or PairKeeper()
     check_appendable(settings.results.file)
     prompt_set = load_prompts(settings.prompts)
     prompts = prompt_set.take(settings.num_prompts)
     checks: list[dict[str, Any]] = []
-    status, error, devices, planned = "ok", None, [], None
+    planned = None
     try:
-        planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
-        token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
-        check_context(planned, token_ids, max(settings.decoding.max_new_tokens, num_counted_tokens(settings)))
-        say(planned.describe())
-        devices = device_names(planned.devices)
-        write_environment(directory, devices)
-        checks.extend(carry_out(settings, planned.load(), token_ids))
-    except KeyboardInterrupt:
-        status, error = "interrupted", "stopped by the user"
-        raise
-    except Exception as exception:
-        explained = as_run_error(exception)
-        status, error = "failed", " ".join(str(explained or exception or type(exception).__name__).split())
-        raise explained or exception from exception
+        with record.watch():
+            planned = keeper.plan(settings)
+            token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
+            num_new_tokens = max(
+                settings.decoding.max_new_tokens, num_counted_tokens(settings.decoding.num_draft_tokens)
+            )
+            check_context(planned, token_ids, num_new_tokens)
+            say(planned.describe())
+            record.devices = device_names(planned.devices)
+            write_environment(directory, record.devices)
+            checks.extend(carry_out(settings, keeper.load(), token_ids))
     finally:
-        rows = [
-            {
-                **_columns(settings, check, prompt_set, planned),
-                "status": status,
-                "error": error,
-                **environment_columns(devices),
-            }
-            for check in checks or [{}]
-        ]
-        append_rows(directory / "recovery.csv", rows)
-        written = append_rows(settings.results.file, rows)
+        rows = _rows(settings, checks, prompt_set, planned, record)
+        written = append_run(settings, directory / "recovery.csv", rows)
         if checks:
             print_report(rows)
             say(f"written to {directory}/ and {written}")
     summary = summarise(rows)
     if summary.verdict != "lossless":
         raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
+
+
+def record_failure(settings: RecoverySettings, directory: Path, reason: str) -> None:
+    """Write the row of a run that ended before it could."""
+    record = RunRecord(settings, directory, status="failed", error=reason)
+    rows = _rows(settings, [], load_prompts(settings.prompts), None, record)
+    append_run(settings, directory / "recovery.csv", rows)
 
 
 def carry_out(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
@@ -167,13 +165,13 @@ def sampled_checks(
     checks: dict[int, list[SampledCheck]] = {number: [] for number in numbers}
     streams = itertools.count(step=num_draws)
     total = len(prompts) * len(numbers) * math.ceil(num_draws / settings.batch_size)
-    with progress("drawing", total) as advance:
+    with progress("drawing", total) as advance, quick_collections():
         for index, prompt in enumerate(prompts):
             outcomes = exact_outcomes(
                 taking_part.target,
                 prompt,
                 warp(decoding),
-                num_counted_tokens(settings),
+                num_counted_tokens(decoding.num_draft_tokens),
                 MIN_EXPECTED / num_draws,
             )
             for number in numbers:
@@ -183,7 +181,7 @@ def sampled_checks(
                     prompt,
                     outcomes,
                     warp(decoding),
-                    num_tokens=num_counted_tokens(settings),
+                    num_tokens=num_counted_tokens(number),
                     num_draws=num_draws,
                     # The tests of all prompts together count as well.
                     significance_level=settings.false_alarm_rate / ((len(prompts) + 1) * len(numbers)),
@@ -200,35 +198,44 @@ def sampled_checks(
         yield None, number, together(checks[number])
 
 
-def num_counted_tokens(settings: RecoverySettings) -> int:
+def num_counted_tokens(num_draft_tokens: int) -> int:
     """The first token, which is the target's own, then a whole proposal, then its bonus token."""
-    return settings.decoding.num_draft_tokens + 2
+    return num_draft_tokens + 2
 
 
-def _columns(
-    settings: RecoverySettings, check: dict[str, Any], prompt_set: PromptSet, planned: PlannedPair | None
-) -> dict[str, Any]:
-    """A whole row, what does not concern its check None."""
+def _rows(
+    settings: RecoverySettings,
+    checks: Sequence[dict[str, Any]],
+    prompt_set: PromptSet,
+    planned: PlannedPair | None,
+    record: RunRecord,
+) -> list[dict[str, Any]]:
+    """A row a check, or one that has none; what does not concern its check is None."""
     figures = (
         "num_prompts num_tokens identical_prompts divergence_position logit_margin logit_tolerance num_draws"
         " statistic degrees_of_freedom p_value significance_level shift power rounding"
         " acceptance_rate"
     )
-    return {
-        "model": settings.model.name,
-        "draft": settings.draft and settings.draft.name,
-        "arm": "speculative",
-        **{
-            name: check.get(name)
-            for name in ("check", "prompt_index", "verdict", "num_draft_tokens", "temperature", *figures.split())
-        },
-        "seed": settings.seed,
-        "batch_size": settings.batch_size,
-        "false_alarm_rate": settings.false_alarm_rate,
-        "fault": settings.fault,
-        **decoding_columns(settings.decoding),
-        "prompts": prompt_set.name,
-        "prompts_digest": prompt_set.digest,
-        **model_columns(settings),
-        **placement_columns(planned),
-    }
+    ending = record.columns()
+    return [
+        {
+            "model": settings.model.name,
+            "draft": settings.draft and settings.draft.name,
+            "arm": "speculative",
+            **{
+                name: check.get(name)
+                for name in ("check", "prompt_index", "verdict", "num_draft_tokens", "temperature", *figures.split())
+            },
+            "seed": settings.seed,
+            "batch_size": settings.batch_size,
+            "false_alarm_rate": settings.false_alarm_rate,
+            "fault": settings.fault,
+            **decoding_columns(settings.decoding),
+            "prompts": prompt_set.name,
+            "prompts_digest": prompt_set.digest,
+            **model_columns(settings),
+            **placement_columns(planned),
+            **ending,
+        }
+        for check in checks or [{}]
+    ]

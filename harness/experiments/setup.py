@@ -1,16 +1,125 @@
-"""What every command that decodes does between its settings and its first token."""
+"""What every command does around its decoding: between its settings and its first token, and at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
-from harness.config.settings import ChatTemplate
+from harness.config.settings import ChatTemplate, RunSettings
 from harness.experiments.prompts import Prompt
-from harness.models.loading import Pair, PlannedPair
+from harness.models.devices import as_run_error
+from harness.models.loading import Pair, PlannedPair, make_room, plan_pair
 from harness.models.tokenizers import encode_prompts, max_context
+from harness.results.environment import cpu_name, environment_columns
+from harness.results.files import append_rows
+from harness.results.measurement import measurement_digest
+
+
+@dataclass
+class RunRecord:
+    """How a run went: what all its rows say.
+
+    Attributes:
+        settings: as they were given.
+        directory: of the run.
+        devices: names of the devices it ran on, once they are known.
+        status: `ok`, `failed` or `interrupted`.
+        error: why, if it is not ok.
+    """
+
+    settings: RunSettings
+    directory: Path
+    devices: list[str] = field(default_factory=list)
+    status: str = "ok"
+    error: str | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what ends the block early. A failure that is known leaves it as a RunError."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
+            raise
+        except Exception as exception:
+            explained = as_run_error(exception)
+            self.status = "failed"
+            self.error = " ".join(str(explained or exception or type(exception).__name__).split())
+            raise explained or exception from exception
+
+    def columns(self) -> dict[str, Any]:
+        """The same in every row that is written at once: a reader knows by them what belongs together."""
+        return {
+            "status": self.status,
+            "error": self.error,
+            **environment_columns(self.devices),
+            "measurement": measurement_digest(self.settings),
+            "directory": str(self.directory),
+        }
+
+
+class PairKeeper:
+    """Plans and loads pairs, and keeps the last one for the next run that wants the same.
+
+    Args:
+        report: told `True` when it begins with something that may fail for this pair, `False` when that has gone well.
+    """
+
+    def __init__(self, report: Callable[[bool], None] = lambda begins: None) -> None:
+        self._report = report
+        self._wanted: object = None
+        self._planned: PlannedPair | None = None
+        self._pair: Pair | None = None
+
+    def plan(self, settings: RunSettings) -> PlannedPair:
+        """See `plan_pair`."""
+        wanted = (settings.model, settings.draft, settings.placement, settings.dtype, settings.force, settings.weights)
+        if self._planned is None or self._wanted != wanted:
+            self._planned = self._pair = None
+            self._report(True)
+            self._planned = plan_pair(*wanted[:-2], force=settings.force, weights=settings.weights)
+            self._report(False)
+            self._wanted = wanted
+        return self._planned
+
+    def make_room(self, settings: RunSettings, num_tokens: int) -> PlannedPair:
+        """Place the pair that was planned last so that its caches fit too; see `loading.make_room`."""
+        if self._planned is None:
+            raise ValueError("plan a pair first")
+        # One that is loaded lies where it lies.
+        if self._pair is None:
+            self._planned = make_room(
+                self._planned, settings.placement, settings.batch_size, num_tokens, force=settings.force
+            )
+        return self._planned
+
+    def load(self) -> Pair:
+        """The pair that was planned last."""
+        if self._planned is None:
+            raise ValueError("plan a pair first")
+        if self._pair is None:
+            self._report(True)
+            self._pair = self._planned.load()
+            self._report(False)
+        return self._pair
+
+
+def device_names(devices: Sequence[torch.device]) -> list[str]:
+    """What the devices are sold as: `NVIDIA A100-SXM4-40GB`, or the CPU's model name."""
+    return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu_name() or "unknown CPU" for d in devices]
+
+
+def append_run(settings: RunSettings, file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Append a run's rows to its own file and to the cumulative one; gives the latter, as it is called in the end."""
+    append_rows(file, rows)
+    return append_rows(settings.results.file, rows)
 
 
 def encode(

@@ -33,11 +33,13 @@ class Checkpoint:
         role: `model` or `draft`; how errors call it.
         settings: as the user gave them.
         config: of the repository.
+        random: whether its weights are to be random numbers; see `random_weights`.
     """
 
     role: str
     settings: ModelSettings
     config: PreTrainedConfig
+    random: bool = False
 
     @property
     def source(self) -> str:
@@ -66,8 +68,11 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     return arguments
 
 
-def read_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
+def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
+
+    Args:
+        weights: whether a directory must hold weights as well.
 
     Raises:
         SettingError: a directory that is not there or holds no model; a model that is not a causal language model, or
@@ -76,12 +81,25 @@ def read_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     """
     if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
         raise RunError(f"{role}: reading {settings.gguf_file} needs the gguf package: pip install harness[gguf]")
-    _check_directory(role, settings)
+    _check_directory(role, settings, weights)
     try:
         _ask_hub(settings)
         config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
     except Exception as exception:
         raise explain(exception, role, settings) or exception from exception
+    check_rollback(role, settings, config)
+    return Checkpoint(role, settings, config)
+
+
+def sketch_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
+    """As `read_checkpoint`, for planning: a preset's own architecture is enough, and weights need not be there.
+
+    Raises:
+        SettingError, RunError: as `read_checkpoint`, but for absent weights.
+    """
+    if settings.architecture is None:
+        return read_checkpoint(role, settings, weights=False)
+    config = AutoConfig.for_model(**settings.architecture)
     check_rollback(role, settings, config)
     return Checkpoint(role, settings, config)
 
@@ -164,8 +182,8 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
     return None
 
 
-def _check_directory(role: str, settings: ModelSettings) -> None:
-    """Hub repositories pass; a directory must be there and hold a configuration and weights."""
+def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
+    """Hub repositories pass; a directory must be there and hold a configuration, and weights if `weights`."""
     directory = Path(source(settings))
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
@@ -179,7 +197,7 @@ def _check_directory(role: str, settings: ModelSettings) -> None:
     if not (directory / "config.json").is_file():
         hint = " (for a GGUF file set gguf_file)" if any(directory.glob("*.gguf")) else ""
         raise SettingError(role, f"the directory holds no config.json{hint}", settings.repository)
-    if not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
+    if weights and not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, settings.repository)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import platform
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import psutil
 import torch
@@ -53,11 +51,6 @@ def free_memory(gpus: Iterable[int] | None = None) -> dict[int | str, int]:
         free[gpu] = torch.cuda.mem_get_info(gpu)[0] + cached
     free["cpu"] = psutil.virtual_memory().available
     return free
-
-
-def device_names(devices: Sequence[torch.device]) -> list[str]:
-    """What the devices are sold as: `NVIDIA A100-SXM4-40GB`, or the CPU's model name."""
-    return [torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name() for device in devices]
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
@@ -132,14 +125,6 @@ def _allocation(text: str) -> str:
     if wanted and free:
         return f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
     return f": {wanted[1]} wanted" if wanted else ""
-
-
-def _cpu_name() -> str:
-    # `platform.processor()` is empty or just the architecture on Linux.
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file() and (name := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)):
-        return name[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _first_line(exception: BaseException) -> str:

@@ -14,12 +14,15 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from harness.config.errors import RunError
-from harness.config.settings import Dtype, ModelSettings, PlacementSettings
+from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Weights
 from harness.models.checkpoints import Checkpoint, explain, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.placement import Placement, applied_quantization, effective_placement, place_pair
+from harness.models.fitting import place_pair
+from harness.models.memory import cache_bytes_per_layer
+from harness.models.placement import Candidate, Placement, applied_quantization, effective_placement
 from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer
 from harness.models.quiet import quiet_libraries
+from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
 from harness.models.sizes import count_parameters
 from harness.models.tokenizers import check_compatible, load_tokenizer
 
@@ -93,7 +96,8 @@ class PlannedPair:
         lines = []
         for checkpoint, dtype, placement in zip(self.checkpoints, self.dtypes, self.placements, strict=True):
             quantization = applied_quantization(checkpoint)
-            kind = "" if quantization == "none" else f"{quantization}, "
+            kind = "random weights, " if checkpoint.random else ""
+            kind += "" if quantization == "none" else f"{quantization}, "
             places = ", ".join(f"{device} {size / 1e9:.2f} GB" for device, size in placement.bytes_per_device.items())
             lines.append(
                 f"{checkpoint.role} {checkpoint.settings.name}: {kind}{str(dtype).removeprefix('torch.')} on {places}"
@@ -118,7 +122,13 @@ class PlannedPair:
 
 
 def plan_pair(
-    target: ModelSettings, draft: ModelSettings | None, placement: PlacementSettings, dtype: Dtype = "auto"
+    target: ModelSettings,
+    draft: ModelSettings | None,
+    placement: PlacementSettings,
+    dtype: Dtype = "auto",
+    *,
+    force: bool = False,
+    weights: Weights = "stored",
 ) -> PlannedPair:
     """Everything that can be decided and checked before any weights load.
 
@@ -131,34 +141,65 @@ def plan_pair(
         placement: the run's; overridden by the models' own settings.
         dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU (bfloat16 where the
             checkpoint is in float32).
+        force: plan also what does not fit.
+        weights: random ones need no weights, and no tokenizer: text is then read byte by byte.
 
     Raises:
         SettingError: a setting that cannot hold for these models.
         RunError: a repository out of reach, a pair that does not fit, a library that is missing or fails.
     """
     quiet_libraries()
-    target_checkpoint = read_checkpoint("model", target)
+    read = random_checkpoint if weights == "random" else read_checkpoint
+    target_checkpoint = read("model", target)
     shared = draft is not None and dataclasses.replace(draft, name=target.name) == target
-    draft_checkpoint = None if draft is None or shared else read_checkpoint("draft", draft)
-    tokenizer = load_tokenizer(target, "model")
-    if draft_checkpoint is not None:
+    draft_checkpoint = None if draft is None or shared else read("draft", draft)
+    if weights == "random":
+        tokenizer = random_tokenizer(target_checkpoint, draft_checkpoint)
+    else:
+        tokenizer = load_tokenizer(target, "model")
+    if draft_checkpoint is not None and weights == "stored":
         draft_tokenizer = load_tokenizer(draft_checkpoint.settings, "draft")
         check_compatible(target_checkpoint, draft_checkpoint, tokenizer, draft_tokenizer)
 
-    planned: list[tuple[Checkpoint, torch.dtype]] = []
+    planned: list[Candidate] = []
     gpus: set[int] = set()
     for checkpoint in filter(None, (target_checkpoint, draft_checkpoint)):
         check_quantization(checkpoint.role, checkpoint.settings, checkpoint.config)
         pool = _gpu_pool(checkpoint, placement)
         device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
         check_quantizer(checkpoint.role, checkpoint.settings, checkpoint.config, device)
-        planned.append((checkpoint, resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint.config, device)))
+        planned.append(
+            Candidate(checkpoint, resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint.config, device))
+        )
         gpus.update(pool)
-    placements = place_pair(planned[0], planned[1] if len(planned) > 1 else None, placement, free_memory(sorted(gpus)))
-    checkpoints, dtypes = zip(*planned, strict=True)
-    return PlannedPair(
-        tokenizer, list(checkpoints), list(dtypes), [p for p in placements if p is not None], draft if shared else None
-    )
+    placements = _place(planned, placement, sorted(gpus), force)
+    checkpoints, dtypes = [candidate.checkpoint for candidate in planned], [candidate.dtype for candidate in planned]
+    return PlannedPair(tokenizer, checkpoints, dtypes, placements, draft if shared else None)
+
+
+def make_room(
+    planned: PlannedPair, placement: PlacementSettings, batch_size: int, num_tokens: int, *, force: bool = False
+) -> PlannedPair:
+    """The same pair, placed so that its KV caches fit too where they outgrow the reserve.
+
+    Args:
+        placement: as in `plan_pair`.
+        batch_size: rows that are decoded at once.
+        num_tokens: of the longest row: its prompt, what is generated, and what is drafted beyond it.
+        force: as in `plan_pair`.
+
+    Raises:
+        RunError: weights fit, but not with the caches.
+    """
+    candidates = [
+        Candidate(checkpoint, dtype, cache_bytes_per_layer(checkpoint, dtype, batch_size, num_tokens))
+        for checkpoint, dtype in zip(planned.checkpoints, planned.dtypes, strict=True)
+    ]
+    if planned.shared_draft is not None:
+        # The weights are shared, the cache is not.
+        candidates = [dataclasses.replace(candidates[0], cache=[2 * n for n in candidates[0].cache])]
+    gpus = sorted({gpu for checkpoint in planned.checkpoints for gpu in _gpu_pool(checkpoint, placement)})
+    return dataclasses.replace(planned, placements=_place(candidates, placement, gpus, force))
 
 
 def load_pair(
@@ -174,9 +215,17 @@ def resolve_dtype(dtype: Dtype, config: PreTrainedConfig, device: torch.device) 
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+    # A pretended GPU, which is no device of this machine, is taken for a recent one.
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.float16 if config.dtype in (torch.float16, "float16") else torch.bfloat16
+
+
+def _place(candidates: list[Candidate], placement: PlacementSettings, gpus: list[int], force: bool) -> list[Placement]:
+    """On this machine's `gpus`; parallel to `candidates`."""
+    draft = candidates[1] if len(candidates) > 1 else None
+    placed = place_pair(candidates[0], draft, placement, free_memory(gpus), force=force)
+    return [p for p in placed if p is not None]
 
 
 def _gpu_pool(checkpoint: Checkpoint, placement: PlacementSettings) -> list[int]:
@@ -189,7 +238,12 @@ def _gpu_pool(checkpoint: Checkpoint, placement: PlacementSettings) -> list[int]
 
 
 def _load(checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype) -> LoadedModel:
+    factory: Any = AutoModelForCausalLM
+    source: str | None = checkpoint.source
     arguments: dict[str, Any] = dict(checkpoint.arguments)
+    if checkpoint.random:
+        source, arguments = None, {}
+        factory, arguments["state_dict"] = random_state(checkpoint, placement, dtype)
     if checkpoint.settings.gguf_file is not None and hasattr(transformers, "GgufConfig"):
         # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to keep it packed.
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -198,9 +252,8 @@ def _load(checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype) -> L
         arguments["quantization_config"] = asked
     offload_folder = tempfile.mkdtemp(prefix="harness-offload-") if "disk" in placement.device_map.values() else None
     try:
-        factory: Any = AutoModelForCausalLM
         model, report = factory.from_pretrained(
-            checkpoint.source,
+            source,
             config=checkpoint.config,
             dtype=dtype,
             device_map=placement.device_map,
@@ -212,7 +265,7 @@ def _load(checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype) -> L
         raise explain(exception, checkpoint.role, checkpoint.settings) or exception from exception
     if offload_folder is not None:
         weakref.finalize(model, shutil.rmtree, offload_folder, ignore_errors=True)
-    if missing := sorted(report["missing_keys"]):
+    if not checkpoint.random and (missing := sorted(report["missing_keys"])):
         # transformers fills them with random numbers and goes on.
         what = f"{len(missing)} weights are not in {checkpoint.settings.repository} (the first: {missing[0]})"
         raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")

@@ -5,11 +5,11 @@ All of it is arithmetic on models without memory and on the bytes that are free,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,14 @@ from transformers import PreTrainedModel
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings, Quantization
 from harness.models.checkpoints import Checkpoint
+from harness.models.memory import cache_bytes_per_device
 from harness.models.quantization import stored_quantization
 from harness.models.sizes import DeviceMap, bytes_per_device, device_name, empty_model
 
 # Bytes by device: a GPU's index or "cpu".
 Memory = Mapping[int | str, int]
+
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,12 @@ class Placement:
     Attributes:
         device_map: from module names to a GPU's index, `"cpu"` or `"disk"`; `""` is the whole model.
         bytes_per_device: what weights and buffers take, by `cuda:0`, `cpu` or `disk`.
+        cache_per_device: what keys and values will take beside them, where that was asked for.
     """
 
     device_map: DeviceMap
     bytes_per_device: dict[str, int]
+    cache_per_device: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -65,35 +70,92 @@ def effective_placement(checkpoint: Checkpoint, placement: PlacementSettings) ->
     )
 
 
-def place_pair(
-    target: tuple[Checkpoint, torch.dtype],
-    draft: tuple[Checkpoint, torch.dtype] | None,
-    placement: PlacementSettings,
-    free: Memory,
-) -> tuple[Placement, Placement | None]:
+@dataclass(frozen=True)
+class Candidate:
+    """A model that wants a place.
+
+    Attributes:
+        dtype: of what is not quantized.
+        cache: bytes of its keys and values, a layer each; empty where the reserve is to be room enough.
+    """
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    cache: Sequence[int] = ()
+
+    @functools.cached_property
+    def model(self) -> PreTrainedModel:
+        """On the meta device, as large as the loaded one will be."""
+        return empty_model(self.checkpoint, self.dtype, applied_quantization(self.checkpoint))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights and buffers."""
+        return int(compute_module_sizes(self.model)[""])
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A model that found no place: what it asked for, what it was offered, and what caches take before that."""
+
+    candidate: Candidate
+    placement: PlacementSettings
+    budget: Memory
+    cache_bytes: int = 0
+
+
+def try_pair(
+    target: Candidate, draft: Candidate | None, placement: PlacementSettings, free: Memory
+) -> tuple[Placement, Placement | None] | Misfit:
     """Place the target, and the draft on what it leaves, by preference on one device.
 
+    Each GPU keeps free what its part of the caches takes, and the reserve at least; main memory has no reserve.
+
     Args:
-        target: placed first, held in the dtype beside it where it is not quantized.
-        draft: likewise; None for the target alone, or where both are the same weights.
+        target: placed first.
+        draft: None for the target alone, or where both are the same weights.
         placement: the run's; the models' own settings override it.
         free: what is free on each GPU and, as `"cpu"`, in main memory. Without a GPU everything goes to the CPU.
 
     Raises:
-        RunError: a model does not fit; says what it needs, what is free and what would fit.
-        SettingError: an explicit map that does not suit the model or the machine.
+        SettingError, RunError: an explicit map that does not suit the model or the machine.
     """
-    # The reserve is for activations and caches; both models share it.
     reserve = int(placement.reserve_gb * 1e9)
-    budget = {device: max(0, n - reserve) if isinstance(device, int) else n for device, n in free.items()}
+    held = _cache_guess(target, draft, placement, free)
+    # Where the caches lie follows from where the layers do, and the room for the layers from the caches.
+    for _ in range(_ATTEMPTS):
+        budget = {d: max(0, n - max(held.get(d, 0), reserve if isinstance(d, int) else 0)) for d, n in free.items()}
+        placed = _place_both(target, draft, placement, budget, free)
+        if isinstance(placed, Misfit):
+            return dataclasses.replace(placed, cache_bytes=sum(held.values()))
+        held = {d: sum(p.cache_per_device.get(device_name(d), 0) for p in placed if p is not None) for d in free}
+        taken = {d: sum(p.bytes_per_device.get(device_name(d), 0) for p in placed if p is not None) for d in free}
+        if all(not held[d] or taken[d] + held[d] <= n for d, n in free.items()):
+            return placed
+    last = draft or target
+    return Misfit(last, effective_placement(last.checkpoint, placement), budget, sum(held.values()))
+
+
+def _cache_guess(target: Candidate, draft: Candidate | None, placement: PlacementSettings, free: Memory) -> Memory:
+    """The bytes of both caches, spread as layers are by default: over the GPUs, by what is free on each."""
+    total = sum(target.cache) + (sum(draft.cache) if draft is not None else 0)
+    devices = gpus_of(free, placement) or {"cpu": free["cpu"]}
+    whole = sum(devices.values()) or 1
+    return {device: total * n // whole for device, n in devices.items()}
+
+
+def _place_both(
+    target: Candidate, draft: Candidate | None, placement: PlacementSettings, budget: Memory, free: Memory
+) -> tuple[Placement, Placement | None] | Misfit:
     if placement.device_map is None:
-        placed = _place_checkpoint(*target, placement, budget)
+        placed = _place_candidate(target, placement, budget)
     else:
-        placed = _place_explicitly(*target, placement.device_map, free)
-    if draft is None:
-        return placed, None
+        placed = _place_explicitly(target, placement.device_map, free)
+    if draft is None or isinstance(placed, Misfit):
+        return placed if isinstance(placed, Misfit) else (placed, None)
     left = {device: max(0, n - placed.bytes_per_device.get(device_name(device), 0)) for device, n in budget.items()}
-    return placed, _place_checkpoint(*draft, placement, left)
+    beside = _place_candidate(draft, placement, left)
+    return beside if isinstance(beside, Misfit) else (placed, beside)
 
 
 def place(
@@ -111,7 +173,7 @@ def place(
         placement: strategy, number of GPUs and whether layers may be offloaded.
         whole_if_possible: keep the model on one GPU where one has room for it, whatever the strategy.
     """
-    gpus = _gpus(budget, placement)
+    gpus = gpus_of(budget, placement)
     size = compute_module_sizes(model)[""]
     if gpus:
         roomiest = max(gpus, key=lambda gpu: gpus[gpu])
@@ -147,7 +209,7 @@ def _limits(
         # accelerate keeps room on the first GPU to bring in one layer from outside. No layer is outside, so it may be
         # given back; it can be too much where the largest layer comes early, hence the second try.
         first = min(gpus)
-        yield {**gpus, first: gpus[first] + _largest_block(model)}
+        yield {**gpus, first: gpus[first] + largest_block(model)}
         yield gpus
     if placement.offload == "cpu" and gpus:
         yield {**gpus, "cpu": main_memory}
@@ -155,38 +217,32 @@ def _limits(
         yield {"cpu": main_memory}
 
 
-def _place_checkpoint(
-    checkpoint: Checkpoint, dtype: torch.dtype, placement: PlacementSettings, budget: Memory
-) -> Placement:
-    settings, quantization = checkpoint.settings, applied_quantization(checkpoint)
+def _place_candidate(candidate: Candidate, placement: PlacementSettings, budget: Memory) -> Placement | Misfit:
+    checkpoint, settings = candidate.checkpoint, candidate.checkpoint.settings
     placement = effective_placement(checkpoint, placement)
     if settings.gpus is not None:
         # A model's own count does not say which: what another model left is not always on the first.
-        roomiest = sorted(_gpus(budget), key=lambda gpu: (-budget[gpu], gpu))[: settings.gpus]
+        roomiest = sorted(gpus_of(budget), key=lambda gpu: (-budget[gpu], gpu))[: settings.gpus]
         budget = {device: n for device, n in budget.items() if device in roomiest or device == "cpu"}
-    model = empty_model(checkpoint, dtype, quantization)
     # A draft is kept whole unless its own settings say how it is to be split.
     whole = checkpoint.role == "draft" and settings.placement is None and settings.gpus is None
-    device_map = place(model, budget, placement, whole_if_possible=whole)
+    device_map = place(candidate.model, budget, placement, whole_if_possible=whole)
     if device_map is not None:
-        placed = _placed(checkpoint, dtype, model, device_map)
+        placed = _placed(candidate, device_map)
         # Layers that are offloaded are not quantized, and may be too large after all.
         if placed.bytes_per_device.get("cpu", 0) <= budget["cpu"]:
             return placed
-    raise RunError(_does_not_fit(checkpoint, dtype, model, placement, budget))
+    return Misfit(candidate, placement, budget)
 
 
-def _place_explicitly(
-    checkpoint: Checkpoint, dtype: torch.dtype, given: Mapping[str, object], free: Memory
-) -> Placement:
+def _place_explicitly(candidate: Candidate, given: Mapping[str, object], free: Memory) -> Placement:
     """The map the user gave, once it is known to suit the model and the machine."""
-    setting = "placement.device_map"
+    setting, checkpoint, model = "placement.device_map", candidate.checkpoint, candidate.model
     device_map = {str(module): _parse_device(device) for module, device in given.items()}
     for device in device_map.values():
         if device not in free and device != "disk":
             known = ", ".join([*map(str, free), "disk"])
             raise SettingError(setting, f"must name devices of this machine ({known})", device)
-    model = empty_model(checkpoint, dtype, applied_quantization(checkpoint))
     modules = dict(model.named_modules())
     if unknown := [module for module in device_map if module not in modules]:
         raise SettingError(setting, f"must name modules of {type(model).__name__}", unknown[0])
@@ -195,17 +251,19 @@ def _place_explicitly(
     except ValueError as exception:
         uncovered = str(exception).partition(": ")[2].split(", ")[0]
         raise SettingError(setting, f"must cover the whole model; {uncovered} lies nowhere") from exception
-    placed = _placed(checkpoint, dtype, model, device_map)
+    placed = _placed(candidate, device_map)
     for name, taken in placed.bytes_per_device.items():
         available = free.get(_parse_device(name), math.inf)
         if taken > available:
-            wanted = f"{_gb(taken)} of {checkpoint.settings.name} on {name}"
-            raise RunError(f"{checkpoint.role}: {setting} puts {wanted}, and {_gb(available)} are free there")
+            wanted = f"{in_gb(taken)} of {checkpoint.settings.name} on {name}"
+            raise RunError(f"{checkpoint.role}: {setting} puts {wanted}, and {in_gb(available)} are free there")
     return placed
 
 
-def _placed(checkpoint: Checkpoint, dtype: torch.dtype, model: PreTrainedModel, device_map: DeviceMap) -> Placement:
-    placed = Placement(device_map, bytes_per_device(model, device_map))
+def _placed(candidate: Candidate, device_map: DeviceMap) -> Placement:
+    checkpoint, model = candidate.checkpoint, candidate.model
+    caches = cache_bytes_per_device(model, device_map, candidate.cache)
+    placed = Placement(device_map, bytes_per_device(model, device_map), caches)
     if not placed.offloaded:
         return placed
     if stored_quantization(checkpoint.config) is not None:
@@ -214,8 +272,8 @@ def _placed(checkpoint: Checkpoint, dtype: torch.dtype, model: PreTrainedModel, 
     quantization = applied_quantization(checkpoint)
     if quantization != "none":
         # What bitsandbytes offloads it does not quantize.
-        model = empty_model(checkpoint, dtype, quantization, device_map)
-    return Placement(device_map, bytes_per_device(model, device_map))
+        model = empty_model(checkpoint, candidate.dtype, quantization, device_map)
+    return Placement(device_map, bytes_per_device(model, device_map), caches)
 
 
 def applied_quantization(checkpoint: Checkpoint) -> Quantization:
@@ -223,63 +281,7 @@ def applied_quantization(checkpoint: Checkpoint) -> Quantization:
     return "none" if stored_quantization(checkpoint.config) is not None else checkpoint.settings.quantization
 
 
-def _does_not_fit(
-    checkpoint: Checkpoint, dtype: torch.dtype, model: PreTrainedModel, placement: PlacementSettings, budget: Memory
-) -> str:
-    """What it needs, what is free, what would fit; two lines."""
-    role, settings, quantization = checkpoint.role, checkpoint.settings, applied_quantization(checkpoint)
-    needed = compute_module_sizes(model)[""]
-    gpus = _gpus(budget, placement)
-    if placement.strategy == "single" and gpus:
-        gpus = dict([max(gpus.items(), key=lambda item: item[1])])
-    if not gpus:
-        room = f"{_gb(budget['cpu'])} of main memory are free"
-    else:
-        count = "one GPU has" if len(gpus) == 1 else f"{len(gpus)} GPUs have"
-        room = f"{count} {' + '.join(_gb(n) for n in gpus.values())} free beyond placement.reserve_gb"
-    held = str(dtype).removeprefix("torch.") if quantization == "none" else quantization
-    after = " beside the model" if role == "draft" else ""
-    lines = [f"{role}: {settings.name} does not fit{after}: its weights need {_gb(needed)} in {held}, {room}"]
-
-    def fits(other: PreTrainedModel, among: Memory = budget, how: PlacementSettings = placement) -> bool:
-        return place(other, among, how) is not None
-
-    remedies = []
-    if not gpus and dtype == torch.float32 and quantization == "none":
-        smaller = empty_model(checkpoint, torch.bfloat16)
-        if fits(smaller):
-            remedies.append(f"dtype=bfloat16 ({_gb(compute_module_sizes(smaller)[''])})")
-    if quantization == "none" and stored_quantization(checkpoint.config) is None and settings.gguf_file is None:
-        others: tuple[Quantization, ...] = ("8bit", "4bit")
-        for other in others:
-            # Without bitsandbytes there is no such remedy.
-            with contextlib.suppress(ImportError):
-                smaller = empty_model(checkpoint, dtype, other)
-                if fits(smaller):
-                    remedies.append(f"{role}.quantization={other} ({_gb(compute_module_sizes(smaller)[''])})")
-    if gpus:
-        spread = dataclasses.replace(placement, strategy="balanced", gpus=None)
-        if len(_gpus(budget)) > len(gpus) and fits(model, how=spread):
-            remedies.append("spread over all GPUs (placement.strategy=balanced, no limit on gpus)")
-        elif (enough := _enough_gpus(model, max(gpus.values()), spread)) is not None:
-            remedies.append(f"{enough} GPUs with as much free")
-        if placement.offload == "none" and fits(model, how=dataclasses.replace(placement, offload="cpu")):
-            remedies.append("placement.offload=cpu (slow)")
-    lines.append(f"what would fit: {', '.join(remedies)}" if remedies else "a smaller model is needed")
-    return "\n".join(lines)
-
-
-def _enough_gpus(model: PreTrainedModel, room: int, placement: PlacementSettings) -> int | None:
-    """How many GPUs with `room` bytes each it takes at least to hold the model; None where none can hold a layer."""
-    if room <= _largest_block(model):
-        return None
-    least = math.ceil(compute_module_sizes(model)[""] / room)
-    # Layers do not divide: some more than the bytes alone ask for may be needed.
-    candidates = range(least, 2 * least + 2)
-    return next((n for n in candidates if place(model, dict.fromkeys(range(n), room) | {"cpu": 0}, placement)), None)
-
-
-def _gpus(budget: Memory, placement: PlacementSettings | None = None) -> dict[int | str, int]:
+def gpus_of(budget: Memory, placement: PlacementSettings | None = None) -> dict[int | str, int]:
     """The GPUs of `budget` that `placement` may use, by index; None for all of them."""
     gpus = sorted((device, n) for device, n in budget.items() if isinstance(device, int))
     if placement is not None:
@@ -295,7 +297,7 @@ def _indivisible(model: PreTrainedModel) -> list[str]:
     return list(model._no_split_modules or ())
 
 
-def _largest_block(model: PreTrainedModel) -> int:
+def largest_block(model: PreTrainedModel) -> int:
     indivisible, sizes = _indivisible(model), compute_module_sizes(model)
 
     def is_block(module: nn.Module) -> bool:
@@ -310,5 +312,5 @@ def _parse_device(device: object) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-def _gb(size: float) -> str:
+def in_gb(size: float) -> str:
     return f"{size / 1e9:.1f} GB"

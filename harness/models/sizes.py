@@ -37,7 +37,7 @@ def empty_model(
         quantization: what bitsandbytes is asked for; a repository that is quantized already is built as it is.
         device_map: where the modules will lie, if some of them lie outside the GPUs.
     """
-    model = _build(checkpoint, dtype)
+    model = bare_model(checkpoint, dtype)
     stored = stored_quantization(checkpoint.config) is not None
     settings: Any = bitsandbytes_config(quantization, dtype, offloaded=device_map is not None)
     if stored:
@@ -56,7 +56,7 @@ def empty_model(
 
 def count_parameters(checkpoint: Checkpoint) -> int:
     """Parameters of the architecture, quantized or not; a tensor that two modules share counts once."""
-    model = _build(checkpoint, torch.float32)
+    model = bare_model(checkpoint, torch.float32)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -64,7 +64,7 @@ def bytes_per_device(model: nn.Module, device_map: Mapping[str, int | str]) -> d
     """Bytes of the tensors of `model` on each device of the map; a tensor that two modules share counts once."""
     total: dict[str, int] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        device = device_name(device_map[_covering(name, device_map)])
+        device = device_name(device_map[covering(name, device_map)])
         total[device] = total.get(device, 0) + tensor.numel() * tensor.element_size()
     return total
 
@@ -74,8 +74,8 @@ def device_name(device: int | str) -> str:
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
-def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """The model as its configuration says, on the meta device."""
+def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as its configuration says, on the meta device, nothing quantized."""
     factory: Any = AutoModelForCausalLM
     with init_empty_weights(include_buffers=True):
         model: PreTrainedModel = factory.from_config(
@@ -115,7 +115,7 @@ def _quantized_bytes(module: nn.Module) -> int | None:
     return held + blocks + 4 * math.ceil(blocks / 256) + 4 + 256 * 4
 
 
-def _covering(name: str, device_map: Mapping[str, int | str]) -> str:
+def covering(name: str, device_map: Mapping[str, int | str]) -> str:
     """The key of `device_map` that decides about the tensor `name`: its longest prefix."""
     while name not in device_map:
         name = name.rpartition(".")[0]

@@ -13,6 +13,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from harness.results.labels import labels
+
 # Colours of Okabe and Ito's palette, which the common kinds of colour-blindness keep apart; underline and bold tell
 # the rare ones apart once more. The keys are the values of `decoding.protocols.Origin`.
 _STYLES = {
@@ -137,7 +139,9 @@ def verdict(row: Mapping[str, Any]) -> list[Text]:
             f"{row['mean_acceptance_length']:.2f} tokens an iteration"
         )
     lines = [Text.assemble((pays, "bold"), f" · {accepted}"), Text(_identity(row), style="dim")]
-    if row["lossy"]:
+    if made_up := labels(row):
+        lines.append(Text(f"{' and '.join(made_up)}: acceptance and texts say nothing about the pair", style="yellow"))
+    if row["lenience"] < 1:
         lines.append(
             Text(
                 f"lenience {row['lenience']:g}: the speculative text no longer follows the target (lossy)",
@@ -218,10 +222,10 @@ def _identity(row: Mapping[str, Any]) -> str:
     if row["identical"]:
         return "The texts are identical, token for token."
     place = f"The texts part at token {row['parted_at']}"
+    if row["lossy"]:
+        return f"{place}."
     if row["temperature"] > 0:
-        return (
-            f"{place}; sampled texts may, both follow the target's distribution." if not row["lossy"] else f"{place}."
-        )
+        return f"{place}; sampled texts may, both follow the target's distribution."
     return (
         f"{place}, where the logits differ by {row['logit_margin']:.2g} "
         "(near 0: a tie that rounding broke differently)."

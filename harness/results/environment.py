@@ -46,7 +46,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "dirty": dirty,
         "devices": list(devices),
         "cpu": cpu_name(),
-        "num_cores": _num_usable_cores(),
+        "num_cores": num_usable_cores(),
         "total_memory_bytes": psutil.virtual_memory().total,
     }
 
@@ -106,6 +106,30 @@ def cpu_name() -> str | None:
     return platform.processor() or None
 
 
+def gpu_names() -> list[str]:
+    """Names of the GPUs that this process sees, asked of the driver, so that no CUDA starts here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = _all_gpus()
+    if visible is None:
+        return names
+    chosen = [device.strip() for device in visible.split(",") if device.strip()]
+    # Identifiers other than indices (UUIDs, MIG) are taken as they are.
+    return [names[int(device)] if device.isdigit() and int(device) < len(names) else device for device in chosen]
+
+
+def num_usable_cores() -> int | None:
+    """Cores that this process may run on, which in a container or under `taskset` are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+@functools.cache
+def _all_gpus() -> list[str]:
+    listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return listed.splitlines() if listed else []
+
+
 def _git(directory: Path, *arguments: str) -> str | None:
     # Inside a git hook these point at another repository and would outrank the directory.
     redirects = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
@@ -140,12 +164,5 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _num_usable_cores() -> int | None:
-    """Cores that this process may run on, which in a container or under `taskset` are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 def _timestamp() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.results.published import MULTIPLICATION_NOTE
+
 # Without a terminal the table goes into a file or a pull request: wide enough not to wrap.
 _PLAIN_WIDTH = 110
 
@@ -26,7 +28,7 @@ def print_report(rows: Sequence[Mapping[str, Any]]) -> None:
     if merged[-1]["identical_prompts"] is not None:
         console.print(_identity(merged[-1]))
     if merged[0]["published_accuracy"] is not None:
-        console.print("Published: seeds 0 to 3 with 1000 questions each, ± 1.4 (7B) or ± 1.5 percentage points.")
+        console.print(MULTIPLICATION_NOTE)
     for warning in _warnings(merged):
         console.print(warning, style="yellow")
 

@@ -77,6 +77,31 @@ def append_rows(path: str | Path, rows: Rows) -> Path:
     raise AssertionError("the numbers never end")
 
 
+def replace_rows(path: str | Path, rows: Rows, key: str) -> int:
+    """Put rows into a shared CSV file in the place of those that have the same `key`, and tell how many keys it has.
+
+    Columns that only one side has are empty in the other's rows.
+
+    Raises:
+        RunError: when writing fails; what the file held is then unharmed.
+    """
+    path = Path(path)
+    with _clear_errors(path), _locked(path) as target:
+        old = _texts(target)
+        new = _frame(rows)
+        merged = pd.concat([old[~old[key].isin(set(new[key]))], new]) if key in old else new
+        _replace(target, _bytes(merged, header=True))
+        return int(merged[key].nunique())
+
+
+def read_rows(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a shared CSV file, cells as text, and those of its numbered siblings; [] where there is none."""
+    rows: list[dict[str, str]] = []
+    for candidate in itertools.takewhile(Path.exists, _numbered(Path(path))):
+        rows += _texts(candidate).to_dict("records")
+    return rows
+
+
 def check_appendable(path: str | Path) -> None:
     """Raise what `append_rows` would about the place, before hours of measuring; the directory is made."""
     path = Path(path)
@@ -160,15 +185,23 @@ def _frame(rows: Rows) -> pd.DataFrame:
     return pd.DataFrame(list(rows), dtype=object)
 
 
+def _texts(path: Path) -> pd.DataFrame:
+    """A CSV file with every cell as it is written; an empty frame where there is none."""
+    if not path.exists() or not path.stat().st_size:
+        return pd.DataFrame()
+    return pd.read_csv(path, dtype=str, keep_default_na=False, encoding_errors="replace")
+
+
 def _csv(rows: Rows, columns: Sequence[str] | None = None) -> bytes:
     """The rows as CSV lines: with a header when `columns` is None, else without, in that order."""
     frame = _frame(rows)
-    if columns is not None:
-        frame = frame[list(columns)]
-    text = frame.to_csv(index=False, header=columns is None, lineterminator="\n")
+    return _bytes(frame, header=True) if columns is None else _bytes(frame[list(columns)], header=False)
+
+
+def _bytes(frame: pd.DataFrame, header: bool) -> bytes:
+    text = frame.to_csv(index=False, header=header, lineterminator="\n")
     if "\r" in text:
         # Python's csv before 3.13 leaves a lone carriage return unquoted, and readers take it for the end of a row.
-        quoting = csv.QUOTE_NONNUMERIC
-        text = frame.to_csv(index=False, header=columns is None, lineterminator="\n", quoting=quoting)
+        text = frame.to_csv(index=False, header=header, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     # A path from the command line may hold bytes that are no text; a row must not be lost over one.
     return str(text).encode("utf-8", errors="backslashreplace")

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.results.labels import labels
+
 # Without a terminal the table goes into a file or a pull request: wide enough not to wrap.
 _PLAIN_WIDTH = 110
 _STYLES = {"lossless": "bold green", "lossy": "bold red", "undecided": "bold yellow"}
@@ -33,14 +35,16 @@ class Summary:
 
 
 def summarise(rows: Rows) -> Summary:
-    """One loss is a loss; without one, all prompts together must decide. A lenience below 1 is a loss by definition."""
+    """One loss is a loss; without one, all prompts together must decide. A lenience or a coin is a loss by definition."""  # noqa: E501
     verdicts = [row["verdict"] for row in rows]
     decisive = [row for row in rows if row["prompt_index"] is None]
     findings = _findings(rows)
     if "lossy" in verdicts:
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if rows[0]["lossy"]:
-        why = f"lenience {rows[0]['lenience']:g} is lossy by definition, although these checks do not show it"
+        bias = rows[0].get("synthetic_acceptance")
+        what = f"lenience {rows[0]['lenience']:g}" if bias is None else f"acceptance by a coin of bias {bias:g}"
+        why = f"{what} is lossy by definition, although these checks do not show it"
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in decisive if row["verdict"] == "undecided"]:
         weakest = min(undecided, key=lambda row: row["power"])
@@ -57,7 +61,8 @@ def print_report(rows: Rows) -> None:
     """Print the report on stdout: `rows` as in the CSV file, at least one check."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     row, summary = rows[0], summarise(rows)
-    console.print(f"{row['model']} with draft {row['draft']} on {row['devices'] or 'unknown device'}", style="bold")
+    pair = ", ".join([f"{row['model']} with draft {row['draft']}", *labels(row)])
+    console.print(f"{pair} on {row['devices'] or 'unknown device'}", style="bold")
     console.print(_settings(rows), style="dim")
     console.print(_checks(rows))
     if row["status"] != "ok":
@@ -65,6 +70,8 @@ def print_report(rows: Rows) -> None:
         return
     if row["fault"] != "none":
         console.print(f"A control: fault={row['fault']} was planted, and the checks must find it.", style="yellow")
+    if made_up := labels(row):
+        console.print(f"Of {' and '.join(made_up)}: this says nothing about the pair itself.", style="yellow")
     console.print(summary.sentence, style=_STYLES[summary.verdict])
     for line in _fine_print(rows):
         console.print(line, style="dim")
@@ -76,7 +83,8 @@ def _settings(rows: Rows) -> str:
     parts.append("greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}")
     parts += [f"top_k {row['top_k']}"] if row["top_k"] else []
     parts += [f"top_p {row['top_p']:g}"] if row["top_p"] < 1 else []
-    parts += [f"lenience {row['lenience']:g} (lossy)"] if row["lossy"] else []
+    parts += [f"lenience {row['lenience']:g} (lossy)"] if row["lenience"] < 1 else []
+    parts += labels(row)
     parts.append(str(row["dtype"]) if row["quantization"] == "none" else f"{row['quantization']}, {row['dtype']}")
     parts.append(f"seed {row['seed']}")
     return " · ".join(parts)

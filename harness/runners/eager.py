@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from harness.decoding.transfer import to_device
+
 
 class RollbackError(RuntimeError):
     """The model keeps state outside the KV cache, so that what it has seen cannot be taken back."""
@@ -92,7 +94,7 @@ class EagerRunner:
         """See `Runner.select`."""
         if self._num_extended:
             raise ValueError("keep what was extended before selecting rows")
-        self._cache.batch_select_indices(torch.tensor(rows, device=self._device))
+        self._cache.batch_select_indices(to_device(rows, self._device))
         self._lengths = [self._lengths[row] for row in rows]
         if max(self._lengths) < self._width:
             self._gather_right([self._width] * len(rows))
@@ -108,7 +110,7 @@ class EagerRunner:
         starts = [length + self._num_extended for length in self._lengths]
         if any(start != num_slots for start in starts):
             # Slots before a row's first token are padding; in a prompt that comes to negative positions.
-            first_slots = torch.tensor([num_slots - start for start in starts], device=self._device).unsqueeze(1)
+            first_slots = to_device([num_slots - start for start in starts], self._device).unsqueeze(1)
             slots = torch.arange(num_slots + num_new, device=self._device)
             arguments["attention_mask"] = (slots >= first_slots).long()
             if self._takes_positions:
@@ -121,9 +123,7 @@ class EagerRunner:
     def _gather_right(self, ends: Sequence[int]) -> None:
         """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the longest row."""
         width = max(self._lengths)
-        sources = (
-            torch.tensor(ends, device=self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
-        )
+        sources = to_device(ends, self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
         sources.clamp_(min=0)  # padding; any slot will do
         for layer in self._layers():
             layer.keys = _take_slots(layer.keys, sources)

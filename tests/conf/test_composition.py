@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.cli import COMMANDS
 from harness.config import names, settings
 from harness.config.names import CONF
 
-# model/ has its own test; hydra/ is not ours to choose from.
+# model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is not ours to choose from.
 CHOICES = [
     f"{group.name}={preset.stem}"
     for group in sorted(CONF.iterdir())
-    if group.is_dir() and group.name not in ("model", "hydra")
+    if group.is_dir() and group.name in ("decoding", "placement", "prompts")
     for preset in sorted(group.glob("*.yaml"))
 ]
 
@@ -41,7 +42,19 @@ def test_every_choice_composes(choice: str) -> None:
     group, _, name = choice.partition("=")
     chosen = composed("latency", choice)
     assert getattr(chosen, group) != name
-    assert group in ("decoding", "placement", "prompts")
+
+
+@pytest.mark.parametrize("name", [preset.stem for preset in sorted((CONF / "experiment").glob("*.yaml"))])
+def test_every_job_of_every_experiment_composes(name: str) -> None:
+    command = "eval" if "accuracy" in name else "latency"
+    config = compose(command, [f"+experiment={name}"], return_hydra_config=True)
+    assert config.hydra.mode is RunMode.MULTIRUN
+    ((key, values), *others) = config.hydra.sweeper.params.items()
+    for value in str(values).split(","):
+        chosen = composed(command, f"+experiment={name}", f"{key}={value}")
+        if key == "+pair":
+            assert chosen.model.name + (f"+{chosen.draft.name}" if chosen.draft else "") == value
+    assert not others or name == "tiny"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -50,7 +63,8 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert chosen.model.name == "tiny"
     assert chosen.draft.name == "tiny_draft"
     assert Path(chosen.model.repository).name == "tiny"
-    assert chosen.results.file == f"results/{command}.csv"
+    # A plan is no measurement: it is collected only where a file is named.
+    assert chosen.results.file == ("" if command == "plan" else f"results/{command}.csv")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_first_token_is_due_at_once_and_half_a_character_waits(
         assert lane.wants_to_look(100.0)
         lane.look(lap.iterations[:1], lap.decided[:1])
         assert not lane.wants_to_look(100.0)
-        assert lane.wants_to_look(100.06)
+        assert lane.wants_to_look(100.11)
         lane.look(lap.iterations[:3], lap.decided[:3])
     assert "one [two]" in file.getvalue()
     # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.

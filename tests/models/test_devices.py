@@ -14,7 +14,6 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
 from harness.models.devices import (
     as_run_error,
-    device_names,
     free_memory,
     peak_memory_bytes,
     reset_peak_memory,
@@ -100,9 +99,6 @@ def test_the_cpu() -> None:
     assert peak_memory_bytes([CPU]) is None
     reset_peak_memory([CPU])
     synchronize([CPU])
-    (name,) = device_names([CPU])
-    assert name
-    assert "\n" not in name
     free = free_memory([])
     assert set(free) == {"cpu"}
     assert 0 < free["cpu"] <= psutil.virtual_memory().total
@@ -122,7 +118,7 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_memory_and_name() -> None:
+def test_gpu_memory() -> None:
     gpu = torch.device("cuda", 0)
     before = free_memory([0])[0]
     reset_peak_memory([gpu])
@@ -137,7 +133,6 @@ def test_gpu_memory_and_name() -> None:
     assert peak is not None
     assert start is not None
     assert peak - start == 256 * 2**20
-    assert device_names([gpu])[0] == torch.cuda.get_device_name(0)
 
 
 @pytest.mark.gpu

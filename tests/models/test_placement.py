@@ -15,8 +15,9 @@ from transformers import AutoConfig, PreTrainedModel
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
 from harness.models.checkpoints import Checkpoint
-from harness.models.loading import load_pair
-from harness.models.placement import Placement, place, place_pair
+from harness.models.fitting import place_pair
+from harness.models.loading import load_pair, make_room, plan_pair
+from harness.models.placement import Candidate, Placement, place
 from harness.models.sizes import bytes_per_device, count_parameters, empty_model
 from tiny_checkpoints import as_checkpoint, held_bytes, make_config
 
@@ -53,7 +54,7 @@ def target_alone(
     placement: PlacementSettings = BALANCED,
     dtype: torch.dtype = torch.float16,
 ) -> Placement:
-    placed, draft = place_pair((checkpoint, dtype), None, placement, free)
+    placed, draft = place_pair(Candidate(checkpoint, dtype), None, placement, free)
     assert draft is None
     return placed
 
@@ -61,7 +62,7 @@ def target_alone(
 def with_draft(
     target: Checkpoint, draft: Checkpoint, free: dict[int | str, int], placement: PlacementSettings = BALANCED
 ) -> tuple[Placement, Placement]:
-    placed, beside = place_pair((target, torch.float16), (draft, torch.float16), placement, free)
+    placed, beside = place_pair(Candidate(target, torch.float16), Candidate(draft, torch.float16), placement, free)
     assert beside is not None
     return placed, beside
 
@@ -168,7 +169,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     )
     assert second == (
         "what would fit: model.quantization=8bit (13.4 GB), model.quantization=4bit (7.2 GB), "
-        "2 GPUs with as much free, placement.offload=cpu (slow)"
+        "2 GPUs with as much free, placement.offload=cpu (slow) (force=true tries anyway)"
     )
 
 
@@ -335,7 +336,7 @@ SaveModel = Callable[..., ModelSettings]
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_predicted_bytes_are_those_that_loading_takes(
     save_model: SaveModel, model_type: str, quantization: Quantization, dtype: Any
 ) -> None:
@@ -359,3 +360,56 @@ def test_models_that_declare_no_blocks_are_not_split() -> None:
     model._no_split_modules = None
     assert place(model, {0: 2_000_000, 1: 2_000_000, "cpu": 0}, NO_RESERVE) is None
     assert place(model, {0: 2_000_000, 1: 2_200_000, "cpu": 0}, NO_RESERVE) == {"": 1}
+
+
+def test_a_cache_beyond_the_reserve_takes_room_beside_its_layers() -> None:
+    # 40 layers of 1 GB each: no room beside the weights on one GPU, and half of it on each of two.
+    candidate = Candidate(llama("13B"), torch.float16, [GB] * 40)
+    with pytest.raises(RunError, match=r"and the KV cache \(40\.0 GB\)"):
+        place_pair(candidate, None, BALANCED, machine(48))
+    placed, _ = place_pair(candidate, None, BALANCED, machine(48, 48))
+    assert sum(placed.cache_per_device.values()) == 40 * GB
+    for gpu in ("cuda:0", "cuda:1"):
+        assert placed.bytes_per_device[gpu] + placed.cache_per_device[gpu] <= 48 * GB
+    # Filling one GPU after the other, layers make way for their own keys and values.
+    placed, _ = place_pair(candidate, None, PlacementSettings(strategy="sequential"), machine(48, 48))
+    for gpu in ("cuda:0", "cuda:1"):
+        assert placed.bytes_per_device[gpu] + placed.cache_per_device[gpu] <= 48 * GB
+    # Within the reserve it changes nothing.
+    small = dataclasses.replace(candidate, cache=[10**7] * 40)
+    assert place_pair(small, None, BALANCED, machine(30))[0].device_map == {"": 0}
+
+
+def test_force_places_what_does_not_fit() -> None:
+    target, draft = Candidate(llama("13B"), torch.float16), Candidate(llama("7B", "draft"), torch.float16)
+    with pytest.raises(RunError, match=r"\(force=true tries anyway\)$"):
+        place_pair(target, draft, BALANCED, machine(16, 8))
+    placed, beside = place_pair(target, draft, BALANCED, machine(16, 8), force=True)
+    assert beside is not None
+    assert sum(placed.bytes_per_device.values()) == target.weight_bytes
+    assert sum(beside.bytes_per_device.values()) == draft.weight_bytes
+    assert not placed.offloaded
+    assert place_pair(target, None, BALANCED, machine(cpu_gb=1), force=True)[0].device_map == {"": "cpu"}
+
+
+def test_remedies_are_the_pairs() -> None:
+    # In 8 bits the model would fit alone, but not beside its draft.
+    target, draft = Candidate(llama("13B"), torch.float16), Candidate(llama("7B", "draft"), torch.float16)
+    with pytest.raises(RunError) as raised:
+        place_pair(target, draft, BALANCED, machine(16, cpu_gb=1))
+    both = "what would fit: model.quantization=4bit (7.2 GB) with draft.quantization=4bit (3.9 GB), 3 GPUs with as much"
+    assert both in str(raised.value)
+
+
+def test_a_planned_pair_makes_room_for_its_caches(save_model: SaveModel) -> None:
+    planned = plan_pair(save_model("llama"), save_model("gpt2"), PlacementSettings())
+    roomy = make_room(planned, PlacementSettings(), batch_size=4, num_tokens=100)
+    assert roomy.placements[0].bytes_per_device == planned.placements[0].bytes_per_device
+    # 3 layers of 2 heads of 32 numbers, and of 4 heads, keys and values in float32.
+    assert [sum(p.cache_per_device.values()) for p in roomy.placements] == [
+        4 * 100 * 3 * 2 * h * 32 * 4 for h in (2, 4)
+    ]
+    with pytest.raises(RunError, match="beyond the KV cache"):
+        make_room(planned, PlacementSettings(), batch_size=10**7, num_tokens=1000)
+    forced = make_room(planned, PlacementSettings(), batch_size=10**7, num_tokens=1000, force=True)
+    assert forced.devices == planned.devices

@@ -1,0 +1,112 @@
+"""Models of random numbers: a checkpoint's architecture, quantization and placement without its weights.
+
+Times do not depend on what the weights say, so that a pair can be measured before anybody may download it. Everything
+but the numbers is as in loading: transformers is handed a state dict whose tensors come into being, each on its device,
+when it asks for them. So they are quantized by the same code, one at a time, and never lie in memory all at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings
+from harness.models.checkpoints import Checkpoint, sketch_checkpoint
+from harness.models.placement import Placement
+from harness.models.quantization import check_quantization, stored_quantization
+from harness.models.sizes import bare_model, covering
+from harness.models.tokenizers import vocabulary_size
+
+# What most architectures start training with.
+_STANDARD_DEVIATION = 0.02
+# One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
+_PADDING = 0.02
+
+
+def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
+    """What `weights=random` needs to know of a model: a preset's own architecture, or a configuration.
+
+    A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
+
+    Raises:
+        SettingError, RunError: as `sketch_checkpoint`; formats that cannot be made of random numbers.
+    """
+    if settings.gguf_file is not None:
+        raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
+    checkpoint = sketch_checkpoint(role, settings)
+    stored: Any = stored_quantization(checkpoint.config)
+    if stored is not None:
+        if stored not in ("8bit", "4bit"):
+            rule = f"cannot be random for {role}={settings.name}: its weights are quantized with {stored}"
+            raise SettingError("weights", rule, "random")
+        check_quantization(role, settings, checkpoint.config)
+        for config in (checkpoint.config, checkpoint.config.get_text_config(decoder=True)):
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+        settings = dataclasses.replace(settings, quantization=stored)
+    return dataclasses.replace(checkpoint, settings=settings, random=True)
+
+
+def random_tokenizer(target: Checkpoint, draft: Checkpoint | None) -> PreTrainedTokenizerBase:
+    """A tokenizer for text that nobody will read: a token for each byte, and a name for every id that is none.
+
+    Raises:
+        SettingError: the vocabularies differ by more than the padding within one family.
+    """
+    sizes = [vocabulary_size(checkpoint.config) for checkpoint in (target, draft) if checkpoint is not None]
+    if draft is not None and max(sizes) - min(sizes) > _PADDING * max(sizes):
+        rule = f"must have the vocabulary of model={target.settings.name}: {sizes[1]} outputs against {sizes[0]}"
+        raise SettingError("draft", rule, draft.settings.name)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), min(sizes)))][: min(sizes)]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def random_state(
+    checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype
+) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
+    """The class of the model, and a state dict for its `from_pretrained`: the same random numbers every time."""
+    bare, device_map = bare_model(checkpoint, dtype), placement.device_map
+    tensors = {
+        name: RandomTensor(
+            f"{checkpoint.settings.repository} {name}",
+            tensor.shape,
+            tensor.dtype,
+            device_map[covering(name, device_map)],
+        )
+        for name, tensor in bare.named_parameters()
+    }
+    return type(bare), tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTensor:
+    """A tensor that comes into being when it is indexed, as one in a safetensors file does.
+
+    Attributes:
+        name: decides about its numbers, whatever is made before it and wherever its neighbours lie.
+        device: a GPU's index, `cpu` or `disk`.
+    """
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    device: int | str
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        device = torch.device("cuda", self.device) if isinstance(self.device, int) else torch.device("cpu")
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
+        if len(self.shape) < 2:
+            # Norms let everything pass, so that activations stay finite through any number of layers.
+            return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)[index]
+        seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
+        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed))[index]

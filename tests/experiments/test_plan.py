@@ -1,0 +1,194 @@
+"""`plan` through the command line: published pairs on pretended GPUs, and the mistakes of a hurried person."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+
+from harness import cli
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.models.loading import load_pair
+from tiny_checkpoints import held_bytes
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+    row: dict[str, Any]
+
+
+Plan = Callable[..., Outcome]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """Plans in this process, in an empty directory, with no way to a network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    number = iter(range(100))
+
+    def run(*arguments: str) -> Outcome:
+        directory = tmp_path / f"run{next(number)}"
+        monkeypatch.setattr(sys, "argv", ["harness", "plan", *arguments, f"hydra.run.dir={directory}"])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        file = directory / "plan.csv"
+        row = pd.read_csv(file, keep_default_na=False).iloc[0].to_dict() if file.exists() else {}
+        return Outcome(int(end.value.code or 0), printed.out, printed.err, row)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ("model=65B draft=7B_8bit gpus=8 gpu_memory=40GB", True),
+        ("model=65B draft=7B_8bit gpus=2 gpu_memory=40GB", False),
+        ("model=7B gpu_memory=16GB", True),
+        ("model=llama3.1_70B-bnb-4bit draft=llama3.1_8B-bnb-4bit gpus=2 gpu_memory=48GB", True),
+        ("model=opt-13b draft=opt-1.3b gpus=2 gpu_memory=24GB", True),
+        ("model=gpt2-xl draft=gpt2 gpu_memory=16GB", True),
+    ],
+)
+def test_published_pairs(plan: Plan, arguments: str, fits: bool) -> None:
+    outcome = plan(*arguments.split())
+    assert outcome.exit_code == (0 if fits else 1), outcome.stderr
+    assert outcome.row["status"] == ("ok" if fits else "does_not_fit")
+    assert ("It fits" in outcome.stdout) == fits
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    assert len(outcome.stderr.splitlines()) == (0 if fits else 1)
+
+
+def test_the_figures_of_a_pair(plan: Plan) -> None:
+    row = plan("model=7B", "draft=7B_8bit", "gpus=4", "gpu_memory=12GB", "bandwidth=1000", "batch_size=2").row
+    assert row["num_parameters"] == 6_738_415_616
+    assert row["model_bytes"] == pytest.approx(2 * 6_738_415_616, rel=1e-3)
+    # Linear layers in a byte each; embedding and output layer in two.
+    assert row["draft_bytes"] == pytest.approx(6_738_415_616 + 2 * 4096 * 32000, rel=2e-3)
+    assert row["num_tokens"] == 128 + 64 + 4
+    assert row["cache_bytes"] == 2 * 196 * 32 * 2 * 4096 * 2
+    assert row["rule_of_thumb_bytes"] == 4 * 6_738_415_616
+    assert row["draft_rule_of_thumb_bytes"] == 2 * 6_738_415_616
+    devices = json.loads(row["devices_bytes"])
+    assert list(devices) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert sum(device["model"] for device in devices.values()) == row["model_bytes"]
+    assert sum(device["cache"] for device in devices.values()) == row["cache_bytes"] + row["draft_cache_bytes"]
+    # A forward looks its embeddings up, and reads the cache as it is halfway.
+    read = row["model_bytes"] - 2 * 4096 * 32000 + row["cache_bytes"] * 160 / 196
+    assert row["read_bytes"] == pytest.approx(read, rel=1e-4)
+    assert row["lowest_ms_per_token"] == pytest.approx(row["read_bytes"] / 1e9, rel=1e-6)
+    best = row["lowest_ms_per_token"] / row["lowest_speculative_ms_per_token"]
+    assert row["highest_speedup"] == pytest.approx(best)
+    assert row["break_even_tokens"] == pytest.approx(5 / best)
+
+
+def test_what_would_fit_instead(plan: Plan) -> None:
+    outcome = plan("model=13B", "draft=opt-1.3b", "gpu_memory=24GB")
+    # Main memory may be large enough for more.
+    assert outcome.row["instead"].splitlines()[:3] == [
+        "model.quantization=8bit (13.4 GB)",
+        "model.quantization=4bit (7.2 GB)",
+        "2 GPUs with as much free",
+    ]
+    assert "model.quantization=8bit (13.4 GB)" in outcome.stdout
+    assert plan("model=13B", "draft=opt-1.3b", "gpu_memory=24GB", "model.quantization=8bit").exit_code == 0
+
+
+def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
+    asked = ["model=gpt2-xl", "gpu_memory=12GB", "prompt_length=900"]
+    outcome = plan(*asked, "batch_size=64")
+    assert outcome.exit_code == 1
+    # Keys and values of 48 layers, 1600 wide, in two bytes.
+    assert f"and the KV cache ({64 * 964 * 48 * 2 * 1600 * 2 / 1e9:.1f} GB)" in outcome.stderr
+    batch = outcome.row["instead"].splitlines()[0]
+    assert plan(*asked, batch).exit_code == 0
+    assert plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}").exit_code == 1
+
+
+def test_equal_models_share_their_weights_but_no_cache(plan: Plan) -> None:
+    row = plan("model=7B", "draft=7B", "gpu_memory=24GB").row
+    assert row["draft_bytes"] == 0
+    assert row["needed_bytes"] == row["model_bytes"] + 2 * row["cache_bytes"]
+    assert row["highest_speedup"] == pytest.approx(1)
+
+
+def test_without_gpus_it_is_main_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    outcome = plan()
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "No GPU here: planned for main memory" in outcome.stdout
+    assert outcome.row["num_gpus"] == 0
+    assert outcome.row["dtype"] == "float32"
+    assert list(json.loads(outcome.row["devices_bytes"])) == ["cpu"]
+
+
+def test_a_plan_is_collected_only_where_asked(plan: Plan, tmp_path: Path) -> None:
+    plan()
+    assert not (tmp_path / "results").exists()
+    for _ in range(2):
+        plan("results.file=results/plans.csv")
+    assert len(pd.read_csv(tmp_path / "results" / "plans.csv")) == 2
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_weights_are_those_that_loading_takes(
+    plan: Plan, save_model: Callable[..., ModelSettings], quantization: Any
+) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512}
+    settings = save_model(settings={"quantization": quantization}, **wide)
+    asked = [f"model={settings.repository}", f"model.quantization={quantization}", "dtype=float16"]
+    row = plan(*asked, "gpu_memory=1GB").row
+    loaded = load_pair(settings, None, PlacementSettings(), "float16").target
+    assert row["model_bytes"] == pytest.approx(held_bytes(loaded.model), rel=0.01)
+
+
+def test_a_configuration_is_enough(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
+    settings = save_model()
+    for file in Path(settings.repository).iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    assert plan(f"model={settings.repository}").exit_code == 0
+
+
+def test_vocabularies_that_differ_are_noted(plan: Plan) -> None:
+    noted = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB").stdout
+    assert "vocabularies differ (50257 and 32000 tokens)" in noted
+    # One family pads to different numbers of rows.
+    assert "vocabularies" not in plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("gpu_memory=40", "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB (did you mean 40GB?)"),
+        ("gpu_memory=foo", "gpu_memory=foo: must be an amount with its unit, such as 40GB or 80GiB"),
+        ("gpu_memory=0GB", "gpu_memory=0GB: must be an amount"),
+        ("gpus=0", "gpus=0: must be at least 1"),
+        ("bandwidth=-1", "bandwidth=-1.0: must be positive, in GB/s"),
+        ("prompt_length=0", "prompt_length=0: must be at least 1"),
+        ("model=nope", "model=nope: no such preset"),
+        ("model=7B_4GPUs gpus=2 gpu_memory=40GB", "model.gpus=4: must not exceed the number of GPUs, 2"),
+        ("model=7B prompt_length=4000", "prompt_length=4000: with decoding.max_new_tokens=64 that is 4064 tokens"),
+        ("model=./absent", "model=./absent: no such directory"),
+    ],
+)
+def test_mistakes(plan: Plan, arguments: str, says: str) -> None:
+    outcome = plan(*arguments.split())
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith(f"harness: {says}")
+    assert len(outcome.stderr.splitlines()) == 1
+    assert outcome.stdout == ""
+
+
+def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4").stderr

@@ -1,0 +1,231 @@
+"""Prepared runners. On a CPU nothing is captured, but graphs' buffers are written and read all the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
+
+from architectures import VOCABULARY, random_model
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.protocols import Runner
+from harness.decoding.randomness import uniforms
+from harness.decoding.warp import Warp
+from harness.runners.compiled import PreparedRunner
+from harness.runners.eager import EagerRunner
+from harness.runners.shared_prefix import SharedPrefixRunner
+from harness.runners.slots import UnsupportedModelError, lay_out_for_few_tokens
+from harness.runners.static import BUCKET, StaticRunner
+from runners.test_static import PROMPTS, SERVED
+
+WARP = Warp(1.0)
+NUM_DRAFT_TOKENS = 3
+
+
+def pair(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: object
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A target, and a draft that agrees with it now and then."""
+    target, draft = random_model(name, **changes), random_model(name, seed=1, **changes)
+    with torch.no_grad():
+        for parameter, original in zip(draft.parameters(), target.parameters(), strict=True):
+            parameter.copy_(original + 0.05 * parameter)
+    return target.to(device, dtype), draft.to(device, dtype)
+
+
+def prepared(
+    model: PreTrainedModel, batch_size: int = 3, num_drawn: int = 0, *, compiled: bool = False, captured: bool = True
+) -> PreparedRunner:
+    runner = PreparedRunner(model, compiled=compiled, captured=captured)
+    widths = (1, 2) if num_drawn else (1, NUM_DRAFT_TOKENS + 1)
+    runner.prepare(batch_size, 60, widths, num_drawn, WARP)
+    return runner
+
+
+def request(length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50) -> Request:
+    """Rows end at different times: at a stop token, or at the length limit after different numbers of iterations."""
+    return Request(prompts, uniforms(0, range(len(prompts)), length + 1, device), WARP, length, frozenset({stop}))
+
+
+def written(target: Runner, draft: Runner, what: Request) -> list[object]:
+    """All that both decoders decide."""
+    drafter = ModelDrafter(draft, WARP, what.uniforms.device, getattr(draft, "draw", None))
+    records = [*autoregressive(target, what), *speculative(target, drafter, what, NUM_DRAFT_TOKENS)]
+    return [(record.rows, record.tokens, record.proposed, record.num_accepted) for record in records]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_prepared_shapes_write_what_is_written_eagerly(name: str) -> None:
+    target, draft = pair(name)
+    fast = prepared(target), prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
+    for length in (1, 2, 5, 20):
+        assert written(*fast, request(length)) == written(EagerRunner(target), EagerRunner(draft), request(length))
+
+
+def test_every_step_runs_a_prepared_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = pair("llama")
+    fast = prepared(target), prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
+    eager: list[Tensor] = []
+    monkeypatch.setattr(StaticRunner, "extend", lambda self, tokens: eager.append(tokens))
+    what = request()
+    for first in (0, 1, 2):  # whole and smaller batches
+        written(*fast, Request(PROMPTS[first:], what.uniforms[first:], WARP, 20, what.stop_tokens))
+    assert not eager
+
+
+def test_what_fits_no_prepared_shape_runs_all_the_same() -> None:
+    target, draft = pair("llama")
+    fast, eager = (prepared(target), prepared(draft, num_drawn=2)), (EagerRunner(target), EagerRunner(draft))
+    more_rows = request(10, [*PROMPTS, [7, 8, 9]])
+    assert written(*fast, more_rows) == written(*eager, more_rows)
+    longer = request(5, [list(range(3, 90)) * 2, *PROMPTS[:2]])
+    assert written(*fast, longer) == written(*eager, longer)
+    overflowing = request(BUCKET, PROMPTS, stop=-1)
+    assert written(*fast, overflowing) == written(*eager, overflowing)
+
+
+def test_a_shared_prefix_before_prepared_shapes() -> None:
+    target, draft = pair("llama")
+    prompts = [[5, 9, 23, 4, 17, 3], [5, 9, 23, 4, 17, 6, 7, 8, 9, 10, 11], [5, 9, 23, 4, 17]]
+    what = request(12, prompts)
+    fast = prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
+    drafter = ModelDrafter(SharedPrefixRunner(fast), WARP, draw=fast.draw)
+    records = speculative(SharedPrefixRunner(prepared(target)), drafter, what, NUM_DRAFT_TOKENS)
+    eagerly = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), WARP), what, NUM_DRAFT_TOKENS)
+    assert [record.tokens for record in records] == [record.tokens for record in eagerly]
+
+
+def test_another_warp_is_not_the_prepared_one() -> None:
+    model = random_model("llama")
+    fast, eager = prepared(model, num_drawn=2), EagerRunner(model)
+    greedy, tokens, numbers = Warp(0), torch.tensor([[7], [8], [9]]), torch.full((3, 2), 0.5)
+    fast.start(PROMPTS)
+    eager.start(PROMPTS)
+    drawn, probabilities = fast.draw(tokens, numbers, greedy)
+    assert drawn[:, 0].tolist() == eager.extend(tokens)[:, -1].argmax(-1).tolist()
+    assert set(probabilities.unique().tolist()) == {0.0, 1.0}
+
+
+def test_tokens_that_fill_a_shape_up_stay_within_the_context() -> None:
+    """GPT-2 has as many positions as its context has tokens."""
+    model = random_model("gpt2", n_positions=16)
+    what = request(5, [PROMPTS[2]], stop=-1)  # 11 + 5 = 16
+    fast = prepared(model, 1), prepared(model, 1, NUM_DRAFT_TOKENS)
+    eager = [record.tokens for record in autoregressive(EagerRunner(model), what)]
+    assert [record.tokens for record in autoregressive(fast[0], what)] == eager
+    assert written(*fast, what) == written(EagerRunner(model), EagerRunner(model), what)
+
+
+def test_8_bit_is_refused() -> None:
+    model = random_model("llama")
+    model.is_loaded_in_8bit = True
+    with pytest.raises(UnsupportedModelError, match="8 bit"):
+        PreparedRunner(model, compiled=True, captured=False)
+
+
+def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama", num_hidden_layers=1)
+    norm = model.model.norm
+    original = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda states: original(states) * (1 if states.sum().item() else 2))
+    with pytest.raises(UnsupportedModelError, match="cannot be compiled: "):
+        prepared(model, compiled=True, captured=False)
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_compiled_shapes_write_what_is_written_eagerly(name: str) -> None:
+    target, draft = pair(name, num_hidden_layers=1 if name == "llama" else 2)
+    fast = [
+        prepared(target, compiled=True, captured=False),
+        prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=True, captured=False),
+    ]
+    assert all(runner.setup_seconds >= runner.compile_seconds > 0 for runner in fast)
+    compilations = counters["stats"]["unique_graphs"]
+    assert written(*fast, request()) == written(EagerRunner(target), EagerRunner(draft), request())
+    written(*fast, request(10, PROMPTS[:2]))
+    assert counters["stats"]["unique_graphs"] == compilations, "all compilations belong into `prepare`"
+
+
+def test_models_of_the_same_sizes_are_told_apart() -> None:
+    """`prepare` holds compiled logits against eager ones: it would refuse another model's code."""
+    for eps in (1e-6, 100.0):
+        model = random_model("llama", num_hidden_layers=1, rms_norm_eps=eps)
+        runner = PreparedRunner(model, compiled=True, captured=False)
+        runner.prepare(1, 60, [1])
+
+
+def test_weights_laid_out_anew_are_the_same() -> None:
+    model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    logits = EagerRunner(model).start(PROMPTS)
+    prepared(model, compiled=False)
+    assert model.model.layers[0].mlp.up_proj.weight.is_contiguous(), "only for compiled code"
+    lay_out_for_few_tokens(model)
+    assert not model.model.layers[0].mlp.up_proj.weight.is_contiguous()
+    assert model.lm_head.weight.is_contiguous(), "an embedding looks rows up"
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert torch.allclose(EagerRunner(model).start(PROMPTS), logits, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_graphs_write_what_is_written_eagerly(dtype: torch.dtype, compiled: bool) -> None:
+    target, draft = pair("llama", "cuda", dtype)
+    fast = prepared(target, compiled=compiled), prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=compiled)
+    assert all(runner.capture_seconds > 0 for runner in fast)
+    what = request(device="cuda")
+    ours = written(*fast, what)
+    if dtype == torch.float32:
+        assert ours == written(EagerRunner(target), EagerRunner(draft), what)
+    logits = []
+    for runner in (fast[0], EagerRunner(target)):
+        runner.start(PROMPTS)
+        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda")).float())
+    assert (logits[0] - logits[1]).norm() / logits[1].norm() < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.gpu
+def test_outputs_of_a_graph_outlive_its_next_replay() -> None:
+    runner = prepared(random_model("llama").cuda())
+    runner.start(PROMPTS)
+    first = runner.extend(torch.full((3, 1), 7, device="cuda"))
+    before = first.clone()
+    runner.extend(torch.full((3, 1), 8, device="cuda"))
+    assert torch.equal(first, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fast", [False, True])
+def test_an_iteration_does_not_wait_for_the_device(fast: bool) -> None:
+    """K steps and the target's pass are queued without waiting; one transfer tells the host what was decided."""
+    target, draft = pair("llama", "cuda")
+    target_runner: Runner = prepared(target, 1) if fast else EagerRunner(target)
+    draft_runner: Runner = prepared(draft, 1, NUM_DRAFT_TOKENS) if fast else EagerRunner(draft)
+    drafter = ModelDrafter(draft_runner, WARP, "cuda", getattr(draft_runner, "draw", None))
+    numbers = torch.full((1, NUM_DRAFT_TOKENS), 0.5, device="cuda")
+    target_runner.start(PROMPTS[:1])
+    drafter.start(PROMPTS[:1], [7])
+    for num_accepted in (0, NUM_DRAFT_TOKENS, 1):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            proposal = drafter.propose(NUM_DRAFT_TOKENS, numbers)
+            logits = target_runner.extend(torch.cat([proposal.tokens[:, :1], proposal.tokens], dim=1))
+            assert logits.shape == (1, NUM_DRAFT_TOKENS + 1, VOCABULARY)
+            target_runner.keep([num_accepted + 1])
+            drafter.observe([num_accepted], [9])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
+    model = random_model("llama").cuda()
+    norm = model.model.norm
+    original = norm.forward
+    norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
+    with pytest.raises(UnsupportedModelError, match="cannot be captured: "):
+        prepared(model)

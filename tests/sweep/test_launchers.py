@@ -1,0 +1,76 @@
+"""Sweeps through Hydra's own launchers and sweepers, with the presets that we ship."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sweep_pairs import FATAL_WIDTH, save_wicked
+
+FATAL = FATAL_WIDTH - 1
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("pair")
+    for name in ("none", "kill"):
+        save_wicked(directory / name, name)
+    (directory / "prompts.txt").write_text("one\ntwo words\n")
+    return [
+        *(f"model={directory}/none", f"draft={directory}/none", f"prompts={directory}/prompts.txt"),
+        *("model.trust_remote_code=true", "draft.trust_remote_code=true"),
+        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
+    ]
+
+
+def sweep(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
+    result = subprocess.run(
+        [sys.executable, "-m", "harness", "latency", "-m", *arguments],
+        cwd=directory,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HOME": str(directory / "hub")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    files = list((directory / "multirun" / "latency").glob("*/*/latency.csv"))
+    assert len(files) == 1, result.stderr
+    return result, pd.read_csv(files[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "preset"),
+    [
+        ("hydra_joblib_launcher", ["+launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        ("hydra_submitit_launcher", ["+launcher=submitit_local"]),
+        ("hydra_ray_launcher", ["+launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
+    ],
+    ids=["joblib", "submitit", "ray"],
+)
+def test_a_killed_job_is_a_row_and_the_others_run(
+    pair: list[str], tmp_path: Path, plugin: str, preset: list[str]
+) -> None:
+    pytest.importorskip(f"hydra_plugins.{plugin}")
+    pair = [pair[0].replace("/none", "/kill"), *pair[1:]]
+    result, rows = sweep(tmp_path, *preset, *pair, f"decoding.num_draft_tokens=2,{FATAL},3")
+    assert result.returncode == 1, result.stderr
+    speculative = rows[rows["arm"] == "speculative"].set_index("num_draft_tokens")
+    assert dict(speculative["status"]) == {2: "ok", 3: "ok", FATAL: "failed"}
+    assert "its process was killed by SIGKILL" in speculative["error"][FATAL]
+    assert "3 of 3 jobs" in result.stderr
+
+
+@pytest.mark.slow
+def test_optuna_searches_for_the_best_speed_up(pair: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    result, rows = sweep(tmp_path, "+sweeper=optuna", "hydra.sweeper.n_trials=4", *pair)
+    assert result.returncode == 0, result.stderr
+    assert rows["job"].nunique() == 4
+    assert rows["num_draft_tokens"].dropna().between(1, 8).all()
+    (best,) = tmp_path.glob("multirun/latency/*/*/optimization_results.yaml")
+    assert float(best.read_text().split("best_value:")[1]) == pytest.approx(rows["speedup"].max())

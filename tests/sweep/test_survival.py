@@ -1,0 +1,124 @@
+"""A sweep through the command line whose jobs fail in every way and whose own process is killed again and again.
+
+    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest tests/sweep/test_survival.py
+
+runs it with 200 jobs; without the variables it is a small one.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sweep_pairs import FATAL_WIDTH, save_wicked
+
+NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
+NUM_KILLS = int(os.environ.get("SWEEP_KILLS", "3"))
+FATAL = FATAL_WIDTH - 1
+NUMBERS = [1, 2, 3, 4, FATAL] if NUM_SEEDS > 1 else [2, FATAL]
+REASONS = {
+    "exception": "ZeroDivisionError|a bug in the model",
+    "memory": "out of main memory: .* GB wanted, .* GB free",
+    "kill": "its process was killed by SIGKILL",
+    "hang": "took longer than job_timeout_s=",
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pairs")
+    for misbehaviour in ("none", *REASONS):
+        save_wicked(directory / misbehaviour, misbehaviour)
+    (directory / "prompts.txt").write_text("one\ntwo words\n")
+    return directory
+
+
+def command(pairs: Path, *more: str) -> list[str]:
+    models = ",".join(f"{pairs}/{name}" for name in REASONS)
+    return [
+        *(sys.executable, "-m", "harness", "latency", "-m", f"model={models}", f"draft={pairs}/none"),
+        *("model.trust_remote_code=true", "draft.trust_remote_code=true", f"prompts={pairs}/prompts.txt"),
+        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "job_timeout_s=6"),
+        f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
+        f"seed={','.join(map(str, range(NUM_SEEDS)))}",
+        *more,
+    ]
+
+
+@pytest.mark.slow
+def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    environment = os.environ | {"HF_HOME": str(tmp_path / "hub"), "OMP_NUM_THREADS": "1"}
+    for _ in range(NUM_KILLS):
+        sweep = subprocess.Popen(command(pairs), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        time.sleep(chance.uniform(1, 12))
+        sweep.kill()
+        sweep.communicate()
+    finished = subprocess.run(command(pairs), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 1, finished.stderr
+
+    newest = max((tmp_path / "multirun" / "latency").glob("*/*"))
+    rows = pd.read_csv(newest / "latency.csv")
+    num_jobs = len(REASONS) * len(NUMBERS) * NUM_SEEDS
+    assert f"{num_jobs} of {num_jobs} jobs" in finished.stderr
+    per_arm = rows.groupby(["model", "num_draft_tokens", "seed"]).size()
+    speculative = rows[rows["arm"] == "speculative"]
+    assert len(speculative) == num_jobs == rows["job"].nunique()
+    assert len(rows) == 2 * num_jobs
+    assert (per_arm == 1).all()
+
+    failed = speculative["status"] == "failed"
+    assert (failed == (speculative["num_draft_tokens"] == FATAL)).all()
+    for name, reason in REASONS.items():
+        errors = speculative[failed & speculative["model"].str.endswith(f"/{name}")]["error"]
+        assert len(errors) == NUM_SEEDS
+        assert errors.str.contains(reason).all(), list(errors)
+
+    everything = pd.read_csv(tmp_path / "results" / "latency.csv")
+    measured = everything[everything["status"] == "ok"]
+    counts = collections.Counter(zip(measured["measurement"], measured["arm"], strict=True))
+    assert len(counts) == 2 * int((~failed).sum())
+    assert set(counts.values()) == {1}, "nothing is measured twice"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    save_wicked(broken, "none")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    arguments = command(pairs, f"model={broken},{pairs}/none", "decoding.num_draft_tokens=1,2", "seed=0")
+    finished = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 1, finished.stderr
+    (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
+    rows = pd.read_csv(file)
+    errors = rows[rows["arm"] == "speculative"].set_index("job")["error"]
+    assert not errors[0].startswith("not tried")
+    assert errors[1] == f"not tried, because the pair failed to load before: {errors[0]}"
+    assert errors[2:].isna().all()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> None:
+    # The first job hangs, and there is no time limit that could end it.
+    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "job_timeout_s=null")
+    sweep = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("environment.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    sweep.send_signal(signal.SIGINT)
+    _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, said
+    (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
+    assert set(pd.read_csv(file)["status"]) == {"interrupted"}
+    assert "Traceback" not in said

@@ -1,0 +1,180 @@
+"""`report` as a user meets it: after real runs of the shipped pair, and in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from report_files import latency_run, write
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def harness(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the shipped pair went through every command, and once failed."""
+    directory = tmp_path_factory.mktemp("measured")
+    quick = ("num_prompts=4", "decoding.max_new_tokens=12")
+    runs = (
+        (("latency", "decoding.num_draft_tokens=2", *quick), 0),
+        (("latency", "decoding.num_draft_tokens=4", *quick), 0),
+        (("eval", "num_prompts=8"), 0),
+        (
+            ("recovery", "num_prompts=1", "num_draws=1000", "decoding.num_draft_tokens=1", "decoding.max_new_tokens=8"),
+            3,
+        ),
+        (("compare", "prompt=7 * 8 =", "json=true"), 0),
+        (("latency", "model=./nowhere", "draft=tiny_draft"), 2),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        for arguments, code in runs:
+            patch.setattr(sys, "argv", ["harness", *arguments])
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == code, arguments
+    return directory
+
+
+@pytest.mark.slow
+def test_real_runs_become_tables_and_files(measured: Path) -> None:
+    result = harness("report", "results", "outputs", cwd=measured)
+    assert result.returncode == 0, result.stderr
+    headings = ("Speed-up", "Pairs by category of prompts", "The reason", "Accuracy", "Is it lossless?", "Environment")
+    assert [heading for heading in headings if f"\n{heading}\n" not in result.stdout] == []
+    for expected in ("best K", "undecided", "Prompts raced in compare", "./nowhere"):
+        assert expected in result.stdout
+    assert "tiny with tiny_draft, K=" in result.stdout.splitlines()[0]
+    assert result.stderr == f"written to {Path('results', 'report.md')} and {Path('results', 'report.html')}\n"
+    # Each run stands in the cumulative file and in its own directory, and counts once.
+    pairs = (measured / "results" / "report.md").read_text().partition("## Speed-up")[2].partition("\n## ")[0]
+    assert [line.split("|")[2].strip(" *") for line in pairs.splitlines() if line.startswith("|")][2:] == ["2", "4"]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)}")
+    pytest.importorskip("matplotlib")
+    assert harness("report", "results", "outputs", f"output={tmp_path}", cwd=measured).returncode == 0
+    page = tmp_path / "report.html"
+    # The browser's own account of what it laid out: sizes, overflow and errors.
+    probe = (
+        "<script>addEventListener('load', () => {"
+        "const all = selector => [...document.querySelectorAll(selector)];"
+        "const count = (name, number) => document.documentElement.setAttribute('data-' + name, number);"
+        "count('drawn', all('svg.plot').filter(svg => svg.getBoundingClientRect().height > 100).length);"
+        "count('letters', all('svg.plot text').filter(text => text.getBBox().width > 0).length);"
+        "count('pairs', all('#pairs tbody tr').length);"
+        "count('failures', all('#failures tbody tr').length);"
+        "count('wider', document.documentElement.scrollWidth - innerWidth);"
+        "count('outside', performance.getEntriesByType('resource').length);"
+        "const ink = getComputedStyle(document.querySelector('svg.plot text')).fill;"
+        "count('unpainted', ink === 'none' || ink === '' ? 1 : 0);"
+        "});</script>"
+    )
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    for width in (1280, 500):
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+        options += [f"--window-size={width},900", "--virtual-time-budget=2000", "--enable-logging=stderr", "--dump-dom"]
+        result = subprocess.run([browser, *options, probed.as_uri()], capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+        said = {name: int(number) for name, number in re.findall(r'data-(\w+)="(-?\d+)"', result.stdout)}
+        # Speed-up, times, against K, by position, accuracy.
+        assert said["drawn"] == 5
+        assert said["letters"] > 40
+        assert (said["pairs"], said["failures"]) == (2, 1)
+        assert said["wider"] <= 0, "the page must not scroll sideways; its tables may"
+        assert (said["outside"], said["unpainted"]) == (0, 0)
+        assert "CONSOLE" not in result.stderr
+
+
+def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
+    (tmp_path / "absent" / "matplotlib").mkdir(parents=True)
+    reason = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    (tmp_path / "absent" / "matplotlib" / "__init__.py").write_text(reason)
+    write(tmp_path / "results" / "latency.csv", latency_run())
+    root = str(Path(__file__).parents[1])
+    result = harness("report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root)))
+    assert result.returncode == 0, result.stderr
+    assert "2.00×" in result.stdout
+    assert "pip install 'harness[report]'" in result.stderr.splitlines()[0]
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert "<svg" not in page
+    assert "2.00×" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere"], "nowhere: no such file or directory"),
+        (["empty"], "empty: holds no CSV file of latency, eval, recovery, compare"),
+        (["notes.csv"], "notes.csv: is no CSV file of latency, eval, recovery, compare"),
+        (["latency.csv", "output=notes.csv"], "output=notes.csv: cannot be written to"),
+        (["latency.csv", "--pdf"], "report: unrecognized arguments: --pdf"),
+        ([], "results: no such directory here"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    write(tmp_path / "latency.csv", latency_run())
+    result = harness("report", *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"harness: {expected}")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_files_go_beside_a_named_file_or_where_they_are_wanted(tmp_path: Path) -> None:
+    write(tmp_path / "box" / "a100.csv", latency_run())
+    assert harness("report", "box/a100.csv", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "report.html").exists()
+    assert harness("report", "box/a100.csv", "output=paper/figures", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "paper" / "figures" / "report.md").exists()
+
+
+def test_who_reads_half_of_the_tables_has_the_files_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "results" / "latency.csv", *(latency_run(k, 1 + k / 10) for k in range(1, 60)))
+    command = f"{sys.executable} -m harness report | head -n 1"
+    result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert len(result.stdout.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "results" / "report.html").exists()
+
+
+def test_help_and_the_list_of_commands_know_it(tmp_path: Path) -> None:
+    assert "output=DIR" in harness("report", "--help", cwd=tmp_path).stdout
+    assert "python -m harness report results" in harness(cwd=tmp_path).stdout
+    assert "(did you mean report?)" in harness("reprot", cwd=tmp_path).stderr
+
+
+def test_it_starts_without_torch(tmp_path: Path) -> None:
+    write(tmp_path / "results" / "latency.csv", latency_run())
+    program = (
+        "import sys; from harness import cli; sys.argv = ['harness', 'report']\n"
+        "try: cli.main()\n"
+        "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.stdout.split()[-3:] == ["False", "False", "0"]
