@@ -26,6 +26,7 @@ class Command:
         summary: one line for the list of commands.
         example: what to type.
         measures: whether jobs of a sweep run in a process of their own, and are not repeated.
+        sweeps: whether it may have several jobs.
     """
 
     settings: str
@@ -33,6 +34,7 @@ class Command:
     summary: str
     example: str
     measures: bool = True
+    sweeps: bool = True
 
 
 COMMANDS = {
@@ -47,6 +49,7 @@ COMMANDS = {
         "harness.experiments.compare",
         "type a prompt and watch both decoders race, every token coloured by who wrote it",
         "compare model=13B draft=7B",
+        sweeps=False,
     ),
     "eval": Command(
         "EvalSettings",
@@ -78,6 +81,12 @@ def main() -> None:
     """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     global _exit_code
     _exit_code = 0
+    # Of several processes that torchrun starts the first does the rest itself.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from harness.sweep import ranks
+
+        if ranks.is_spare():
+            sys.exit(0)
     try:
         with _termination_as_interrupt():
             _dispatch(sys.argv[1:])
@@ -148,7 +157,9 @@ def _run_experiment(config: Any) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from harness.config import conversion
     from harness.config import settings as kinds
+    from harness.sweep import ranks
 
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -157,12 +168,18 @@ def _run_experiment(config: Any) -> Any:
     command = plain.pop("command")
     if command not in COMMANDS:
         raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", command)
-    settings = kinds.from_config(getattr(kinds, COMMANDS[command].settings), plain)
+    settings = conversion.from_config(getattr(kinds, COMMANDS[command].settings), plain)
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     experiment = COMMANDS[command].experiment
+    settings = ranks.settle(settings)
     if hydra.mode is not RunMode.MULTIRUN:
+        if COMMANDS[command].measures and (count := ranks.num_ranks(settings)) > 1:
+            return ranks.run(experiment, settings, directory, directory / f"{command}.csv", count)
         return importlib.import_module(experiment).run(settings, directory)
+
+    if not COMMANDS[command].sweeps:
+        raise SettingError("-m", f"{command} holds one session and has no sweeps")
 
     from harness.sweep import jobs
 
@@ -263,6 +280,7 @@ def _explain(error: Exception, command: str) -> str | None:
         OverrideParseException,
     )
 
+    from harness.config import conversion
     from harness.config import settings as kinds
 
     text = str(error)
@@ -276,7 +294,7 @@ def _explain(error: Exception, command: str) -> str | None:
     if isinstance(error, ConfigCompositionException) and "Could not override" in text:
         key = text.split("'")[1].split("@")[0]
         cause = str(error.__cause__ or text).splitlines()[0]
-        known = kinds.setting_names(getattr(kinds, COMMANDS[command].settings))
+        known = conversion.setting_names(getattr(kinds, COMMANDS[command].settings))
         if "not in struct" in cause or "not in '" in cause or "No match in the defaults list" in text:
             # `temperature` for `decoding.temperature` is the commonest slip: the last part decides.
             by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]

@@ -1,26 +1,23 @@
 """What a run is asked to do: frozen dataclasses that cannot hold a wrong value.
 
-OmegaConf ends here. `from_config` turns the composed configuration into these; everything past this room takes them.
-Each class checks itself in `__post_init__` and says setting, rule and value when a rule is broken; `from_config` adds
-where in the tree the setting stands.
+`conversion.py` turns a composed configuration into these; everything past this room takes them. Each class checks
+itself in `__post_init__` and says setting, rule and value when a rule is broken; the conversion adds where in the tree
+the setting stands.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from harness.config.errors import SettingError, nearest
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Strategy = Literal["balanced", "auto", "sequential", "single", "cpu"]
+Strategy = Literal["balanced", "auto", "sequential", "single", "cpu", "tensor_parallel"]
 Rule = Literal["deepmind", "google"]
 Weights = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_only"]
@@ -82,8 +79,10 @@ class PlacementSettings:
 
     Attributes:
         strategy: `balanced`, `auto` and `sequential` are accelerate's; `single` is one GPU; `cpu` uses none. On a
-            machine without a GPU every strategy means the CPU.
-        gpus: how many GPUs may be used, from the first visible one on; None for all.
+            machine without a GPU every strategy means the CPU. `tensor_parallel` splits every layer of the target over
+            all GPUs, a process each, and copies the draft to each; `draft.placement=tensor_parallel` splits that too.
+        gpus: how many GPUs may be used, from the first visible one on; None for all. For `tensor_parallel`
+            also how many processes share a CPU.
         reserve_gb: left free on each GPU for activations and the KV cache, in GB (10^9 bytes).
         offload: where layers that fit on no GPU may go; they go nowhere unless asked.
         device_map: an explicit map from module names to devices; overrides the strategy, target only.
@@ -98,6 +97,11 @@ class PlacementSettings:
     def __post_init__(self) -> None:
         _require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
         _require(self.reserve_gb >= 0, "reserve_gb", "must not be negative", self.reserve_gb)
+
+    def strategy_for(self, role: str, model: ModelSettings) -> Strategy:
+        """The model's own strategy, else the run's; only a draft that says so itself is split over ranks."""
+        copied = role == "draft" and self.strategy == "tensor_parallel"
+        return model.placement or ("single" if copied else self.strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,40 @@ class RunSettings:
         timeout, gpus = self.job_timeout_s, self.gpus_per_job
         _require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         _require(gpus is None or gpus >= 1, "gpus_per_job", "must be at least 1", gpus)
+        if self.tensor_parallel:
+            self._check_ranks()
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """What decides which weights are loaded, and where: runs that agree in it can share a loaded pair."""
+        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """How each model is placed, by its role."""
+        models = {"model": self.model, "draft": self.draft}
+        return {role: self.placement.strategy_for(role, model) for role, model in models.items() if model is not None}
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether a model is split over several processes."""
+        return "tensor_parallel" in self.strategies.values()
+
+    def _check_ranks(self) -> None:
+        beside = "cannot be combined with tensor_parallel"
+        offload, device_map = self.placement.offload, self.placement.device_map
+        _require(offload == "none", "placement.offload", beside, offload)
+        _require(device_map is None, "placement.device_map", f"{beside}, which needs none", device_map)
+        _require(self.runner in ("auto", "eager"), "runner", f"{beside}, which runs with runner=eager", self.runner)
+        for role, model in (("model", self.model), ("draft", self.draft)):
+            if model is None or self.strategies[role] != "tensor_parallel":
+                continue
+            plain = f"{beside}, which splits plain weights only"
+            _require(model.quantization == "none", f"{role}.quantization", plain, model.quantization)
+            _require(model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file)
+        for role, strategy in self.strategies.items():
+            rule = f"{beside}: beside it a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
+            _require(strategy in ("single", "cpu", "tensor_parallel"), f"{role}.placement", rule, strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,81 +422,3 @@ class PlanSettings(RunSettings):
         units = {"m": 2, "g": 3, "t": 4}
         found = re.fullmatch(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE)
         return found and round(float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()])
-
-
-SettingsType = TypeVar("SettingsType")
-
-
-def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str = "") -> SettingsType:
-    """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
-
-    Raises:
-        SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
-    """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if key not in fields:
-            raise SettingError(
-                prefix + key, f"no such setting{nearest(prefix + key, [prefix + name for name in fields])}"
-            )
-        values[key] = _convert(hints[key], value, prefix + key)
-    for name, f in fields.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise SettingError(prefix + name, "must be set")
-    try:
-        return kind(**values)
-    except SettingError as error:  # a class knows its own fields, not where it stands
-        raise SettingError(prefix + error.setting, error.rule, error.value) from None
-
-
-def setting_names(kind: type, prefix: str = "") -> list[str]:
-    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like."""
-    names: list[str] = []
-    for name, hint in typing.get_type_hints(kind).items():
-        names.append(prefix + name)
-        for part in (hint, *typing.get_args(hint)):
-            if dataclasses.is_dataclass(part):
-                names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
-    return names
-
-
-def _convert(hint: Any, value: Any, setting: str) -> Any:
-    """`value` as the type `hint`, or a SettingError. Integers pass as floats; nothing else is coerced."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        (hint,) = [a for a in arguments if a is not type(None)]
-        return _convert(hint, value, setting)
-    if origin is Literal:
-        # YAML reads an unquoted `none` as text, but `off`, `no` and the like as booleans: compare what was typed.
-        if value not in arguments:
-            raise SettingError(setting, f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}", value)
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise SettingError(setting, "must be a list", value)
-        return tuple(_convert(arguments[0], item, setting) for item in value)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise SettingError(setting, "must be a group of settings", value)
-        # `draft=none` arrives as a mapping whose name says so.
-        if hint is ModelSettings and value.get("name") == "none":
-            return None
-        return from_config(typing.cast(type, hint), value, setting + ".")
-    if origin is Mapping or origin is dict or hint is Mapping:
-        if not isinstance(value, Mapping):
-            raise SettingError(setting, "must be a mapping", value)
-        return dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if type(value) is not hint:
-        raise SettingError(setting, f"must be {wanted.get(hint, hint)}", value)
-    if hint is float and value != value:
-        raise SettingError(setting, "must be a number", value)
-    return value

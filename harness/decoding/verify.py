@@ -55,17 +55,32 @@ def verify(
         limits: [B] from 0 to K, how many draft tokens each row was proposed; what a batch's width adds behind them does
             not count. None for K in every row.
     """
-    num_rows, num_draft_tokens = draft_tokens.shape
     index = draft_tokens.unsqueeze(-1)
-    target_probability = target_probabilities[:, :num_draft_tokens].gather(-1, index).squeeze(-1)
+    target_probability = target_probabilities[:, : draft_tokens.shape[1]].gather(-1, index).squeeze(-1)
     draft_probability = draft_probabilities.gather(-1, index).squeeze(-1)
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always accept.
     accepted = accept_uniforms * (lenience * draft_probability) < target_probability
+    num_accepted, next_token = settle(accepted, target_probabilities, draft_probabilities, next_uniforms, limits)
+    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+
+
+def settle(
+    accepted: Tensor,
+    target_probabilities: Tensor,
+    draft_probabilities: Tensor,
+    next_uniforms: Tensor,
+    limits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The length [B] of each row's accepted prefix, and the token [B] that follows it.
+
+    Args:
+        accepted: [B, K] bool, what became of each test. The others are as in `verify`.
+    """
     num_accepted = accepted.to(torch.int64).cumprod(-1).sum(-1)
     if limits is not None:
         num_accepted = torch.minimum(num_accepted, limits)
 
-    rows = torch.arange(num_rows, device=draft_tokens.device)
+    rows = torch.arange(accepted.shape[0], device=accepted.device)
     target_next = target_probabilities[rows, num_accepted]
     # Behind the last proposal nothing was drafted: a draft distribution of zeros turns the residual into the target.
     draft_next = torch.nn.functional.pad(draft_probabilities, (0, 0, 0, 1))[rows, num_accepted]
@@ -74,5 +89,4 @@ def verify(
     residual = (target_next - draft_next).clamp(min=0)
     # A residual without mass means the two agree up to rounding; the target itself is then the limit.
     weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target_next)
-    next_token = inverse_cdf(weights, next_uniforms[rows, num_accepted])
-    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+    return num_accepted, inverse_cdf(weights, next_uniforms[rows, num_accepted])

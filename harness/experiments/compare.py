@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import CompareSettings
+from harness.config.settings import CompareSettings, DecodingSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
-from harness.experiments.arms import Arm, players, warp
+from harness.experiments.arms import Arm, Players, players, warp
 from harness.experiments.compare_display import LiveLane, show_race
 from harness.experiments.compare_race import Lap, parting, rejections, run_lap
 from harness.experiments.compare_rows import Race, race_record, race_row, rejection_rows
@@ -29,6 +29,7 @@ from harness.experiments.setup import (
     encode,
     stop_tokens,
 )
+from harness.experiments.timing import quick_collections
 from harness.models.loading import Pair, PlannedPair
 from harness.results import compare_report
 from harness.results.environment import write_environment
@@ -36,6 +37,9 @@ from harness.results.files import check_appendable
 
 # New tokens of each arm before the first race, so that it does not pay for what a process does only once.
 _WARMUP_TOKENS = 8
+
+# Prompts of more tokens are decoded as well, by a prepared runner more slowly.
+_LONGEST_FAST_PROMPT = 512
 
 # Without a terminal the tables go into a file or a log.
 _PLAIN_WIDTH = 110
@@ -62,12 +66,13 @@ def run(settings: CompareSettings, directory: Path, keeper: PairKeeper | None = 
     say(planned.describe())
     arena = Arena(planned, keeper.load(), directory)
     write_environment(directory, arena.devices)
-    arena.warm_up(settings, examples[0])
     try:
-        if settings.prompt is not None:
-            arena.race(settings, settings.prompt)
-        else:
-            _hold_session(settings, arena, [prompt.text for prompt in examples])
+        with quick_collections():
+            arena.warm_up(settings, examples[0])
+            if settings.prompt is not None:
+                arena.race(settings, settings.prompt)
+            else:
+                _hold_session(settings, arena, [prompt.text for prompt in examples])
     finally:
         if arena.written is not None:
             say(f"written to {directory}/ and {arena.written}")
@@ -90,14 +95,15 @@ class Arena:
         self._num_races = 0
         self.devices = device_names(pair.devices)
         self.console = compare_report.plain_console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        self._prepared: tuple[DecodingSettings, Players] | None = None
         self.speedup: float | None = None
         self.written: Path | None = None
 
     def warm_up(self, settings: CompareSettings, prompt: Prompt) -> None:
         """Run both arms for a few tokens and forget it."""
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=_WARMUP_TOKENS)
-        settings = dataclasses.replace(settings, decoding=decoding)
-        request = self._request(settings, encode(self._pair.tokenizer, [prompt], settings.chat_template)[0])
+        short = dataclasses.replace(settings, decoding=decoding)
+        request = self._request(short, encode(self._pair.tokenizer, [prompt], settings.chat_template)[0])
         for arm in self._arms(settings):
             run_lap(arm, request, self._pair.devices)
 
@@ -112,7 +118,8 @@ class Arena:
         if not settings.json and not (sys.stdin.isatty() and settings.prompt is None):
             self.console.print(f"> {prompt}", style="bold", soft_wrap=True)
         self._num_races += 1
-        record = RunRecord(settings, self._directory, self.devices)
+        taking_part = self._players(settings)
+        record = RunRecord(settings, self._directory, self.devices, taking_part.runner, taking_part.setup_seconds)
         try:
             with record.watch():
                 self._run_laps(settings, race)
@@ -136,8 +143,7 @@ class Arena:
             race.laps[arm.name] = self._lap(settings, arm, request)
         if speculative := race.laps.get("speculative"):
             race.rejections = rejections(speculative)
-            target = players(self._pair, settings.decoding).target
-            race.parting = parting(target, request, race.laps["regular"], speculative)
+            race.parting = parting(self._players(settings).target, request, race.laps["regular"], speculative)
 
     def _lap(self, settings: CompareSettings, arm: Arm, request: Request) -> Lap:
         if settings.json or settings.view == "race":
@@ -160,7 +166,16 @@ class Arena:
         )
 
     def _arms(self, settings: CompareSettings) -> list[Arm]:
-        return players(self._pair, settings.decoding).arms(settings.decoding)
+        return self._players(settings).arms(settings.decoding)
+
+    def _players(self, settings: CompareSettings) -> Players:
+        """The same until a setting of decoding changes: some runners take long to prepare."""
+        if self._prepared is None or self._prepared[0] != settings.decoding:
+            taking_part = players(
+                self._pair, settings.decoding, runner=settings.runner, longest_prompt=_LONGEST_FAST_PROMPT
+            )
+            self._prepared = settings.decoding, taking_part
+        return self._prepared[1]
 
 
 def print_record(record: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from harness.config.settings import EvalSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments import evaluation_rows
-from harness.experiments.arms import players, warp
+from harness.experiments.arms import warp
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt
 from harness.experiments.questions import (
@@ -31,6 +31,7 @@ from harness.experiments.setup import (
     device_names,
     encode,
     stop_tokens,
+    take_part,
 )
 from harness.experiments.tasks import Task, load_task
 from harness.experiments.timing import Generation, generate, quick_collections
@@ -85,7 +86,7 @@ def run(settings: EvalSettings, directory: Path, keeper: PairKeeper | None = Non
                 append_rows(files[0], [answer.as_row() for answer in resumed.values()])
                 answers |= resumed
             if len(answers) < wanted:
-                measure(settings, keeper.load(), questions, token_ids, answers, files)
+                measure(settings, keeper.load(), questions, token_ids, answers, files, record)
     finally:
         rows = evaluation_rows.arm_rows(settings, task, questions, answers, resumed.keys(), planned, record)
         written = append_run(settings, directory / "eval.csv", rows)
@@ -112,6 +113,7 @@ def measure(
     token_ids: Sequence[list[int]],
     answers: Answers,
     files: Sequence[Path],
+    record: RunRecord,
 ) -> None:
     """Ask every arm, batch by batch, what is not among the answers yet; add to `answers` and to the CSV `files`.
 
@@ -119,7 +121,8 @@ def measure(
     arms or by none. Whatever ends this early, what was answered is in `answers` and in the files.
     """
     decoding = settings.decoding
-    arms = players(pair, decoding, share_prefix=True).arms(decoding)
+    taking_part = take_part(settings, pair, token_ids, record, share_prefix=True)
+    arms = taking_part.arms(decoding)
     stop = line_end_tokens(pair.tokenizer) | (frozenset() if decoding.ignore_eos else stop_tokens(pair))
     batches = list(_batches(settings, questions, answers))
     with quick_collections(), progress("warming up", len(batches)) as advance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from harness.config.settings import LatencySettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments import latency_rows
-from harness.experiments.arms import Players, players, warp
+from harness.experiments.arms import Players, warp
 from harness.experiments.divergence import first_divergence
 from harness.experiments.latency_rows import Measurement
+from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, load_prompts
+from harness.experiments.roofline import Roof, roofs
 from harness.experiments.setup import (
     PairKeeper,
     RunRecord,
@@ -23,13 +26,14 @@ from harness.experiments.setup import (
     device_names,
     encode,
     stop_tokens,
+    take_part,
 )
 from harness.experiments.timing import Phases, generate, quick_collections
 from harness.models.devices import peak_memory_bytes, reset_peak_memory
 from harness.models.loading import Pair
 from harness.results.environment import write_environment
 from harness.results.files import append_rows, check_appendable
-from harness.results.latency_report import print_report
+from harness.results.latency_report import Profile, print_profiles, print_report
 
 # `test=true`: enough to see that a pair works at all.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
@@ -55,6 +59,8 @@ def run(settings: LatencySettings, directory: Path, keeper: PairKeeper | None = 
     prompts = prompt_set.take(settings.num_prompts)
     measured = _nothing_measured(settings)
     planned = None
+    roofline: list[Roof] = []
+    profiles: list[Profile] = []
     try:
         with record.watch():
             planned = keeper.plan(settings)
@@ -67,12 +73,16 @@ def run(settings: LatencySettings, directory: Path, keeper: PairKeeper | None = 
             pair = keeper.load()
             record.devices = device_names(pair.devices)
             write_environment(directory, record.devices)
-            measure(settings, pair, prompts, token_ids, measured, directory / "latency_prompts.csv")
+            profiles = measure(settings, pair, prompts, token_ids, measured, directory / "latency_prompts.csv", record)
+            # On average half of the new tokens are there.
+            context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
+            roofline = roofs(planned, min(settings.batch_size, len(prompts)), round(context))
     finally:
-        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned, record)
+        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned, record, roofline)
         written = append_run(settings, directory / "latency.csv", rows)
         if any(measurement.generations for measurement in measured.values()):
             print_report(latency_rows.report(prompts, measured, rows))
+            print_profiles(profiles)
             say(f"written to {directory}/ and {written}")
     return rows[-1]["speedup"]
 
@@ -92,14 +102,18 @@ def measure(
     token_ids: list[list[int]],
     measured: dict[str, Measurement],
     prompts_file: Path,
-) -> None:
+    record: RunRecord,
+) -> list[Profile]:
     """Run every arm on every batch of prompts, arms interleaved, into `measured`; append each batch to `prompts_file`.
 
     After the timed runs of a batch each arm runs once more under stopwatches, so that drift of the machine hits the
     times and their split alike. Whatever ends this early, what was measured is in `measured` and in the file.
+
+    Returns:
+        Profiles of the arms, where the settings ask for them.
     """
     decoding = settings.decoding
-    taking_part = players(pair, decoding)
+    taking_part = take_part(settings, pair, token_ids, record)
     arms = taking_part.arms(decoding)
     watched = []
     for arm in arms:
@@ -119,10 +133,11 @@ def measure(
                 measured[arm.name].add(generation, peak_memory_bytes(pair.devices))
             for arm in watched:
                 generate(arm, request, pair.devices)
-            if decoding.temperature == 0:
+            if decoding.temperature == 0 and decoding.synthetic_acceptance is None:
                 _compare_texts(taking_part, request, measured)
             append_rows(prompts_file, list(latency_rows.prompt_rows(pair.tokenizer, prompts, indices, measured)))
             advance()
+    return profile_arms(arms, batches[0][1], pair.devices, prompts_file.parent) if settings.profile else []
 
 
 def _nothing_measured(settings: LatencySettings) -> dict[str, Measurement]:

@@ -15,6 +15,7 @@ from harness.config.settings import LatencySettings
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.divergence import Divergence
 from harness.experiments.prompts import Prompt, PromptSet
+from harness.experiments.roofline import Roof
 from harness.experiments.setup import RunRecord
 from harness.experiments.timing import Generation, Phases
 from harness.models.loading import PlannedPair
@@ -60,8 +61,13 @@ def arm_rows(
     measured: dict[str, Measurement],
     planned: PlannedPair | None,
     record: RunRecord,
+    roofline: Sequence[Roof] = (),
 ) -> list[dict[str, Any]]:
-    """One row an arm. What was not measured, or could not be, is None."""
+    """One row an arm. What was not measured, or could not be, is None.
+
+    Args:
+        roofline: the target's roof, and the draft's.
+    """
     ending = record.columns()
     return [
         {
@@ -73,6 +79,7 @@ def arm_rows(
             "temperature": settings.decoding.temperature,
             "seed": settings.seed,
             **_figures(settings, measured, name),
+            **_roof_columns(roofline, with_draft=name == "speculative"),
             "status": None,
             "error": None,
             **decoding_columns(settings.decoding),
@@ -144,6 +151,21 @@ def _figures(settings: LatencySettings, measured: dict[str, Measurement], name: 
         "iteration_ms": _iteration_ms(generations) if speculative else None,
         "identical_prompts": measurement.divergences.count(None) if measurement.divergences else None,
         "peak_memory_bytes": measurement.peak_memory_bytes,
+    }
+
+
+def _roof_columns(roofline: Sequence[Roof], with_draft: bool) -> dict[str, Any]:
+    target, draft = [*roofline, None, None][:2]
+    draft = draft if with_draft else None
+    return {
+        "step_bytes": target and target.step_bytes,
+        "draft_step_bytes": draft and draft.step_bytes,
+        # Of the target's devices together; with one device it is that device's own.
+        "copy_bandwidth_bytes_per_s": target.step_bytes / target.floor_ms * 1000
+        if target and target.floor_ms
+        else None,
+        "floor_ms": target and target.floor_ms,
+        "draft_floor_ms": draft and draft.floor_ms,
     }
 
 

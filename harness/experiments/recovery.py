@@ -28,7 +28,7 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import PromptSet, load_prompts
-from harness.experiments.setup import PairKeeper, RunRecord, append_run, check_context, device_names, encode
+from harness.experiments.setup import PairKeeper, RunRecord, append_run, check_context, device_names, encode, take_part
 from harness.experiments.timing import quick_collections
 from harness.models.loading import Pair, PlannedPair
 from harness.results.environment import write_environment
@@ -72,7 +72,7 @@ def run(settings: RecoverySettings, directory: Path, keeper: PairKeeper | None =
             say(planned.describe())
             record.devices = device_names(planned.devices)
             write_environment(directory, record.devices)
-            checks.extend(carry_out(settings, keeper.load(), token_ids))
+            checks.extend(carry_out(settings, keeper.load(), token_ids, record))
     finally:
         rows = _rows(settings, checks, prompt_set, planned, record)
         written = append_run(settings, directory / "recovery.csv", rows)
@@ -91,9 +91,11 @@ def record_failure(settings: RecoverySettings, directory: Path, reason: str) -> 
     append_run(settings, directory / "recovery.csv", rows)
 
 
-def carry_out(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+def carry_out(
+    settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]], record: RunRecord
+) -> Iterator[dict[str, Any]]:
     """The greedy comparison and then each sampled test, as columns of a row, one after the other."""
-    greedy = greedy_check(settings, pair, token_ids)
+    greedy = greedy_check(settings, pair, token_ids, record)
     worst = greedy.worst
     yield {
         "check": "greedy",
@@ -130,10 +132,12 @@ def carry_out(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequen
         }
 
 
-def greedy_check(settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]) -> GreedyCheck:
+def greedy_check(
+    settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]], record: RunRecord
+) -> GreedyCheck:
     """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
     decoding = dataclasses.replace(settings.decoding, temperature=0.0)
-    taking_part = players(pair, decoding)
+    taking_part = take_part(settings, pair, token_ids, record, decoding=decoding)
     requests = []
     for first in range(0, len(token_ids), settings.batch_size):
         batch = token_ids[first : first + settings.batch_size]
@@ -158,7 +162,10 @@ def sampled_checks(
     Yields:
         The prompt's index, the number of draft tokens, and the outcome.
     """
-    decoding, taking_part = settings.decoding, players(pair, settings.decoding)
+    decoding = settings.decoding
+    taking_part = players(
+        pair, decoding, runner=settings.runner, batch_size=settings.batch_size, longest_prompt=PROMPT_TOKENS
+    )
     prompts = [list(ids[-PROMPT_TOKENS:]) for ids in token_ids]
     numbers = sorted({1, decoding.num_draft_tokens})
     num_draws = settings.num_draws // (len(prompts) * len(numbers))

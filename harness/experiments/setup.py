@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
-from harness.config.settings import ChatTemplate, RunSettings
+from harness.config.settings import ChatTemplate, DecodingSettings, RunSettings
+from harness.experiments.arms import Players, players, resolve
 from harness.experiments.prompts import Prompt
 from harness.models.devices import as_run_error
 from harness.models.loading import Pair, PlannedPair, make_room, plan_pair
@@ -30,6 +32,8 @@ class RunRecord:
         settings: as they were given.
         directory: of the run.
         devices: names of the devices it ran on, once they are known.
+        runner: what ran the models, once that is known; see `Players.runner`.
+        setup_seconds: what compiling and capturing took.
         status: `ok`, `failed` or `interrupted`.
         error: why, if it is not ok.
     """
@@ -37,6 +41,8 @@ class RunRecord:
     settings: RunSettings
     directory: Path
     devices: list[str] = field(default_factory=list)
+    runner: str | None = None
+    setup_seconds: float | None = None
     status: str = "ok"
     error: str | None = None
 
@@ -59,6 +65,8 @@ class RunRecord:
         return {
             "status": self.status,
             "error": self.error,
+            "runner": self.runner,
+            "setup_s": self.setup_seconds,
             **environment_columns(self.devices),
             "measurement": measurement_digest(self.settings),
             "directory": str(self.directory),
@@ -80,13 +88,21 @@ class PairKeeper:
 
     def plan(self, settings: RunSettings) -> PlannedPair:
         """See `plan_pair`."""
-        wanted = (settings.model, settings.draft, settings.placement, settings.dtype, settings.force, settings.weights)
-        if self._planned is None or self._wanted != wanted:
+        if self._planned is None or self._wanted != settings.pair:
             self._planned = self._pair = None
             self._report(True)
-            self._planned = plan_pair(*wanted[:-2], force=settings.force, weights=settings.weights)
+            self._planned = plan_pair(
+                settings.model,
+                settings.draft,
+                settings.placement,
+                settings.dtype,
+                force=settings.force,
+                weights=settings.weights,
+            )
             self._report(False)
-            self._wanted = wanted
+            self._wanted = settings.pair
+        # Before any weights load, a runner that the devices do not have is refused.
+        resolve(settings.runner, self._planned.devices)
         return self._planned
 
     def make_room(self, settings: RunSettings, num_tokens: int) -> PlannedPair:
@@ -107,6 +123,8 @@ class PairKeeper:
         if self._pair is None:
             self._report(True)
             self._pair = self._planned.load()
+            # Loading leaves much behind, and nothing that follows looks through it again.
+            gc.collect()
             self._report(False)
         return self._pair
 
@@ -114,6 +132,33 @@ class PairKeeper:
 def device_names(devices: Sequence[torch.device]) -> list[str]:
     """What the devices are sold as: `NVIDIA A100-SXM4-40GB`, or the CPU's model name."""
     return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu_name() or "unknown CPU" for d in devices]
+
+
+def take_part(
+    settings: RunSettings,
+    pair: Pair,
+    token_ids: Sequence[Sequence[int]],
+    record: RunRecord,
+    *,
+    decoding: DecodingSettings | None = None,
+    share_prefix: bool = False,
+) -> Players:
+    """The players of a run, prepared for its longest prompt and its largest batch, and noted in its record.
+
+    Args:
+        decoding: where it is not that of the settings.
+        share_prefix: see `players`.
+    """
+    found = players(
+        pair,
+        decoding or settings.decoding,
+        share_prefix,
+        runner=settings.runner,
+        batch_size=min(settings.batch_size, len(token_ids)),
+        longest_prompt=max(map(len, token_ids)),
+    )
+    record.runner, record.setup_seconds = found.runner, found.setup_seconds
+    return found
 
 
 def append_run(settings: RunSettings, file: Path, rows: Sequence[dict[str, Any]]) -> Path:

@@ -16,6 +16,7 @@ from harness.decoding.loops import Request
 from harness.decoding.protocols import Drafter, Iteration, Proposal, Runner
 from harness.experiments.arms import Arm, Players
 from harness.models.devices import synchronize
+from harness.models.tensor_parallel import check_agreement
 from harness.results.acceptance import Acceptance
 
 Result = TypeVar("Result")
@@ -79,7 +80,6 @@ def quick_collections() -> Iterator[None]:
     Looking through everything that the libraries have made takes longer than many a timed region that a collection
     precedes. Undone at the end of the block, so that models of one run do not outlive it.
     """
-    gc.collect()
     gc.freeze()
     try:
         yield
@@ -88,7 +88,11 @@ def quick_collections() -> Iterator[None]:
 
 
 def generate(arm: Arm, request: Request, devices: Sequence[torch.device]) -> Generation:
-    """Run `arm` to the end and time it. Records are only collected while the clock runs and read afterwards."""
+    """Run `arm` to the end and time it. Records are only collected while the clock runs and read afterwards.
+
+    Raises:
+        RunError: ranks that share the models came to different tokens.
+    """
     iterations: list[Iteration] = []
     with without_garbage_collection():
         synchronize(devices)
@@ -100,7 +104,9 @@ def generate(arm: Arm, request: Request, devices: Sequence[torch.device]) -> Gen
         iterations.extend(records)
         synchronize(devices)
         ended = time.perf_counter()
-    return Generation.of(iterations, ended - started, first_token - started)
+    generation = Generation.of(iterations, ended - started, first_token - started)
+    check_agreement(generation.tokens)
+    return generation
 
 
 @dataclass

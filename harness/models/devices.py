@@ -11,6 +11,7 @@ import torch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
+from harness.models.tensor_parallel import ended_rank, sum_over_ranks, world
 
 
 def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") -> list[int]:
@@ -19,6 +20,8 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
     Args:
         placement: strategy and number of GPUs.
         setting: what the number of GPUs is called in the error.
+
+    A rank of several has one, its own.
 
     Raises:
         SettingError: if more GPUs are wanted than are visible (on a machine without any, the CPU does).
@@ -37,6 +40,10 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
         raise as_run_error(exception) or RunError(f"CUDA does not start: {_first_line(exception)}") from exception
     if placement.gpus is not None and placement.gpus > count:
         raise SettingError(setting, f"must not exceed the number of visible GPUs, {count}", placement.gpus)
+    if (ranks := world()).size > 1:
+        if ranks.size > count:
+            raise SettingError(setting, f"must not exceed the number of visible GPUs, {count}", ranks.size)
+        return [ranks.rank]
     return list(range(count))[: placement.gpus]
 
 
@@ -68,10 +75,10 @@ def reset_peak_memory(devices: Sequence[torch.device]) -> None:
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     """The most bytes torch had allocated since the last reset, summed over the GPUs among `devices`; None without one.
 
-    Each GPU's own peak counts, so the sum may exceed what was held at any one moment.
+    Each GPU's own peak counts, so the sum may exceed what was held at any one moment. Ranks add up theirs.
     """
     gpus = _gpus(devices)
-    return sum(torch.cuda.max_memory_allocated(device) for device in gpus) if gpus else None
+    return sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus)) if gpus else None
 
 
 def as_run_error(exception: BaseException) -> RunError | None:
@@ -81,6 +88,8 @@ def as_run_error(exception: BaseException) -> RunError | None:
     """
     if isinstance(exception, RunError):
         return exception
+    if (ended := ended_rank(exception)) is not None:
+        return ended
     text = str(exception)
     if isinstance(exception, torch.OutOfMemoryError) or re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text):
         return RunError(

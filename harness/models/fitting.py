@@ -10,7 +10,7 @@ import math
 import torch
 from accelerate.utils import compute_module_sizes
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings, Quantization
 from harness.models.placement import (
     Candidate,
@@ -90,6 +90,7 @@ def explain_misfit(misfit: Misfit) -> str:
     quantization = applied_quantization(candidate.checkpoint)
     held = str(candidate.dtype).removeprefix("torch.") if quantization == "none" else quantization
     after = " beside the model" if role == "draft" else ""
+    held += f" with {misfit.num_ranks} ranks" if misfit.num_ranks > 1 else ""
     return f"{role}: {name} does not fit{after}: its weights need {in_gb(candidate.weight_bytes)} in {held}, {room}"
 
 
@@ -102,9 +103,17 @@ def remedies(target: Candidate, draft: Candidate | None, placement: PlacementSet
         among: Memory = free,
         how: PlacementSettings = placement,
     ) -> bool:
-        return not isinstance(try_pair(target, draft, how, among), Misfit)
+        try:
+            return not isinstance(try_pair(target, draft, how, among), Misfit)
+        except SettingError:  # what is split over ranks cannot be quantized, say
+            return False
 
     found = []
+    if placement.strategy == "tensor_parallel" and draft is not None:
+        checkpoint = draft.checkpoint
+        split = dataclasses.replace(checkpoint.settings, placement="tensor_parallel")
+        if fits(draft=dataclasses.replace(draft, checkpoint=dataclasses.replace(checkpoint, settings=split))):
+            found.append("draft.placement=tensor_parallel")
     gpus = gpus_of(free, placement)
     smaller_targets, smaller_drafts = _smaller(target), [] if draft is None else _smaller(draft)
     if not gpus and target.dtype == torch.float32:

@@ -24,6 +24,7 @@ from harness.models.quantization import bitsandbytes_config, check_quantization,
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
 from harness.models.sizes import count_parameters
+from harness.models.tensor_parallel import join, split_arguments
 from harness.models.tokenizers import check_compatible, load_tokenizer
 
 
@@ -69,7 +70,7 @@ class Pair:
         return list(dict.fromkeys([*self.target.devices, *drafts]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedPair:
     """A pair of which everything is known but the weights.
 
@@ -98,12 +99,17 @@ class PlannedPair:
             quantization = applied_quantization(checkpoint)
             kind = "random weights, " if checkpoint.random else ""
             kind += "" if quantization == "none" else f"{quantization}, "
+            if placement.num_ranks > 1:
+                how = "split over" if placement.split else "a copy on each of"
+                kind += f"{how} {placement.num_ranks} ranks, "
             places = ", ".join(f"{device} {size / 1e9:.2f} GB" for device, size in placement.bytes_per_device.items())
             lines.append(
                 f"{checkpoint.role} {checkpoint.settings.name}: {kind}{str(dtype).removeprefix('torch.')} on {places}"
             )
         if self.shared_draft is not None:
             lines.append(f"draft {self.shared_draft.name}: shares the model's weights")
+        if any(checkpoint.random for checkpoint in self.checkpoints):
+            lines.append("random weights: text is read byte by byte, in some 4 times the tokens of a trained tokenizer")
         return "\n".join(lines)
 
     def load(self) -> Pair:
@@ -112,6 +118,9 @@ class PlannedPair:
         Raises:
             RunError: memory, files or a library failed.
         """
+        split = next((placement for placement in self.placements if placement.split), None)
+        if split is not None:
+            join(split.devices[0], split.num_ranks)
         loaded = [
             _load(checkpoint, placement, dtype)
             for checkpoint, dtype, placement in zip(self.checkpoints, self.dtypes, self.placements, strict=True)
@@ -250,13 +259,15 @@ def _load(checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype) -> L
     asked = bitsandbytes_config(applied_quantization(checkpoint), dtype, offloaded=placement.offloaded)
     if asked is not None:
         arguments["quantization_config"] = asked
+    if placement.split:
+        arguments |= split_arguments(placement.num_ranks)
     offload_folder = tempfile.mkdtemp(prefix="harness-offload-") if "disk" in placement.device_map.values() else None
     try:
         model, report = factory.from_pretrained(
             source,
             config=checkpoint.config,
             dtype=dtype,
-            device_map=placement.device_map,
+            device_map=None if placement.split else placement.device_map,
             offload_folder=offload_folder,
             output_loading_info=True,
             **arguments,

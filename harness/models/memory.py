@@ -7,7 +7,7 @@ no implementation of these models beats (the memory-bound side of Williams et al
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +111,11 @@ def bytes_read(model: PreTrainedModel) -> int:
     Args:
         model: from `empty_model`.
     """
+    return sum(bytes_read_per_device(model, {"": "cpu"}).values())
+
+
+def bytes_read_per_device(model: PreTrainedModel, device_map: Mapping[str, int | str]) -> dict[str, int]:
+    """`bytes_read` of each device, by `cuda:0`, `cpu` or `disk`."""
     output = model.get_output_embeddings()
     # A lookup reads one row; the same matrix as output layer is read whole.
     looked_up = {
@@ -123,10 +128,9 @@ def bytes_read(model: PreTrainedModel) -> int:
     num_experts = next(filter(None, counts), None)
     used = getattr(config, "num_experts_per_tok", None)
     share = used / num_experts if used and num_experts else 1.0
-    return round(
-        sum(
-            tensor.nbytes * (share if ".experts." in name else 1.0)
-            for name, tensor in model.named_parameters()
-            if id(tensor) not in looked_up
-        )
-    )
+    total: dict[str, float] = {}
+    for name, tensor in model.named_parameters():
+        if id(tensor) not in looked_up:
+            place = device_name(device_map[covering(name, device_map)])
+            total[place] = total.get(place, 0.0) + tensor.nbytes * (share if ".experts." in name else 1.0)
+    return {place: round(read) for place, read in total.items()}

@@ -24,6 +24,7 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.memory import cache_bytes_per_device
 from harness.models.quantization import stored_quantization
 from harness.models.sizes import DeviceMap, bytes_per_device, device_name, empty_model
+from harness.models.tensor_parallel import bytes_per_rank, check_plain, check_split, splits_cache, world
 
 # Bytes by device: a GPU's index or "cpu".
 Memory = Mapping[int | str, int]
@@ -39,11 +40,15 @@ class Placement:
         device_map: from module names to a GPU's index, `"cpu"` or `"disk"`; `""` is the whole model.
         bytes_per_device: what weights and buffers take, by `cuda:0`, `cpu` or `disk`.
         cache_per_device: what keys and values will take beside them, where that was asked for.
+        num_ranks: processes that hold the model, this one's part of it by `device_map`, all of them by the bytes.
+        split: whether each has a part of every layer; otherwise each has a copy.
     """
 
     device_map: DeviceMap
     bytes_per_device: dict[str, int]
     cache_per_device: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_ranks: int = 1
+    split: bool = False
 
     @property
     def devices(self) -> list[torch.device]:
@@ -62,7 +67,7 @@ def effective_placement(checkpoint: Checkpoint, placement: PlacementSettings) ->
     """The run's placement with what the model's own settings override; an explicit map is the target's alone."""
     settings = checkpoint.settings
     device_map = placement.device_map if checkpoint.role == "model" else None
-    strategy = settings.placement or placement.strategy
+    strategy = placement.strategy_for(checkpoint.role, settings)
     if device_map is not None and not any(isinstance(_parse_device(d), int) for d in device_map.values()):
         strategy = "cpu"
     return dataclasses.replace(
@@ -96,12 +101,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A model that found no place: what it asked for, what it was offered, and what caches take before that."""
+    """A model that found no place: what it asked for, what it was offered, and what caches take before that.
+
+    Attributes:
+        num_ranks: over how many processes it was to be split.
+    """
 
     candidate: Candidate
     placement: PlacementSettings
     budget: Memory
     cache_bytes: int = 0
+    num_ranks: int = 1
 
 
 def try_pair(
@@ -121,6 +131,8 @@ def try_pair(
         SettingError, RunError: an explicit map that does not suit the model or the machine.
     """
     reserve = int(placement.reserve_gb * 1e9)
+    if (num_ranks := _num_ranks(target, draft, placement, free)) > 1:
+        return _place_on_ranks(target, draft, placement, free, num_ranks)
     held = _cache_guess(target, draft, placement, free)
     # Where the caches lie follows from where the layers do, and the room for the layers from the caches.
     for _ in range(_ATTEMPTS):
@@ -142,6 +154,67 @@ def _cache_guess(target: Candidate, draft: Candidate | None, placement: Placemen
     devices = gpus_of(free, placement) or {"cpu": free["cpu"]}
     whole = sum(devices.values()) or 1
     return {device: total * n // whole for device, n in devices.items()}
+
+
+def _num_ranks(target: Candidate, draft: Candidate | None, placement: PlacementSettings, free: Memory) -> int:
+    """Over how many processes a model is split: over those that run, or that would on a machine with these GPUs."""
+    for candidate in filter(None, (target, draft)):
+        effective = effective_placement(candidate.checkpoint, placement)
+        if effective.strategy == "tensor_parallel":
+            running = world().size
+            return running if running > 1 else len(gpus_of(free, effective)) or effective.gpus or 1
+    return 1
+
+
+def _place_on_ranks(
+    target: Candidate, draft: Candidate | None, placement: PlacementSettings, free: Memory, num_ranks: int
+) -> tuple[Placement, Placement | None] | Misfit:
+    """Every rank alike: its part of what is split, a copy of what is not, and on a GPU of its own if there are GPUs.
+
+    Raises:
+        SettingError: a model that cannot be split.
+    """
+    reserve = int(placement.reserve_gb * 1e9)
+    candidates = [target] if draft is None else [target, draft]
+    effective = [effective_placement(candidate.checkpoint, placement) for candidate in candidates]
+    placed = [
+        _place_on_each_rank(candidate, how, num_ranks, on_gpus=bool(gpus_of(free, how)))
+        for candidate, how in zip(candidates, effective, strict=True)
+    ]
+    held = {d: sum(p.cache_per_device.get(device_name(d), 0) for p in placed) for d in free}
+    budget = {d: max(0, n - max(held[d], reserve if isinstance(d, int) else 0)) for d, n in free.items()}
+    for candidate, how, one in zip(candidates, effective, placed, strict=True):
+        left = {d: n - one.bytes_per_device.get(device_name(d), 0) for d, n in budget.items()}
+        if min(left.values()) < 0:
+            return Misfit(candidate, how, budget, sum(held.values()), num_ranks)
+        budget = left
+    return placed[0], placed[1] if draft is not None else None
+
+
+def _place_on_each_rank(
+    candidate: Candidate, placement: PlacementSettings, num_ranks: int, *, on_gpus: bool
+) -> Placement:
+    settings, role = candidate.checkpoint.settings, candidate.checkpoint.role
+    split = placement.strategy == "tensor_parallel"
+    only, what = (num_ranks, "a part") if split else (1, "a copy")
+    if settings.gpus not in (None, only):
+        raise SettingError(f"{role}.gpus", f"must be {only} where {num_ranks} ranks hold {what} each", settings.gpus)
+    if split:
+        check_plain(candidate.checkpoint)
+    size, cache = candidate.weight_bytes, sum(candidate.cache)
+    if split:
+        check_split(candidate.checkpoint, candidate.model, num_ranks)
+        size = bytes_per_rank(candidate.model, num_ranks)
+        cache = cache // num_ranks if splits_cache(candidate.model) else cache
+    # Main memory holds what all ranks have.
+    devices, times = ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
+    return Placement(
+        {"": world().rank if on_gpus else "cpu"},
+        dict.fromkeys(devices, times * size),
+        dict.fromkeys(devices, times * cache) if cache else {},
+        num_ranks,
+        split,
+    )
 
 
 def _place_both(

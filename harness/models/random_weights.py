@@ -76,13 +76,9 @@ def random_state(
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
     """The class of the model, and a state dict for its `from_pretrained`: the same random numbers every time."""
     bare, device_map = bare_model(checkpoint, dtype), placement.device_map
+    repository = checkpoint.settings.repository
     tensors = {
-        name: RandomTensor(
-            f"{checkpoint.settings.repository} {name}",
-            tensor.shape,
-            tensor.dtype,
-            device_map[covering(name, device_map)],
-        )
+        name: RandomTensor(f"{repository} {name}", tensor.shape, tensor.dtype, device_map[covering(name, device_map)])
         for name, tensor in bare.named_parameters()
     }
     return type(bare), tensors
@@ -102,11 +98,21 @@ class RandomTensor:
     dtype: torch.dtype
     device: int | str
 
+    def get_shape(self) -> list[int]:
+        """As safetensors' slices have it, for ranks that ask only for their part."""
+        return list(self.shape)
+
     def __getitem__(self, index: Any) -> torch.Tensor:
+        whole = self._whole()
+        part = whole[index]
+        # A view would keep all of it.
+        return part if part.shape == whole.shape else part.clone()
+
+    def _whole(self) -> torch.Tensor:
         device = torch.device("cuda", self.device) if isinstance(self.device, int) else torch.device("cpu")
         tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
             # Norms let everything pass, so that activations stay finite through any number of layers.
-            return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)[index]
+            return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)
         seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
-        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed))[index]
+        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed))

@@ -128,8 +128,11 @@ def side_by_side(lanes: Sequence[Lane], width: int, height: int, marks: bool, co
 
 def verdict(row: Mapping[str, Any]) -> list[Text]:
     """Speed-up, acceptance, and whether the texts are the same, from the row of a race."""
+    made_up = [
+        Text(f"{label}: acceptance and texts say nothing about the pair", style="yellow") for label in labels(row)
+    ]
     if row["speedup"] is None:
-        return []
+        return made_up
     speedup = row["speedup"]
     pays = f"{speedup:.2f}× faster" if speedup >= 1 else f"{speedup:.2f}×: slower than regular decoding"
     accepted = "nothing was drafted"
@@ -139,8 +142,6 @@ def verdict(row: Mapping[str, Any]) -> list[Text]:
             f"{row['mean_acceptance_length']:.2f} tokens an iteration"
         )
     lines = [Text.assemble((pays, "bold"), f" · {accepted}"), Text(_identity(row), style="dim")]
-    if made_up := labels(row):
-        lines.append(Text(f"{' and '.join(made_up)}: acceptance and texts say nothing about the pair", style="yellow"))
     if row["lenience"] < 1:
         lines.append(
             Text(
@@ -148,7 +149,7 @@ def verdict(row: Mapping[str, Any]) -> list[Text]:
                 style="yellow",
             )
         )
-    return lines
+    return lines + made_up
 
 
 def rejections(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -24,6 +24,9 @@ from harness.config.errors import RunError, SettingError
 
 Rows = Sequence[Mapping[str, object]]
 
+# Whether this process only reads; see `write_nothing`.
+_reads_only = False
+
 # A write holds the lock for milliseconds; who waits this long waits for a process that hangs.
 _LOCK_TIMEOUT_S = 60.0
 
@@ -112,6 +115,12 @@ def check_appendable(path: str | Path) -> None:
         _temporary(target).unlink()
 
 
+def write_nothing() -> None:
+    """From now on this process reads files and leaves them as they are: another one does the same work and writes."""
+    global _reads_only
+    _reads_only = True
+
+
 def replace_file(path: str | Path, content: bytes) -> None:
     """Write a whole file in one step: readers see the old content or the new, never a part.
 
@@ -148,6 +157,8 @@ def _clear_errors(path: Path, setting: str | None = None) -> Iterator[None]:
 
 def _replace(target: Path, content: bytes) -> None:
     """Put `content` in the place of `target`. The caller holds the lock: there is one temporary name a target."""
+    if _reads_only:
+        return
     temporary = _temporary(target)
     try:
         with temporary.open("wb") as file:

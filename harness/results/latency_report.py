@@ -10,8 +10,10 @@ from typing import Any, Protocol
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from harness.results.acceptance import Acceptance
+from harness.results.labels import labels
 
 # Without a terminal the table goes into a file or a pull request: wide enough not to wrap.
 _PLAIN_WIDTH = 110
@@ -53,9 +55,37 @@ class LatencyReport:
     divergences: Sequence[DivergenceLike | None]
 
 
+@dataclass(frozen=True)
+class OperatorLine:
+    """An operator, or on a GPU a kernel, without what it calls; `share` is of all of them."""
+
+    name: str
+    calls: int
+    self_ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The top of an arm's profile.
+
+    Attributes:
+        device: `CPU` or `GPU`: whose time it is.
+        lines: the longest first.
+        file: the trace.
+    """
+
+    arm: str
+    num_tokens: int
+    num_iterations: int
+    device: str
+    lines: Sequence[OperatorLine]
+    file: str
+
+
 def print_report(report: LatencyReport) -> None:
     """Print the report on stdout."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = _console()
     console.print(_title(report.rows[0]), style="bold")
     console.print(_settings(report.rows), style="dim")
     console.print(_arms(report.rows))
@@ -63,12 +93,36 @@ def print_report(report: LatencyReport) -> None:
     if speculative["speedup"] is not None and report.acceptance.num_iterations:
         console.print(_verdict(speculative), style="bold")
         console.print(_reason(report.rows[0], speculative, report.acceptance))
+    elif roof := _roof("target reads", report.rows[0], "", report.rows[0].get("target_step_ms")):
+        grid = _grid()
+        grid.add_row(*roof)
+        console.print(grid)
     if report.categories and len(report.categories) > 1:
         console.print(_categories(report.categories))
     if report.divergences:
         console.print(_identity(report.divergences))
     for warning in _warnings(report.rows[0]):
         console.print(warning, style="yellow")
+
+
+def print_profiles(profiles: Sequence[Profile]) -> None:
+    """Print the top of each profile on stdout."""
+    console = _console()
+    for profile in profiles:
+        console.print(
+            f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend {profile.device} time"
+            f" ({profile.num_iterations} iterations, slowed down by the profiler)",
+            style="bold",
+        )
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("kernel" if profile.device == "GPU" else "operator", overflow="ellipsis", no_wrap=True)
+        for heading in ("calls", "ms", "share"):
+            table.add_column(heading, justify="right")
+        for line in profile.lines:
+            # A kernel's name may look like markup.
+            table.add_row(Text(line.name), str(line.calls), f"{line.self_ms:.2f}", f"{line.share:.1%}")
+        console.print(table)
+        console.print(f"trace for https://ui.perfetto.dev: {profile.file}", style="dim", soft_wrap=True)
 
 
 def why_not(predicted: float, length: float, draft: float, verify: float, num_proposed: float) -> str:
@@ -100,7 +154,8 @@ def why_not(predicted: float, length: float, draft: float, verify: float, num_pr
 def _title(row: Mapping[str, Any]) -> str:
     devices = row.get("devices") or "unknown device"
     draft = f" with draft {row['draft']}" if row["draft"] else ""
-    return f"{row['model']}{draft} on {devices}"
+    pair = ", ".join([f"{row['model']}{draft}", *labels(row)])
+    return f"{pair} on {devices}"
 
 
 def _settings(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -114,7 +169,8 @@ def _settings(rows: Sequence[Mapping[str, Any]]) -> str:
     parts += [f"top_k {row['top_k']}"] if row["top_k"] else []
     parts += [f"top_p {row['top_p']:g}"] if row["top_p"] < 1 else []
     parts.append(str(row["dtype"]) if row["quantization"] == "none" else f"{row['quantization']}, {row['dtype']}")
-    return " · ".join(parts)
+    parts += [f"runner {row['runner']}"] if row["runner"] not in (None, "eager") else []
+    return " · ".join([*parts, *labels(row)])
 
 
 def _arms(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -154,9 +210,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 def _reason(regular: Mapping[str, Any], speculative: Mapping[str, Any], acceptance: Acceptance) -> Table:
     """Acceptance, costs and prediction, one a line."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column()
+    grid = _grid()
     length, proposed = acceptance.mean_acceptance_length or 1.0, acceptance.mean_proposed or 0.0
     rates = [acceptance.acceptance_rate, acceptance.conditional_acceptance_rate]
     grid.add_row(
@@ -172,6 +226,13 @@ def _reason(regular: Mapping[str, Any], speculative: Mapping[str, Any], acceptan
     )
     step_ms, draft_ms, verify_ms = regular["target_step_ms"], speculative["draft_ms"], speculative["verify_ms"]
     predicted, iteration_ms = speculative["predicted_speedup"], speculative["iteration_ms"]
+    drafting_ms = draft_ms / proposed if draft_ms and proposed else None
+    for roof in (
+        _roof("target reads", regular, "", step_ms),
+        _roof("draft reads", speculative, "draft_", drafting_ms),
+    ):
+        if roof is not None:
+            grid.add_row(*roof)
     if None in (step_ms, draft_ms, verify_ms, predicted, iteration_ms):
         return grid
     rest_ms = max(0.0, iteration_ms - draft_ms - verify_ms)
@@ -191,6 +252,31 @@ def _reason(regular: Mapping[str, Any], speculative: Mapping[str, Any], acceptan
     if speculative["speedup"] < 1:
         grid.add_row("why", why_not(predicted, length, draft, verify, proposed))
     return grid
+
+
+def _roof(name: str, row: Mapping[str, Any], prefix: str, step_ms: float | None) -> tuple[str, str] | None:
+    """What a step must read, how long that takes at least, and how near a step comes to it; None where not known."""
+    size, floor_ms = row.get(f"{prefix}step_bytes"), row.get(f"{prefix}floor_ms")
+    if not size or not floor_ms or not step_ms:
+        return None
+    amount = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    return name, (
+        f"{amount} a step; from memory, at the {size / floor_ms / 1e6:.4g} GB/s of a large copy here, {floor_ms:.2f} ms"
+        f" at least; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate"
+        + (" (above 100%: caches hold much of it)" if floor_ms > step_ms else "")
+    )
+
+
+def _grid() -> Table:
+    """Lines with a name before them."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    return grid
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
 def _categories(lines: Sequence[CategoryLine]) -> Table:
@@ -227,7 +313,17 @@ def _warnings(row: Mapping[str, Any]) -> list[str]:
     warnings = []
     if row["test"]:
         warnings.append("test=true: two short prompts show that the pair works, not how fast it is.")
-    if row["lossy"]:
+    if row.get("weights") == "random":
+        warnings.append(
+            "weights=random: times are those of the architecture; texts, and acceptance by the rule, mean nothing."
+            " Prompts were read byte by byte."
+        )
+    if any(label.startswith("synthetic") for label in labels(row)):
+        warnings.append(
+            f"decoding.synthetic_acceptance={row['synthetic_acceptance']:g}: a coin accepted the draft tokens; the"
+            " speed-up is what the pair would have if it agreed that often."
+        )
+    if row["lenience"] < 1:
         warnings.append(f"lenience {row['lenience']:g}: the speculative output no longer follows the target (lossy).")
     if row["status"] != "ok":
         warnings.append(f"{row['status']}: the figures cover {row['num_prompts']} prompts only.")

@@ -35,7 +35,7 @@ class Summary:
 
 
 def summarise(rows: Rows) -> Summary:
-    """One loss is a loss; without one, all prompts together must decide. A lenience or a coin is a loss by definition."""  # noqa: E501
+    """One loss is a loss; without one, all prompts together must decide. Lenience, or a coin, is one by definition."""
     verdicts = [row["verdict"] for row in rows]
     decisive = [row for row in rows if row["prompt_index"] is None]
     findings = _findings(rows)

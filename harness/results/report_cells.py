@@ -16,11 +16,12 @@ _NUMBERS = frozenset(
     "batch_size num_draft_tokens temperature num_prompts num_tokens ms_per_token ms_per_token_median ms_per_token_std"
     " tokens_per_second time_to_first_token_ms speedup speedup_low speedup_high predicted_speedup acceptance_rate"
     " conditional_acceptance_rate mean_acceptance_length mean_proposed draft_ms verify_ms target_step_ms iteration_ms"
-    " identical_prompts peak_memory_bytes top_k top_p lenience synthetic_acceptance max_new_tokens prompt_index time_ms accuracy wald_low"  # noqa: E501
+    " identical_prompts peak_memory_bytes top_k top_p lenience max_new_tokens prompt_index time_ms accuracy wald_low"
     " wald_high wilson_low wilson_high num_correct num_parsed difference difference_low difference_high"
     " mcnemar_p_value published_accuracy ms_per_answer num_resumed divergence_position logit_margin logit_tolerance"
     " num_draws statistic degrees_of_freedom p_value significance_level shift power rounding false_alarm_rate"
-    " num_rejections parted_at regular_ms_per_token speculative_ms_per_token".split()
+    " num_rejections parted_at regular_ms_per_token speculative_ms_per_token synthetic_acceptance step_bytes"
+    " draft_step_bytes copy_bandwidth_bytes_per_s floor_ms draft_floor_ms".split()
 )
 _TRUTHS = frozenset(("lossy", "ignore_eos", "test", "identical"))
 _LISTS = frozenset(("acceptance_by_position", "acceptance_histogram"))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.results.labels import labels
 from harness.results.report_cells import COMMANDS, Row, typed
 
 # What a user asked for. A run that failed before it could plan knows no more of itself than this.
 _ASKED = (
-    "model draft weights batch_size num_draft_tokens temperature seed top_k top_p rule lenience synthetic_acceptance"
-    " max_new_tokens ignore_eos test"
+    "model draft batch_size num_draft_tokens temperature seed top_k top_p rule lenience max_new_tokens ignore_eos test"
     " prompts prompts_digest chat_template repository draft_repository quantization draft_quantization placement task"
     " operands fault shift num_draws false_alarm_rate"
 ).split()
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def asked(self) -> tuple[object, ...]:
-        return tuple(self.last.get(name) for name in _ASKED)
+        return (*(self.last.get(name) for name in _ASKED), *labels(self.last))
 
     def measures_what(self, other: Run) -> bool:
         """Whether another run measures the same, as far as one tells that may have ended before it began."""
@@ -186,10 +186,13 @@ def _directory(row: Row, file: Path | None) -> Path | None:
 
 
 def _distinct(runs: Iterable[Run]) -> list[Run]:
-    """A run stands in its directory's file and in the cumulative one: the same cells, in files of different columns."""
+    """A run stands in its directory's file and in the cumulative one: the same cells, in files of different columns.
+
+    Jobs of a sweep that measure the same hold the same run.
+    """
     found: dict[object, Run] = {}
     for run in runs:
-        cells = [sorted((k, repr(v)) for k, v in row.items() if v is not None) for row in run.rows]
+        cells = [sorted((k, repr(v)) for k, v in row.items() if v is not None and k != "job") for row in run.rows]
         twin = found.setdefault(repr((run.command, cells)), run)
         if twin is not run:
             twin.files += run.files

@@ -17,9 +17,10 @@ from typing import Any
 
 from harness.config.errors import HarnessError
 from harness.config.settings import RunSettings
-from harness.results.files import replace_rows
+from harness.results.files import replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
 from harness.results.sweep_report import job_line
+from harness.sweep import ranks
 from harness.sweep.gpus import Lease, lease
 from harness.sweep.sweep import SWEEP_FILE
 from harness.sweep.worker import Job, Worker
@@ -80,8 +81,9 @@ def run_job(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
     started = time.monotonic()
     measurement = measurement_digest(settings)
     rows = measured_rows(settings.results.file, measurement) if settings.resume else []
-    reused = bool(rows)
-    if not reused:
+    if reused := bool(rows):
+        write_rows(job.directory / f"{job.command}.csv", rows)
+    else:
         with _crew.busy:
             rows = _measure(job, settings)
     record(job, rows, None if reused else time.monotonic() - started)
@@ -124,7 +126,7 @@ def record(job: SweepJob, rows: Sequence[dict[str, Any]], seconds: float | None)
 
 
 def _measure(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
-    pair = (settings.model, settings.draft, settings.placement, settings.dtype)
+    pair = settings.pair
     file = job.directory / f"{job.command}.csv"
     for failed, reason in _crew.failed_pairs:
         if failed == pair:
@@ -134,7 +136,8 @@ def _measure(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
     if _crew.worker is None or _crew.pair != pair:
         _crew.dismiss()
         _crew.lease = lease(settings.gpus_per_job)
-        _crew.worker, _crew.pair = Worker(_crew.lease.variables), pair
+        variables = _crew.lease.variables
+        _crew.worker, _crew.pair = Worker(variables, ranks.num_ranks(settings, variables)), pair
         atexit.register(_crew.dismiss)
     worker = _crew.worker
     try:

@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from harness.config.settings import ModelSettings, from_config
+from harness.config.conversion import from_config
+from harness.config.settings import ModelSettings
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -12,8 +13,6 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
     PromptSettings,
-    from_config,
-    setting_names,
 )
 
 MODEL = {"name": "m", "repository": "a/b"}

@@ -239,7 +239,10 @@ def test_a_failed_run_is_a_row(harness: Harness, pair: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_scheduler_keep_what_was_measured(
+    harness: Harness, pair: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
     command = [sys.executable, "-m", "harness", "latency", *pair, "prompts=prompts.txt", "num_prompts=500"]
     command += ["decoding.max_new_tokens=8"]
@@ -247,12 +250,13 @@ def test_ctrl_c_keeps_what_was_measured(harness: Harness, pair: list[str], tmp_p
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(tmp_path.glob("outputs/*/*/*/latency_prompts.csv")):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "interrupted" in stderr
     rows = results(tmp_path)
     assert list(rows["status"]) == ["interrupted", "interrupted"]
+    assert rows["error"][0] == ("stopped by the user" if number == signal.SIGINT else "stopped by SIGTERM")
     assert 1 <= rows["num_prompts"][0] < 500
     assert "the figures cover" in stdout
     prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")

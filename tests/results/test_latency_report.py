@@ -11,6 +11,7 @@ SHARED: dict[str, Any] = {
     "model": "30B", "draft": "7B", "devices": "NVIDIA A100", "batch_size": 1, "temperature": 0.5, "num_prompts": 15,
     "prompts": "english", "max_new_tokens": 64, "top_k": 0, "top_p": 1.0, "dtype": "float16", "quantization": "none",
     "test": False, "lossy": False, "lenience": 1.0, "status": "ok", "peak_memory_bytes": None, "tokens_per_second": 3.0,
+    "runner": "eager",
     "time_to_first_token_ms": 400.0, "ms_per_token_std": 1.0,
 }  # fmt: skip
 REGULAR = SHARED | {"arm": "regular", "num_draft_tokens": None, "ms_per_token": 330.0, "speedup": None}
@@ -88,3 +89,16 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "lenience 0.5" in text
     assert "test=true" in text
     assert "interrupted: the figures cover 15 prompts only" in text
+
+
+def test_the_roof_is_not_clamped(capsys: pytest.CaptureFixture[str]) -> None:
+    roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
+    text = " ".join(printed(capsys, both=roof).split())
+    assert "target reads 65.00 GB a step; from memory, at the 1625 GB/s of a large copy here, 40.00 ms at least" in text
+    assert "a step takes 320.00 ms, 12% of that rate" in text
+    assert "draft reads" not in text
+    draft = {"draft_step_bytes": 14_000_000, "draft_floor_ms": 140.0, "mean_proposed": 4.0}
+    text = " ".join(printed(capsys, both=roof, row=draft).split())
+    assert "14.0 MB a step" in text
+    assert "a step takes 70.00 ms, 200% of that rate (above 100%: caches hold much of it)" in text
+    assert "reads" not in printed(capsys, both=roof | {"floor_ms": None})

@@ -47,7 +47,7 @@ def command(pairs: Path, *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "harness", "latency", "-m", f"model={models}", f"draft={pairs}/none"),
         *("model.trust_remote_code=true", "draft.trust_remote_code=true", f"prompts={pairs}/prompts.txt"),
-        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "job_timeout_s=6"),
+        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "job_timeout_s=20"),
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
         f"seed={','.join(map(str, range(NUM_SEEDS)))}",
         *more,

@@ -1,0 +1,67 @@
+"""The coin in place of the rule: its bias is the acceptance rate, whatever the models say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from harness.decoding.randomness import uniforms
+from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.verify import Verdict, verify
+
+FALSE_ALARM_RATE = 1e-9
+NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 40_000, 3, 7
+
+
+def proposal() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `verify` takes: distributions that agree on little, with uniforms from the streams of as many prompts."""
+    generator = torch.Generator().manual_seed(3)
+    target = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS + 1, SIZE, generator=generator) ** 6
+    draft = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS, SIZE, generator=generator) ** 6
+    target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+    streams = uniforms(11, range(NUM_ROWS), NUM_DRAFT_TOKENS + 1)
+    return target, draft.argmax(-1), draft, streams[:, :-1, 1], streams[:, :, 2]
+
+
+def count_tests(verdict: Verdict) -> tuple[int, int]:
+    """How many draft tokens were tested, and how many of them accepted."""
+    accepted = int(verdict.num_accepted.sum())
+    return accepted + int((verdict.num_accepted < NUM_DRAFT_TOKENS).sum()), accepted
+
+
+@pytest.mark.parametrize("bias", [0.3, 0.8, 0.95])
+def test_the_conditional_acceptance_rate_is_the_bias(bias: float) -> None:
+    tested, accepted = count_tests(verify_by_coin(bias, *proposal()))
+    assert stats.binomtest(accepted, tested, bias).pvalue > FALSE_ALARM_RATE
+    # The rule itself accepts another share of these proposals, and the same test sees it.
+    tested, accepted = count_tests(verify(*proposal()))
+    assert stats.binomtest(accepted, tested, bias).pvalue < FALSE_ALARM_RATE
+
+
+def test_the_ends_of_the_scale() -> None:
+    assert (verify_by_coin(0.0, *proposal()).num_accepted == 0).all()
+    assert (verify_by_coin(1.0, *proposal()).num_accepted == NUM_DRAFT_TOKENS).all()
+
+
+def test_what_follows_is_drawn_as_the_rule_draws_it() -> None:
+    by_coin, by_rule = verify_by_coin(0.5, *proposal()), verify(*proposal())
+    same = by_coin.num_accepted == by_rule.num_accepted
+    assert set(by_coin.num_accepted[same].tolist()) == set(range(NUM_DRAFT_TOKENS + 1))
+    assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
+
+
+def test_what_verify_reports_besides_is_the_same() -> None:
+    by_coin, by_rule = verify_by_coin(0.5, *proposal()), verify(*proposal())
+    assert torch.equal(by_coin.target_probability, by_rule.target_probability)
+    assert torch.equal(by_coin.draft_probability, by_rule.draft_probability)
+
+
+def test_rows_keep_to_their_own_limits() -> None:
+    limits = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
+    verdict = verify_by_coin(1.0, *proposal(), limits=limits)
+    assert torch.equal(verdict.num_accepted, limits)
+    empty = verify_by_coin(1.0, torch.eye(3)[None, :1], torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 3),
+                           torch.empty(1, 0), torch.zeros(1, 1))  # fmt: skip
+    assert (empty.num_accepted.tolist(), empty.next_token.tolist()) == ([0], [0])
