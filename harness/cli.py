@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -176,7 +177,7 @@ def _run_experiment(config: Any) -> Any:
     if hydra.mode is not RunMode.MULTIRUN:
         if COMMANDS[command].measures and (count := ranks.num_ranks(settings)) > 1:
             return ranks.run(experiment, settings, directory, directory / f"{command}.csv", count)
-        return importlib.import_module(experiment).run(settings, directory)
+        return _import(experiment).run(settings, directory)
 
     if not COMMANDS[command].sweeps:
         raise SettingError("-m", f"{command} holds one session and has no sweeps")
@@ -194,6 +195,15 @@ def _run_experiment(config: Any) -> Any:
     rows = jobs.run_job(job, settings) if COMMANDS[command].measures else jobs.run_here(job, settings)
     # A number for an optimiser, whatever happened: it stops at anything else.
     return float(rows[-1].get("speedup") or 0)
+
+
+def _import(module: str) -> Any:
+    """Import what brings torch along, without looking through all that is being made again and again for garbage."""
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.enable()
 
 
 def _run_hydra(command: str, arguments: list[str]) -> None:
