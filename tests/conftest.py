@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+# A shell lets what it starts in the background ignore Ctrl-C, and so all that this starts: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is no CUDA device."""
+    """Slow tests first, so that no process is left with them at the end; without a CUDA device skip those for one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
