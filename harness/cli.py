@@ -74,6 +74,9 @@ COMMANDS = {
 }
 
 
+# What brings a launcher or sweeper of Hydra's that our presets ask for.
+_EXTRAS = {"joblib": "joblib", "optuna": "optuna", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+
 _wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
 _exit_code = 0  # of the worst failure so far
 
@@ -216,7 +219,10 @@ def _run_hydra(command: str, arguments: list[str]) -> None:
 
     names.register()
     OmegaConf.register_new_resolver("num_gpus", _num_gpus, replace=True)
-    sys.argv = [f"harness {command}", *map(overrides.quote_text, arguments)]
+    # Hydra takes -m before or after all settings, but not among them.
+    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    others = [argument for argument in arguments if argument not in flags]
+    sys.argv = [f"harness {command}", *flags, *map(overrides.quote_text, others)]
     # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -298,6 +304,8 @@ def _explain(error: Exception, command: str) -> str | None:
         return f"{error.override}: cannot be read as setting=value; quote what has spaces, commas or brackets in it"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
+            return f"{group}={choice}: is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
         few = len(error.options) <= 12
         known_presets = f"there are: {', '.join(error.options)}" if few else f"{command} --help lists them"
         return f"{group}={choice}: no such preset{nearest(choice, error.options)}; {known_presets}"

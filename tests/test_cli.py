@@ -78,6 +78,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(harness: Run, arguments: list[str
     assert result.stdout == ""
 
 
+def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Run) -> None:
+    for arguments in (["seed=1,2", "-m", "decoding.top_p=2"], ["-m", "seed=1,2", "decoding.top_p=2"]):
+        result = harness("latency", *arguments)
+        assert result.returncode == 2
+        assert result.stderr.count("harness: decoding.top_p=2.0: must lie in (0, 1]") == 2, result.stderr
+
+
 def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
     command = f"{sys.executable} -m harness latency --help | head -n 1"
     result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
