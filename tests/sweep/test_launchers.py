@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -63,6 +64,14 @@ def test_a_killed_job_is_a_row_and_the_others_run(
     assert dict(speculative["status"]) == {2: "ok", 3: "ok", FATAL: "failed"}
     assert "its process was killed by SIGKILL" in speculative["error"][FATAL]
     assert "3 of 3 jobs" in result.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "latency", "-m", "+launcher=ray", "seed=1,2"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
 
 
 @pytest.mark.slow
