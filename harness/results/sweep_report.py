@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.results.labels import labels
+from harness.results.recovery_report import summarise
+from harness.results.report_cells import typed
 
 Row = Mapping[str, Any]
 
@@ -37,11 +39,12 @@ def print_sweep(command: str, rows: Sequence[Row], file: Path, num_jobs: int) ->
     )
 
 
-def exit_code(rows: Sequence[Row]) -> int:
+def exit_code(command: str, rows: Sequence[Row]) -> int:
     """1 where a job failed or found a loss, else 3 where one could not tell, else 0."""
-    if any(row["status"] != "ok" or row.get("verdict") == "lossy" for row in rows):
+    if any(row["status"] != "ok" for row in rows):
         return 1
-    return 3 if any(row.get("verdict") == "undecided" for row in rows) else 0
+    verdicts = {_recovery(job) for job in _by_job(rows)} if command == "recovery" else set()
+    return 1 if "lossy" in verdicts else 3 if "undecided" in verdicts else 0
 
 
 def _latency(rows: Sequence[Row]) -> str:
@@ -58,7 +61,7 @@ def _eval(rows: Sequence[Row]) -> str:
 
 
 def _recovery(rows: Sequence[Row]) -> str:
-    return _verdict(rows)
+    return summarise([typed(row) for row in rows]).verdict
 
 
 def _plan(rows: Sequence[Row]) -> str:
@@ -77,24 +80,23 @@ def _print_plans(rows: Sequence[Row]) -> None:
     print_plans(rows)
 
 
-def _verdict(rows: Sequence[Row]) -> str:
-    """The worst of a run's checks."""
-    verdicts = {row["verdict"] for row in rows}
-    return next((verdict for verdict in ("lossy", "undecided", "lossless") if verdict in verdicts), "")
+def _by_job(rows: Sequence[Row]) -> list[list[Row]]:
+    jobs: dict[str, list[Row]] = {}
+    for row in rows:
+        jobs.setdefault(str(row["job"]), []).append(row)
+    return list(jobs.values())
 
 
 def _print_plainly(rows: Sequence[Row]) -> None:
     """A line for each job: what differs between them, and the outcome."""
-    runs: dict[str, list[Row]] = {}
-    for row in rows:
-        runs.setdefault(str(row["job"]), []).append(row)
-    settings = [name for name in _SETTINGS if len({str(run[0].get(name)) for run in runs.values()}) > 1]
+    jobs = _by_job(rows)
+    settings = [name for name in _SETTINGS if len({str(job[0].get(name)) for job in jobs}) > 1]
     table = Table(*dict.fromkeys(["model", "draft", *settings]), "outcome", box=box.ROUNDED)
     command = "recovery" if "verdict" in rows[0] else "eval"
-    for run in runs.values():
+    for job in jobs:
         table.add_row(
-            *(str(run[0].get(name) or "") for name in dict.fromkeys(["model", "draft", *settings])),
-            job_line(command, run),
+            *(str(job[0].get(name) or "") for name in dict.fromkeys(["model", "draft", *settings])),
+            job_line(command, job),
         )
     Console(highlight=False).print(table)
 

@@ -55,7 +55,7 @@ def finish(command: str) -> int:
     _directory = None
     rows = read_rows(file)
     print_sweep(command, rows, file, num_jobs)
-    return exit_code(rows)
+    return exit_code(command, rows)
 
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
