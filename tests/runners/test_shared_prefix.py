@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from architectures import ARCHITECTURES, random_model
+from architectures import ARCHITECTURES, close, random_model
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 
@@ -17,10 +17,6 @@ BATCHES = {
     "one row": [SHARED],
     "one token": [[3], [3]],
 }
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool((actual - expected).norm() / expected.norm() < 1e-5)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

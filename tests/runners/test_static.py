@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import MambaConfig, MambaForCausalLM
 
-from architectures import ARCHITECTURES, VOCABULARY, random_model
+from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.randomness import uniforms
@@ -16,39 +15,7 @@ from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
-REFUSED = {"bloom": "takes no positions", "falcon_alibi": "ALiBi"}
-SERVED = [name for name in ARCHITECTURES if name not in REFUSED]
-
-
-def logits_without_cache(model: PreTrainedModel, sequence: list[int]) -> Tensor:
-    """[len(sequence), V], the row alone, without padding and without a cache."""
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
-
-
-def close(actual: Tensor, expected: Tensor) -> bool:
-    return bool((actual - expected).norm() / expected.norm() < 1e-5)
-
-
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS], ids=["one row", "ragged rows"])
-def test_rollback_is_exact(name: str, batch: list[list[int]]) -> None:
-    model = random_model(name)
-    runner = StaticRunner(model)
-    generator = torch.Generator().manual_seed(1)
-    sequences = [list(prompt) for prompt in batch]
-    logits = runner.start(batch)
-    for row, sequence in enumerate(sequences):
-        assert close(logits[row], logits_without_cache(model, sequence)[-1])
-    for _ in range(6):
-        fed = torch.randint(3, VOCABULARY, (len(batch), 5), generator=generator)
-        logits = torch.cat([runner.extend(fed[:, :2]), runner.extend(fed[:, 2:])], dim=1)
-        counts = torch.randint(0, 6, (len(batch),), generator=generator).tolist()
-        for row, sequence in enumerate(sequences):
-            expected = logits_without_cache(model, sequence + fed[row].tolist())[-5:]
-            assert close(logits[row], expected), f"row {row} after {len(sequence)} tokens"
-            sequence += fed[row, : counts[row]].tolist()
-        runner.keep(counts)
+SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -56,9 +23,9 @@ def test_it_agrees_with_the_eager_runner(name: str) -> None:
     StaticRunner(random_model(name)).check()
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", NOT_STATIC)
 def test_what_cannot_be_exact_is_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=REFUSED[name]):
+    with pytest.raises(UnsupportedModelError, match=NOT_STATIC[name]):
         StaticRunner(random_model(name))
 
 
@@ -89,18 +56,6 @@ def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     StaticRunner(random_model("qwen3")).check()
 
 
-def test_selected_rows_go_on_unchanged() -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    runner.start(PROMPTS)
-    runner.extend(torch.tensor([[7, 8], [9, 10], [11, 12]]))
-    runner.keep([2, 1, 0])
-    runner.select([1, 0])
-    logits = runner.extend(torch.tensor([[20], [21]]))
-    assert close(logits[0, 0], logits_without_cache(model, [*PROMPTS[1], 9, 20])[-1])
-    assert close(logits[1, 0], logits_without_cache(model, [*PROMPTS[0], 7, 8, 21])[-1])
-
-
 def test_slots_grow_when_they_are_full() -> None:
     model = random_model("llama")
     runner, eager = StaticRunner(model), EagerRunner(model)
@@ -112,19 +67,6 @@ def test_slots_grow_when_they_are_full() -> None:
         assert close(runner.extend(fed), eager.extend(fed))
         for each in (runner, eager):
             each.keep([60, 64, 50])
-
-
-def test_equal_prompts_read_once_go_on_apart() -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    assert runner.start([PROMPTS[0]] * 3).shape == (3, VOCABULARY)
-    fed = [[7, 8], [9, 10], [11, 12]]
-    runner.extend(torch.tensor(fed))
-    runner.keep([2, 1, 0])
-    logits = runner.extend(torch.tensor([[20], [21], [22]]))
-    for row, (count, last) in enumerate(zip([2, 1, 0], [20, 21, 22], strict=True)):
-        expected = logits_without_cache(model, [*PROMPTS[0], *fed[row][:count], last])[-1]
-        assert close(logits[row, 0], expected)
 
 
 def test_a_shared_prefix_is_read_once() -> None:
@@ -147,24 +89,3 @@ def test_both_decoders_write_what_they_write_eagerly(name: str) -> None:
         for records in (autoregressive(kind(model), what), speculative(kind(model), drafter, what, 4)):
             written.append([(record.rows, record.tokens, record.num_accepted) for record in records])
     assert written[:2] == written[2:]
-
-
-def test_logits_are_cut_to_the_vocabulary() -> None:
-    runner = StaticRunner(random_model("opt"), vocabulary_size=90)
-    assert runner.start(PROMPTS).shape == (3, 90)
-    assert runner.extend(torch.ones(3, 2, dtype=torch.long)).shape == (3, 2, 90)
-
-
-def test_what_was_not_extended_cannot_be_kept() -> None:
-    runner = StaticRunner(random_model("llama"))
-    runner.start(PROMPTS)
-    runner.extend(torch.tensor([[7], [8], [9]]))
-    with pytest.raises(ValueError, match="cannot keep"):
-        runner.keep([1, 2, 1])
-    with pytest.raises(ValueError, match="before selecting"):
-        runner.select([0])
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        StaticRunner(random_model("llama")).start([[1], []])

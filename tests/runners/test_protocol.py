@@ -1,11 +1,17 @@
+"""What any runner owes its protocol, on real models without a GPU; what is a runner's own is in a file of its own."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from architectures import ARCHITECTURES, VOCABULARY, random_model
+from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
 from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
+
+KINDS = [EagerRunner, StaticRunner]
+Kind = type[EagerRunner] | type[StaticRunner]
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
@@ -16,15 +22,13 @@ def logits_without_cache(model: PreTrainedModel, sequence: list[int]) -> torch.T
         return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool((actual - expected).norm() / expected.norm() < 1e-5)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, name) for k in KINDS for name in ARCHITECTURES if k is EagerRunner or name not in NOT_STATIC]
+)
 @pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS], ids=["one row", "ragged rows"])
-def test_rollback_is_exact(name: str, batch: list[list[int]]) -> None:
+def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> None:
     model = random_model(name)
-    runner = EagerRunner(model)
+    runner = kind(model)
     generator = torch.Generator().manual_seed(1)
     sequences = [list(prompt) for prompt in batch]
     logits = runner.start(batch)
@@ -42,9 +46,10 @@ def test_rollback_is_exact(name: str, batch: list[list[int]]) -> None:
         runner.keep(counts)
 
 
-def test_selected_rows_go_on_unchanged() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_selected_rows_go_on_unchanged(kind: Kind) -> None:
     model = random_model("llama")
-    runner = EagerRunner(model)
+    runner = kind(model)
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7, 8], [9, 10], [11, 12]]))
     runner.keep([2, 1, 0])
@@ -54,17 +59,19 @@ def test_selected_rows_go_on_unchanged() -> None:
     assert close(logits[1, 0], logits_without_cache(model, [*PROMPTS[0], 7, 8, 21])[-1])
 
 
-def test_a_runner_starts_anew() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_runner_starts_anew(kind: Kind) -> None:
     model = random_model("gpt2")
-    runner = EagerRunner(model)
+    runner = kind(model)
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7], [8], [9]]))
     assert close(runner.start(PROMPTS[1:2])[0], logits_without_cache(model, PROMPTS[1])[-1])
 
 
-def test_equal_prompts_read_once_go_on_apart() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_prompts_read_once_go_on_apart(kind: Kind) -> None:
     model = random_model("llama")
-    runner = EagerRunner(model)
+    runner = kind(model)
     logits = runner.start([PROMPTS[0]] * 3)
     assert logits.shape == (3, VOCABULARY)
     assert all(close(row, logits_without_cache(model, PROMPTS[0])[-1]) for row in logits)
@@ -77,12 +84,16 @@ def test_equal_prompts_read_once_go_on_apart() -> None:
         assert close(logits[row, 0], expected)
 
 
-def test_logits_are_cut_to_the_vocabulary() -> None:
-    assert EagerRunner(random_model("opt"), vocabulary_size=90).start(PROMPTS).shape == (3, 90)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_cut_to_the_vocabulary(kind: Kind) -> None:
+    runner = kind(random_model("opt"), vocabulary_size=90)
+    assert runner.start(PROMPTS).shape == (3, 90)
+    assert runner.extend(torch.ones(3, 2, dtype=torch.long)).shape == (3, 2, 90)
 
 
-def test_what_was_not_extended_cannot_be_kept() -> None:
-    runner = EagerRunner(random_model("llama"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_not_extended_cannot_be_kept(kind: Kind) -> None:
+    runner = kind(random_model("llama"))
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7], [8], [9]]))
     with pytest.raises(ValueError, match="cannot keep"):
@@ -91,6 +102,7 @@ def test_what_was_not_extended_cannot_be_kept() -> None:
         runner.select([0])
 
 
-def test_an_empty_prompt_is_refused() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_prompt_is_refused(kind: Kind) -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        EagerRunner(random_model("llama")).start([[1], []])
+        kind(random_model("llama")).start([[1], []])
