@@ -45,7 +45,6 @@ from harness.results.statistics import ratio_of_totals
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64
-OUR_RUNNERS: tuple[RunnerName, ...] = ("eager", "compiled", "graphs_only", "graphs")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class Case:
     """One pair at one batch size and one K.
 
     Attributes:
-        peers: whether Hugging Face's decoders and the loop without a cache take part; they know batch 1 only.
+        peers: whether all take part: each of our runners, Hugging Face's decoders and the loop without a cache, which
+            know batch 1 only. Else the reference and the default on such a device: every other runner is a compilation.
         linked: random weights that agree as told; else the weights that are stored.
     """
 
@@ -64,14 +64,20 @@ class Case:
     peers: bool = False
     linked: bool = True
 
+    def runners(self, on_gpu: bool) -> tuple[RunnerName, ...]:
+        if not on_gpu:
+            return "eager", "compiled"
+        return ("eager", "compiled", "graphs_only", "graphs") if self.peers else ("eager", "graphs")
 
+
+# What is asked first comes first: the time may be up before the last.
 GPU_CASES = [
-    Case("tiny", "tiny_draft", peers=True, linked=False),
     Case("7B", "llama_68m", peers=True),
+    Case("7B", "llama_68m", batch_size=16),
+    Case("7B", "llama_68m", batch_size=4),
     Case("7B", "llama_68m", num_draft_tokens=2),
     Case("7B", "llama_68m", num_draft_tokens=8),
-    Case("7B", "llama_68m", batch_size=4),
-    Case("7B", "llama_68m", batch_size=16),
+    Case("tiny", "tiny_draft", peers=True, linked=False),
     Case("7B", "tinyllama", peers=True),
     Case("13B", "7B", peers=True),
     Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", peers=True),
@@ -220,15 +226,16 @@ def measure(case: Case, options: argparse.Namespace, console: Console) -> None:
     acceptance = Acceptance()
     phases: dict[str, tuple[Phases, Arm]] = {}
     on_gpu = pair.target.input_device.type == "cuda"
-    for runner in OUR_RUNNERS if on_gpu else ("eager", "compiled"):
+    for runner in case.runners(on_gpu):
         taking_part = players(pair, decoding, runner=runner, batch_size=case.batch_size, longest_prompt=PROMPT_TOKENS)
         if taking_part.runner != runner:
             console.print(f"{runner} fell back to {taking_part.runner}")
+        if f"{taking_part.runner} regular" in contenders:
             continue
         if taking_part.setup_seconds:
             console.print(f"{runner}: {taking_part.setup_seconds:.0f} s to compile and capture")
         for arm in taking_part.arms(decoding):
-            name = f"{runner} {arm.name}"
+            name = f"{taking_part.runner} {arm.name}"
             contenders[name] = Contender(lambda request, arm=arm: generate(arm, request, pair.devices).seconds)
             watch = Phases(pair.devices)
             watched = next(same for same in watch.watch(taking_part).arms(decoding) if same.name == arm.name)

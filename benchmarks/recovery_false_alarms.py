@@ -23,11 +23,11 @@ from harness.config.names import PACKAGE
 from harness.config.settings import DecodingSettings, Fault, PromptSettings
 from harness.decoding.drafters import ModelDrafter
 from harness.experiments.arms import Players, warp
+from harness.experiments.contexts import choose_contexts
 from harness.experiments.faults import faulty_arm
 from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, check_sampled, together
 from harness.experiments.outcomes import exact_outcomes
 from harness.experiments.prompts import load_prompts
-from harness.experiments.recovery import PROMPT_TOKENS
 from harness.models.quiet import quiet_libraries
 from harness.results.environment import cpu_name
 from harness.runners.eager import EagerRunner
@@ -58,12 +58,13 @@ def main() -> None:
         EagerRunner(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval())
         for path in (arguments.model, arguments.draft)
     )
-    players = Players(model, ModelDrafter(draft, warp(decoding)))
+    drafter = ModelDrafter(draft, warp(decoding))
+    players = Players(model, drafter)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     file = PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl"
     texts = [prompt.text for prompt in load_prompts(PromptSettings(name="tiny", file=str(file))).prompts]
-    prompts = [list(ids[-PROMPT_TOKENS:]) for ids in tokenizer(texts)["input_ids"]]
-    prompts = prompts[: arguments.prompts]
+    token_ids = tokenizer(texts[: arguments.prompts])["input_ids"]
+    prompts = [context.token_ids for context in choose_contexts(model, drafter, token_ids, warp(decoding))]
     num_tokens = arguments.num_tokens
     least = MIN_EXPECTED * len(prompts) / max(arguments.draws, arguments.fault_draws)
     outcomes = [exact_outcomes(model, prompt, warp(decoding), num_tokens, least) for prompt in prompts]

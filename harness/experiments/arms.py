@@ -19,7 +19,7 @@ from harness.decoding.warp import Warp
 from harness.experiments.progress import say
 from harness.models.loading import LoadedModel, Pair
 from harness.models.tokenizers import shared_vocabulary_size
-from harness.runners.compiled import PreparedRunner
+from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
@@ -77,7 +77,7 @@ def players(
 
     Args:
         share_prefix: read what all prompts of a batch begin with only once.
-        runner: which; a model that cannot have it gets the eager one, and the user one line that says why.
+        runner: which; a model that cannot have it gets a plainer one, and the user one line that says why.
         batch_size: the most rows of a batch, and
         longest_prompt: the most tokens of a prompt that a prepared runner is prepared for. Beyond them it is slower.
 
@@ -88,23 +88,30 @@ def players(
     num_slots = longest_prompt + decoding.max_new_tokens + decoding.num_draft_tokens + 1
 
     def build(loaded: LoadedModel, num_drawn: int) -> tuple[Runner, str]:
+        chosen = resolve(runner, [loaded.input_device])
+        while True:
+            try:
+                return make(loaded, num_drawn, chosen), chosen
+            except UnsupportedModelError as reason:
+                # What a compiler does not understand may be captured all the same.
+                compiling = isinstance(reason, CompilationError)
+                chosen = "graphs_only" if chosen == "graphs" and compiling else "eager"
+                say(f"{loaded.settings.name} {reason}; it runs with runner={chosen}")
+
+    def make(loaded: LoadedModel, num_drawn: int, chosen: RunnerName) -> Runner:
         model, device = loaded.model, loaded.input_device
-        chosen = resolve(runner, [device])
-        try:
-            if chosen == "static":
-                static = StaticRunner(model, vocabulary_size=size, device=device)
-                static.check()
-                return static, chosen
-            if chosen != "eager":
-                how = {"compiled": chosen != "graphs_only", "captured": chosen != "compiled"}
-                prepared = PreparedRunner(model, **how, vocabulary_size=size, device=device)
-                say(f"{loaded.settings.name}: preparing runner={chosen}")
-                widths = (1, 2) if num_drawn else (1, decoding.num_draft_tokens + 1)
-                prepared.prepare(batch_size, num_slots, widths, num_drawn, warp(decoding))
-                return prepared, chosen
-        except UnsupportedModelError as reason:
-            say(f"{loaded.settings.name} {reason}; it runs with runner=eager")
-        return EagerRunner(model, vocabulary_size=size, device=device), "eager"
+        if chosen == "eager":
+            return EagerRunner(model, vocabulary_size=size, device=device)
+        if chosen == "static":
+            static = StaticRunner(model, vocabulary_size=size, device=device)
+            static.check()
+            return static
+        how = {"compiled": chosen != "graphs_only", "captured": chosen != "compiled"}
+        prepared = PreparedRunner(model, **how, vocabulary_size=size, device=device)
+        say(f"{loaded.settings.name}: preparing runner={chosen}")
+        widths = (1, 2) if num_drawn else (1, decoding.num_draft_tokens + 1)
+        prepared.prepare(batch_size, num_slots, widths, num_drawn, warp(decoding))
+        return prepared
 
     def shared(model: Runner) -> Runner:
         return SharedPrefixRunner(model) if share_prefix else model

@@ -15,6 +15,7 @@ from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import players, warp
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
+from harness.experiments.contexts import CONTEXT_TOKENS, choose_contexts
 from harness.experiments.faults import faulty_arm
 from harness.experiments.lossless import (
     MIN_EXPECTED,
@@ -36,10 +37,6 @@ from harness.results.files import check_appendable
 from harness.results.recovery_report import print_report, summarise
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
-
-# Of the sampled prompts only the end is read, this many tokens: any text is a prompt, and every draw carries a cache of
-# its own, which would take most of the time. The greedy comparison reads prompts in full.
-PROMPT_TOKENS = 16
 
 
 def run(settings: RecoverySettings, directory: Path, keeper: PairKeeper | None = None) -> None:
@@ -111,10 +108,11 @@ def carry_out(
     }
     if settings.decoding.temperature == 0:
         return
-    for prompt_index, num_draft_tokens, check in sampled_checks(settings, pair, token_ids):
+    for prompt_index, context_end, num_draft_tokens, check in sampled_checks(settings, pair, token_ids):
         yield {
             "check": "sampled",
             "prompt_index": prompt_index,
+            "context_end": context_end,
             "num_draft_tokens": num_draft_tokens,
             "temperature": settings.decoding.temperature,
             "verdict": check.verdict,
@@ -152,7 +150,7 @@ def greedy_check(
 
 def sampled_checks(
     settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]
-) -> Iterator[tuple[int | None, int, SampledCheck]]:
+) -> Iterator[tuple[int | None, int | None, int, SampledCheck]]:
     """Tests for each prompt and number of draft tokens, and last for all prompts together (None).
 
     With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
@@ -160,23 +158,25 @@ def sampled_checks(
     counted as deep as the draws reach.
 
     Yields:
-        The prompt's index, the number of draft tokens, and the outcome.
+        The prompt's index, how many of its tokens come before the draws, the number of draft tokens, and the outcome.
     """
     decoding = settings.decoding
     taking_part = players(
-        pair, decoding, runner=settings.runner, batch_size=settings.batch_size, longest_prompt=PROMPT_TOKENS
+        pair, decoding, runner=settings.runner, batch_size=settings.batch_size, longest_prompt=CONTEXT_TOKENS
     )
-    prompts = [list(ids[-PROMPT_TOKENS:]) for ids in token_ids]
+    if taking_part.drafter is None:
+        raise ValueError("without a drafter there is nothing to test")
+    contexts = choose_contexts(taking_part.target, taking_part.drafter, token_ids, warp(decoding))
     numbers = sorted({1, decoding.num_draft_tokens})
-    num_draws = settings.num_draws // (len(prompts) * len(numbers))
+    num_draws = settings.num_draws // (len(contexts) * len(numbers))
     checks: dict[int, list[SampledCheck]] = {number: [] for number in numbers}
     streams = itertools.count(step=num_draws)
-    total = len(prompts) * len(numbers) * math.ceil(num_draws / settings.batch_size)
+    total = len(contexts) * len(numbers) * math.ceil(num_draws / settings.batch_size)
     with progress("drawing", total) as advance, quick_collections():
-        for index, prompt in enumerate(prompts):
+        for index, context in enumerate(contexts):
             outcomes = exact_outcomes(
                 taking_part.target,
-                prompt,
+                context.token_ids,
                 warp(decoding),
                 num_counted_tokens(decoding.num_draft_tokens),
                 MIN_EXPECTED / num_draws,
@@ -185,13 +185,13 @@ def sampled_checks(
                 arm = faulty_arm(taking_part, dataclasses.replace(decoding, num_draft_tokens=number), settings.fault)
                 check = check_sampled(
                     arm,
-                    prompt,
+                    context.token_ids,
                     outcomes,
                     warp(decoding),
                     num_tokens=num_counted_tokens(number),
                     num_draws=num_draws,
                     # The tests of all prompts together count as well.
-                    significance_level=settings.false_alarm_rate / ((len(prompts) + 1) * len(numbers)),
+                    significance_level=settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers)),
                     shift=settings.shift,
                     seed=settings.seed,
                     first_stream=next(streams),
@@ -200,9 +200,9 @@ def sampled_checks(
                     advance=advance,
                 )
                 checks[number].append(check)
-                yield index, number, check
+                yield index, context.end, number, check
     for number in numbers:
-        yield None, number, together(checks[number])
+        yield None, None, number, together(checks[number])
 
 
 def num_counted_tokens(num_draft_tokens: int) -> int:
@@ -231,7 +231,15 @@ def _rows(
             "arm": "speculative",
             **{
                 name: check.get(name)
-                for name in ("check", "prompt_index", "verdict", "num_draft_tokens", "temperature", *figures.split())
+                for name in (
+                    "check",
+                    "prompt_index",
+                    "context_end",
+                    "verdict",
+                    "num_draft_tokens",
+                    "temperature",
+                    *figures.split(),
+                )
             },
             "seed": settings.seed,
             "batch_size": settings.batch_size,

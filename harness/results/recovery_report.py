@@ -92,7 +92,7 @@ def _settings(rows: Rows) -> str:
 
 def _checks(rows: Rows) -> Table:
     table = Table(box=box.ROUNDED)
-    table.add_column("check")
+    table.add_column("check", no_wrap=True)
     for heading in ("K", "tokens", "draws", "accepted", "outcome", "p-value", "power", "verdict"):
         table.add_column(heading, justify="right")
     for row in rows:

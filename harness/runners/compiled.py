@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ from harness.decoding.warp import Warp
 from harness.runners.graphs import FixedCall
 from harness.runners.slots import Slots, UnsupportedModelError, lay_out_for_few_tokens
 from harness.runners.static import StaticRunner, first_line, require_close, round_up
+
+
+class CompilationError(UnsupportedModelError):
+    """A model that cannot be compiled; whether it can be captured is not known yet."""
 
 
 class PreparedRunner(StaticRunner):
@@ -73,7 +78,8 @@ class PreparedRunner(StaticRunner):
             warp: of what is drawn.
 
         Raises:
-            UnsupportedModelError: if the model cannot be compiled or captured, or its logits are not the eager ones.
+            CompilationError: if the model cannot be compiled, or its logits are not the eager ones then.
+            UnsupportedModelError: if it cannot be captured, or likewise.
         """
         if self._compiled and self._device.type == "cpu":
             lay_out_for_few_tokens(self._model)
@@ -86,17 +92,13 @@ class PreparedRunner(StaticRunner):
         self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
         self._widths, self._num_drawn, self._warp = sorted(set(widths)), num_drawn, warp or Warp()
         started = time.perf_counter()
-        try:
-            if self._compiled:
+        if self._compiled:
+            with _refusing(CompilationError, "compiled"):
                 self._compile()
-            self.compile_seconds = time.perf_counter() - started
+        self.compile_seconds = time.perf_counter() - started
+        with _refusing(UnsupportedModelError, "captured"):
             self._fix_calls()
-            self.capture_seconds = time.perf_counter() - started - self.compile_seconds
-        except UnsupportedModelError:
-            raise
-        except Exception as error:  # whatever compiler or driver say, the eager runner does without them
-            doing = "compiled" if self._compiled and not self.compile_seconds else "captured"
-            raise UnsupportedModelError(f"cannot be {doing}: {first_line(error)}") from error
+        self.capture_seconds = time.perf_counter() - started - self.compile_seconds
 
     @property
     def setup_seconds(self) -> float:
@@ -197,6 +199,17 @@ class PreparedRunner(StaticRunner):
         """Tokens [B, n] and starts [B] of a forward pass whose results do not matter."""
         tokens = torch.arange(size * width, device=self._device).view(size, width) % 16
         return tokens, torch.zeros(size, dtype=torch.long, device=self._device)
+
+
+@contextmanager
+def _refusing(refusal: type[UnsupportedModelError], done: str) -> Iterator[None]:
+    """Whatever compiler or driver say, a plainer runner does without them."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise refusal(str(error)) from error
+    except Exception as error:
+        raise refusal(f"cannot be {done}: {first_line(error)}") from error
 
 
 def _filled_up(numbers: Tensor, num_rows: int, width: int) -> Tensor:

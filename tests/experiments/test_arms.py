@@ -50,6 +50,28 @@ def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     assert texts == written(pair, "eager")[1]
 
 
+def test_what_cannot_be_compiled_is_still_captured(
+    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU nothing is captured; the fixed shapes that would be are there."""
+    # A configuration that no other test compiles: the code of one serves all models of the same configuration.
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
+    pair = load(save_model(num_hidden_layers=1), draft)
+    assert pair.draft is not None
+    expected = written(pair, "eager")[1]
+    norm = pair.draft.model.transformer.ln_f
+    original = norm.forward
+    norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
+    monkeypatch.setattr("harness.experiments.arms.resolve", lambda runner, devices: runner)
+    taking_part = players(pair, DECODING, runner="graphs", batch_size=2, longest_prompt=5)
+    assert taking_part.runner == "graphs+graphs_only"
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "it runs with" in line]
+    assert "cannot be compiled: " in said
+    assert said.endswith("it runs with runner=graphs_only")
+    what = Request(PROMPTS, uniforms(0, range(2), 13), warp(DECODING), 12)
+    assert {arm.name: [record.tokens for record in arm.decode(what)] for arm in taking_part.arms(DECODING)} == expected
+
+
 @pytest.mark.parametrize("runner", ["graphs", "graphs_only"])
 def test_graphs_need_cuda(runner: RunnerName) -> None:
     with pytest.raises(SettingError, match="needs a CUDA device"):

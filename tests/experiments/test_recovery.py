@@ -62,6 +62,18 @@ def test_the_verdict_is_the_exit_code(pair: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_slight_fault_shows_on_the_shipped_pair(tmp_path: Path) -> None:
+    """Where rejections decide something: not at the end of this prompt, where the draft is as sure as the target."""
+    (tmp_path / "prompt.txt").write_text("8 * 12 = 96\n")
+    broken = recovery(tmp_path, "prompts=prompt.txt", "num_prompts=1", "num_draws=4000", "fault=residual_warped_twice")
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    assert rows["verdict"][0] == "lossless", "greedy texts have no residual"
+    assert rows["p_value"].min() < 1e-15
+    assert rows["context_end"].dropna().unique().tolist() == [6]
+
+
+@pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
     greedy = recovery(tmp_path, *pair, *SMALL, "decoding=greedy")
     assert greedy.returncode == 0, greedy.stdout + greedy.stderr

@@ -1,0 +1,52 @@
+"""Where draws begin: the place of each prompt that a recovered token decides most, against chains done by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from decoding.fakes import MarkovRunner
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.warp import Warp
+from harness.experiments.contexts import CONTEXT_TOKENS, choose_contexts, recovered_entropy
+
+# A context that ends with 0 most likely goes on with 1, behind which the draft is sure of what the target is not. All
+# other contexts most likely go on with 0, behind which the two agree.
+TARGET = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.3, 0.2], [0.6, 0.0, 0.4]])
+DRAFT = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+
+
+def models() -> tuple[MarkovRunner, ModelDrafter]:
+    return MarkovRunner(TARGET), ModelDrafter(MarkovRunner(DRAFT), Warp())
+
+
+def test_what_is_left_to_the_recovered_token() -> None:
+    target, drafter = models()
+    after_0, after_1, after_2 = recovered_entropy(target, drafter, [[2, 0], [1], [0, 1, 2]], Warp()).tolist()
+    # Rejected in 0.8 of the cases, and then 5/8 against 3/8, where 1 came first.
+    assert after_0 == pytest.approx(0.9 * 0.8 * -(5 / 8 * math.log(5 / 8) + 3 / 8 * math.log(3 / 8)))
+    assert after_1 == 0
+    assert after_2 == 0
+
+
+def test_each_prompt_is_cut_at_its_best_place() -> None:
+    contexts = choose_contexts(*models(), [[2, 1, 0, 2, 2], [1, 2, 0, 1]], Warp())
+    assert contexts == [((2, 1, 0), 3), ((1, 2, 0), 3)]
+
+
+def test_prompts_that_begin_alike_are_cut_at_different_places() -> None:
+    contexts = choose_contexts(*models(), [[1, 0, 2, 0], [1, 0, 2], [1, 0, 2, 0]], Warp())
+    assert len(set(contexts[:2])) == 2
+    assert {context.token_ids for context in contexts[::2]} == {(1, 0), (1, 0, 2, 0)}
+    # What has no other place is taken twice.
+    assert choose_contexts(*models(), [[0], [0]], Warp()) == [((0,), 1)] * 2
+
+
+def test_a_long_prompt_is_read_in_part() -> None:
+    prompt = [0, *[2] * 100, 0, 2]
+    (context,) = choose_contexts(*models(), [prompt], Warp())
+    assert context.end == 102
+    assert len(context.token_ids) == CONTEXT_TOKENS
+    assert context.token_ids[-1] == 0
