@@ -132,7 +132,7 @@ def _dispatch(arguments: list[str]) -> None:
     try:
         if command == "report":
             # It runs nothing, so that it has paths instead of settings.
-            from harness.results import report
+            from harness.results.report import report
 
             report.main(arguments[1:])
             return

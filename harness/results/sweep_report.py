@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.results.labels import labels
 from harness.results.recovery_report import summarise
-from harness.results.report_cells import typed
+from harness.results.report.cells import typed
 
 Row = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _plan(rows: Sequence[Row]) -> str:
 
 
 def _print_pairs(rows: Sequence[Row]) -> None:
-    from harness.results.report import print_pairs
+    from harness.results.report.report import print_pairs
 
     print_pairs(rows)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.results import report
 from harness.results.labels import is_real, labels
 from harness.results.recovery_report import summarise
-from harness.results.report_tables import Table
+from harness.results.report import report
+from harness.results.report.tables import Table
 from harness.results.sweep_report import job_line
 from report_files import eval_run, latency_run, write
 

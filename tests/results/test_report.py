@@ -12,8 +12,8 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.results.files import write_rows
-from harness.results.report import Report, build, print_pairs
-from harness.results.report_pairs import predicted_curve
+from harness.results.report.pairs import predicted_curve
+from harness.results.report.report import Report, build, print_pairs
 from report_files import eval_run, latency_run, write
 
 

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.results.report import Report, build
-from harness.results.report_html import html_page
-from harness.results.report_markdown import escape, markdown
+from harness.results.report.html import html_page
+from harness.results.report.markdown import escape, markdown
+from harness.results.report.report import Report, build
 from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")
-from harness.results.plots import plots  # after the skip
+from harness.results.report.plots import plots  # after the skip
 
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 

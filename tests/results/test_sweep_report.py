@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.results.recovery_report import summarise
-from harness.results.report_cells import typed
+from harness.results.report.cells import typed
 from harness.results.sweep_report import exit_code, job_line
 
 

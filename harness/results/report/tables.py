@@ -10,9 +10,9 @@ from typing import Any
 from harness.results.labels import is_real, labels
 from harness.results.latency_report import why_not
 from harness.results.published import FIGURES, MULTIPLICATION_ACCURACY, Published, published_for
-from harness.results.report_cells import Row
-from harness.results.report_pairs import Line, best_lines, common_settings, groups, pair_name, short_commit
-from harness.results.report_rows import Failure, Run
+from harness.results.report.cells import Row
+from harness.results.report.pairs import Line, best_lines, common_settings, groups, pair_name, short_commit
+from harness.results.report.rows import Failure, Run
 
 _VERSIONS = {
     "harness_version": "harness",

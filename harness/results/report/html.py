@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.results.report_tables import Table
+from harness.results.report.tables import Table
 
 if TYPE_CHECKING:
-    from harness.results.report import Report
+    from harness.results.report.report import Report
 
 _STYLE = Path(__file__).with_name("report.css")
 _TITLE = "Speculative decoding: what was measured"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from harness.results.report_tables import Table
+from harness.results.report.tables import Table
 
 if TYPE_CHECKING:
-    from harness.results.report import Report
+    from harness.results.report.report import Report
 
 # An underscore within a word is none of emphasis, and names are full of them.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$#&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")

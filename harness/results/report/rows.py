@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.results.labels import labels
-from harness.results.report_cells import COMMANDS, Row, typed
+from harness.results.report.cells import COMMANDS, Row, typed
 
 # What a user asked for. A run that failed before it could plan knows no more of itself than this.
 _ASKED = (

@@ -19,8 +19,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from harness.results.report_checks import merged_rows
-from harness.results.report_pairs import Line, best_lines, groups, predicted_curve
+from harness.results.report.checks import merged_rows
+from harness.results.report.pairs import Line, best_lines, groups, predicted_curve
 
 # Colours that nothing else has, and what each stands for.
 _ROLES = {

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.config.errors import SettingError
-from harness.results.report_cells import COMMANDS, Row, typed
-from harness.results.report_rows import Failure, Findings, Run, merge, runs_of
+from harness.results.report.cells import COMMANDS, Row, typed
+from harness.results.report.rows import Failure, Findings, Run, merge, runs_of
 
 # Files are told apart by columns that no other kind has: a file may be called anything.
 _KINDS = {

@@ -17,11 +17,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError, SettingError
-from harness.results import report_checks, report_tables
-from harness.results.report_files import read, read_prompts
-from harness.results.report_pairs import Line, latency_lines, run_lines
-from harness.results.report_rows import Findings, group_runs, merge
-from harness.results.report_tables import Table
+from harness.results.report import checks, tables
+from harness.results.report.files import read, read_prompts
+from harness.results.report.pairs import Line, latency_lines, run_lines
+from harness.results.report.rows import Findings, group_runs, merge
+from harness.results.report.tables import Table
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 _PLAIN_WIDTH = 120
@@ -81,22 +81,22 @@ def build(paths: Sequence[str | Path]) -> Report:
     own = {line.run.directory for line in lines if line.run.directory and shared[line.run.directory] == 1}
     prompts = {directory: read_prompts(directory) for directory in own}
     described = {run.directory: _environment(run.directory) for run in runs if run.directory}
-    tables = [
-        report_tables.pairs_table(lines) if lines else None,
-        report_checks.categories_table(lines, prompts),
-        report_tables.reasons_table(lines),
-        report_tables.arms_table(lines) if lines else None,
-        report_tables.published_table(lines),
-        report_checks.accuracy_table(accuracy),
-        report_checks.recovery_table(findings.runs["recovery"]),
-        report_checks.races_table(findings.runs["compare"]),
-        report_tables.failures_table(findings.failures),
-        report_tables.environment_table(runs, described),
-        report_tables.all_published_table(),
-        report_tables.files_table(findings.files),
+    found = [
+        tables.pairs_table(lines) if lines else None,
+        checks.categories_table(lines, prompts),
+        tables.reasons_table(lines),
+        tables.arms_table(lines) if lines else None,
+        tables.published_table(lines),
+        checks.accuracy_table(accuracy),
+        checks.recovery_table(findings.runs["recovery"]),
+        checks.races_table(findings.runs["compare"]),
+        tables.failures_table(findings.failures),
+        tables.environment_table(runs, described),
+        tables.all_published_table(),
+        tables.files_table(findings.files),
     ]
     return Report(
-        lines, accuracy, _headlines(findings, lines), [table for table in tables if table is not None], findings.notes
+        lines, accuracy, _headlines(findings, lines), [table for table in found if table is not None], findings.notes
     )
 
 
@@ -110,8 +110,8 @@ def print_pairs(rows: Iterable[Mapping[str, Any]]) -> None:
     lines = latency_lines(findings.runs["latency"])
     console = _console()
     if lines:
-        _print_table(console, report_tables.pairs_table(lines))
-    if failures := report_tables.failures_table(findings.failures):
+        _print_table(console, tables.pairs_table(lines))
+    if failures := tables.failures_table(findings.failures):
         _print_table(console, failures)
     if not lines and not findings.failures:
         console.print("nothing was measured")
@@ -163,11 +163,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _write(report: Report, output: Path) -> list[Path]:
-    from harness.results.report_html import html_page
-    from harness.results.report_markdown import markdown
+    from harness.results.report.html import html_page
+    from harness.results.report.markdown import markdown
 
     try:
-        from harness.results.plots import plots
+        from harness.results.report.plots import plots
 
         drawn: Mapping[str, Sequence[str]] = plots(report.lines, report.accuracy)
     except ModuleNotFoundError as error:
@@ -189,8 +189,8 @@ def _write(report: Report, output: Path) -> list[Path]:
 
 
 def _headlines(findings: Findings, lines: Sequence[Line]) -> list[str]:
-    sentences = [report_tables.fastest(lines)]
-    sentences += report_checks.losses(findings.runs["eval"], findings.runs["recovery"])
+    sentences = [tables.fastest(lines)]
+    sentences += checks.losses(findings.runs["eval"], findings.runs["recovery"])
     counts = Counter(failure.status for failure in findings.failures)
     if counts:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())

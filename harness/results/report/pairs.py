@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.results.labels import is_real, labels
-from harness.results.report_cells import Row
-from harness.results.report_rows import Run
+from harness.results.report.cells import Row
+from harness.results.report.rows import Run
 
 
 def settings_text(row: Mapping[str, Any]) -> dict[str, str]:

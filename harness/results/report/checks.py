@@ -9,10 +9,10 @@ from typing import Any
 
 from harness.results import recovery_report
 from harness.results.published import MULTIPLICATION_NOTE
-from harness.results.report_cells import Row
-from harness.results.report_pairs import Line, best_lines, common_settings, pair_name, run_lines, settings_text
-from harness.results.report_rows import Run
-from harness.results.report_tables import Table, TableRow, interval, named, number, percent, times
+from harness.results.report.cells import Row
+from harness.results.report.pairs import Line, best_lines, common_settings, pair_name, run_lines, settings_text
+from harness.results.report.rows import Run
+from harness.results.report.tables import Table, TableRow, interval, named, number, percent, times
 
 # Of a bootstrap for every cell of a table.
 _NUM_RESAMPLES = 2000
