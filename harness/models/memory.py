@@ -77,8 +77,11 @@ def cache_bytes_per_layer(checkpoint: Checkpoint, dtype: torch.dtype, batch_size
     cache = DynamicCache()
     try:
         with torch.inference_mode():
+            model = bare_model(checkpoint, dtype)
+            # Other kinds of attention may look for a padding in the mask, which has no numbers here.
+            model.set_attn_implementation("eager")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            bare_model(checkpoint, dtype)(input_ids=token, past_key_values=cache, use_cache=True)
+            model(input_ids=token, past_key_values=cache, use_cache=True)
         return [
             batch_size * num_tokens * (layer.keys.nbytes + layer.values.nbytes)  # type: ignore[union-attr]
             for layer in cache.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -79,7 +80,10 @@ def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     factory: Any = AutoModelForCausalLM
     with init_empty_weights(include_buffers=True):
         model: PreTrainedModel = factory.from_config(
-            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.settings.trust_remote_code
+            # A copy: the model writes into its configuration, and the checkpoint's is what will be loaded.
+            copy.deepcopy(checkpoint.config),
+            dtype=dtype,
+            trust_remote_code=checkpoint.settings.trust_remote_code,
         )
     model.tie_weights()
     return model

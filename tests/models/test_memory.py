@@ -20,7 +20,10 @@ from tiny_checkpoints import as_checkpoint, make_config
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"])
 def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     config = make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
+    before = config.to_dict()
     predicted = cache_bytes_per_layer(as_checkpoint(config), torch.bfloat16, batch_size=3, num_tokens=7)
+    assert config.to_dict() == before, "the model is loaded from it"
+    assert config._attn_implementation is None
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     runner = EagerRunner(model)
     runner.start([[5, 6, 7, 8]] * 3)

@@ -105,6 +105,8 @@ def test_two_gpus_give_the_logits_of_one(save_model: SaveModel, tmp_path: Path) 
     compare_with_one_process(save_model, tmp_path, 1)
 
 
+# Norms, and with transformers 5.17 the embedding too, which is 4 % of this model.
+NOT_SPLIT = 0.05
 GPUS: dict[int | str, int] = {0: 10**9, 1: 10**9, "cpu": 10**9}
 
 
@@ -124,7 +126,7 @@ def test_the_target_is_split_and_the_draft_copied() -> None:
     split, copied = placed_bytes(target, draft)
     assert list(split) == list(copied) == ["cuda:0", "cuda:1"]
     assert set(copied.values()) == {draft.weight_bytes}
-    assert 0.5 <= split["cuda:0"] / target.weight_bytes < 0.52
+    assert 0.5 <= split["cuda:0"] / target.weight_bytes < 0.5 + NOT_SPLIT
 
 
 def test_each_side_chooses_for_itself() -> None:
@@ -139,7 +141,7 @@ def test_each_side_chooses_for_itself() -> None:
 def test_ranks_on_the_cpu_share_main_memory() -> None:
     target = candidate()
     (split, copied) = placed_bytes(target, candidate(role="draft"), {"cpu": 10**9}, gpus=2)
-    assert 1.0 <= split["cpu"] / target.weight_bytes < 1.04
+    assert 1.0 <= split["cpu"] / target.weight_bytes < 1.0 + 2 * NOT_SPLIT
     assert copied == {"cpu": 2 * target.weight_bytes}
 
 
