@@ -29,8 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import names
+from harness.config.commands import LatencySettings, RunnerName
 from harness.config.conversion import from_config
-from harness.config.settings import DecodingSettings, LatencySettings, RunnerName
+from harness.config.settings import DecodingSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import Arm, players, warp

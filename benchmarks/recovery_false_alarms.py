@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from harness.config.commands import Fault
 from harness.config.names import PACKAGE
-from harness.config.settings import DecodingSettings, Fault, PromptSettings
+from harness.config.settings import DecodingSettings, PromptSettings
 from harness.decoding.drafters import ModelDrafter
 from harness.experiments.arms import Players, warp
 from harness.experiments.contexts import choose_contexts

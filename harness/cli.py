@@ -22,7 +22,7 @@ class Command:
     """A word after `python -m harness`.
 
     Attributes:
-        settings: name of the dataclass in `harness.config.settings`.
+        settings: name of the dataclass in `harness.config.commands`.
         experiment: module with `run(settings, directory)`.
         summary: one line for the list of commands.
         example: what to type.
@@ -161,8 +161,8 @@ def _run_experiment(config: Any) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from harness.config import commands as kinds
     from harness.config import conversion
-    from harness.config import settings as kinds
     from harness.sweep import ranks
 
     try:
@@ -296,8 +296,8 @@ def _explain(error: Exception, command: str) -> str | None:
         OverrideParseException,
     )
 
+    from harness.config import commands as kinds
     from harness.config import conversion
-    from harness.config import settings as kinds
 
     text = str(error)
     if isinstance(error, OverrideParseException):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.config.commands import RunnerName
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings, RunnerName
+from harness.config.settings import DecodingSettings
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner

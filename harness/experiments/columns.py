@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.config.settings import DecodingSettings, RunSettings
+from harness.config.commands import RunSettings
+from harness.config.settings import DecodingSettings
 from harness.models.loading import PlannedPair
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.config.commands import CompareSettings
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import CompareSettings, DecodingSettings
+from harness.config.settings import DecodingSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import Arm, Players, players, warp

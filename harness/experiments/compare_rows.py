@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.settings import CompareSettings
+from harness.config.commands import CompareSettings
 from harness.decoding.protocols import Origin
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.compare_race import Lap, Parting, Rejection, token_text

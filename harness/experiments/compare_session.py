@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.config.commands import CompareSettings
 from harness.config.conversion import setting_names
 from harness.config.errors import HarnessError, SettingError, nearest
 from harness.config.overrides import changed
-from harness.config.settings import CompareSettings
 
 # What can change while the models stay loaded.
 CHANGEABLE = [

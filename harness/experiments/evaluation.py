@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.settings import EvalSettings
+from harness.config.commands import EvalSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments import evaluation_rows

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from harness.config.commands import EvalSettings
 from harness.config.names import without_suffixes
-from harness.config.settings import EvalSettings
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.questions import Question
 from harness.experiments.setup import RunRecord

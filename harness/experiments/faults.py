@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.commands import Fault
+from harness.config.settings import DecodingSettings
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Runner
 from harness.decoding.randomness import inverse_cdf

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.config.settings import LatencySettings
+from harness.config.commands import LatencySettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments import latency_rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.settings import LatencySettings
+from harness.config.commands import LatencySettings
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
 from harness.experiments.divergence import Divergence
 from harness.experiments.prompts import Prompt, PromptSet

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import torch
 
+from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
-from harness.config.settings import ModelSettings, PlanSettings
+from harness.config.settings import ModelSettings
 from harness.experiments.columns import model_columns
 from harness.experiments.setup import RunRecord
 from harness.models.checkpoints import sketch_checkpoint

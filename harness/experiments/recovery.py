@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
-from harness.config.settings import RecoverySettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import players, warp

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from harness.config.commands import ChatTemplate, RunSettings
 from harness.config.errors import SettingError
-from harness.config.settings import ChatTemplate, DecodingSettings, RunSettings
+from harness.config.settings import DecodingSettings
 from harness.experiments.arms import Players, players, resolve
 from harness.experiments.prompts import Prompt
 from harness.models.devices import as_run_error

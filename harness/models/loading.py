@@ -13,8 +13,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from harness.config.commands import Weights
 from harness.config.errors import RunError
-from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Weights
+from harness.config.settings import Dtype, ModelSettings, PlacementSettings
 from harness.models.checkpoints import Checkpoint, explain, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.fitting import place_pair

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from harness.config.commands import ChatTemplate
 from harness.config.errors import SettingError
-from harness.config.settings import ChatTemplate, ModelSettings
+from harness.config.settings import ModelSettings
 from harness.models.checkpoints import Checkpoint, explain, source, source_arguments
 
 if TYPE_CHECKING:

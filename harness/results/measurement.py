@@ -11,7 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from harness.config.settings import ModelSettings, RunSettings
+from harness.config.commands import RunSettings
+from harness.config.settings import ModelSettings
 from harness.results.environment import cpu_name, environment_columns, gpu_names, num_usable_cores
 from harness.results.files import read_rows
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.config.commands import RunSettings
 from harness.config.errors import HarnessError
-from harness.config.settings import RunSettings
 from harness.results.files import replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
 from harness.results.sweep_report import job_line

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from harness.config.commands import CompareSettings, RunSettings
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import CompareSettings, RunSettings
 from harness.results.environment import gpu_names
 from harness.results.measurement import newest_run
 from harness.sweep.worker import Job, Worker

@@ -31,8 +31,8 @@ from types import FrameType
 
 import psutil
 
+from harness.config.commands import RunSettings
 from harness.config.errors import HarnessError, RunError
-from harness.config.settings import RunSettings
 from harness.results.files import write_nothing
 
 # How long a worker that was told to end may take to write what it has.

@@ -6,16 +6,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from harness.config.commands import CompareSettings
 from harness.config.errors import SettingError
 from harness.config.overrides import changed, quote_text
-from harness.config.settings import (
-    CompareSettings,
-    DecodingSettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-)
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings, ResultSettings
 
 CHANGEABLE = ["decoding.temperature", "decoding.num_draft_tokens", "decoding.rule", "decoding.lenience", "view"]
 

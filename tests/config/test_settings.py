@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 
+from harness.config.commands import LatencySettings
 from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError
-from harness.config.settings import (
-    DecodingSettings,
-    LatencySettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-)
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {

@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 import torch
 
+from harness.config.commands import RunnerName
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, RunnerName
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import players, resolve, warp

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.config.commands import EvalSettings
 from harness.config.conversion import from_config
 from harness.config.errors import SettingError
-from harness.config.settings import EvalSettings
 from harness.experiments import evaluation
 from harness.results.statistics import wald_interval, wilson_interval
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair

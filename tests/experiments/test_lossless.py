@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.commands import Fault
+from harness.config.settings import DecodingSettings
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive
 from harness.decoding.randomness import uniforms

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.settings import (
-    DecodingSettings,
-    LatencySettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-)
+from harness.config.commands import LatencySettings
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings, ResultSettings
 from harness.results.files import append_rows, read_rows, replace_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
 
