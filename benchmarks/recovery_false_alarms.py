@@ -36,6 +36,7 @@ from harness.runners.eager import EagerRunner
 SHIPPED = PACKAGE / "models" / "shipped"
 # As the command's: one false alarm in a thousand million runs.
 FALSE_ALARM_RATE = 1e-9
+NUM_PROMPTS = 15
 
 
 def main() -> None:
@@ -47,7 +48,6 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--fault-draws", type=int, default=25_000)
     parser.add_argument("--shift", type=float, default=0.1)
-    parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--num-tokens", type=int, default=6)
     parser.add_argument("--temperature", type=float, default=0.5)
@@ -64,8 +64,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     file = PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl"
     texts = [prompt.text for prompt in load_prompts(PromptSettings(name="tiny", file=str(file))).prompts]
-    token_ids = tokenizer(texts[: arguments.prompts])["input_ids"]
-    prompts = [context.token_ids for context in choose_contexts(model, drafter, token_ids, warp(decoding))]
+    prompts = tokenizer(texts)["input_ids"][:NUM_PROMPTS]
+    prompts = [context.token_ids for context in choose_contexts(model, drafter, prompts, warp(decoding))]
     num_tokens = arguments.num_tokens
     least = MIN_EXPECTED * len(prompts) / max(arguments.draws, arguments.fault_draws)
     outcomes = [exact_outcomes(model, prompt, warp(decoding), num_tokens, least) for prompt in prompts]

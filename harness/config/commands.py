@@ -223,7 +223,7 @@ class RecoverySettings(PromptedSettings):
     """
 
     num_prompts: int = 15
-    num_draws: int = 100_000
+    num_draws: int = 60_000
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
     fault: Fault = "none"

@@ -1,8 +1,8 @@
 """Where the sampled test of `recovery` draws: the places in the prompts where a recovered token has most to decide.
 
-Most tokens of a text are all but certain, and there a wrong verification draws what a right one draws. So each prompt
-is cut where it tells the two apart. The choice knows the two models' probabilities and no draw, so that it changes
-nothing about the test's false-alarm rate.
+Most tokens of a text are all but certain, and there a wrong verification draws what a right one draws. So prompts are
+cut where they tell the two apart, and draws are spent on a few of them, deep enough to reach the bonus token. The
+choice knows the two models' probabilities and no draw, so that it changes nothing about the test's false-alarm rate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.warp import Warp
 
+NUM_CONTEXTS = 5
 # Of a prompt only so many tokens before the cut are read: any text is a prompt, and every draw carries a cache of its
 # own, which would take most of the time.
 CONTEXT_TOKENS = 16
@@ -27,34 +28,40 @@ _BATCH = 64
 class Context(NamedTuple):
     """What draws continue: the last tokens before place `end` of a prompt."""
 
-    token_ids: tuple[int, ...]
+    prompt_index: int
     end: int
+    token_ids: tuple[int, ...]
 
 
 @torch.inference_mode()
 def choose_contexts(target: Runner, drafter: Drafter, prompts: Sequence[Sequence[int]], warp: Warp) -> list[Context]:
-    """The context of each prompt that leaves most open; prompts with a common beginning get different ones if they can.
+    """The contexts that leave most open, the most open one first, each from another prompt.
 
     Starts new batches on `target` and `drafter`.
     """
     places = [
         [
-            Context(tuple(prompt[max(0, end - CONTEXT_TOKENS) : end]), end)
+            Context(index, end, tuple(prompt[max(0, end - CONTEXT_TOKENS) : end]))
             for end in range(max(1, len(prompt) - _NUM_PLACES + 1), len(prompt) + 1)
         ]
-        for prompt in prompts
+        for index, prompt in enumerate(prompts)
     ]
     distinct = list(dict.fromkeys(context.token_ids for contexts in places for context in contexts))
     openness: dict[tuple[int, ...], float] = {}
     for first in range(0, len(distinct), _BATCH):
         batch = distinct[first : first + _BATCH]
         openness.update(zip(batch, recovered_entropy(target, drafter, batch, warp).tolist(), strict=True))
-    chosen: list[Context] = []
+
+    def left_open(context: Context) -> float:
+        return openness[context.token_ids]
+
+    chosen: dict[tuple[int, ...], Context] = {}
     for contexts in places:
-        taken = {context.token_ids for context in chosen}
-        left = [context for context in contexts if context.token_ids not in taken]
-        chosen.append(max(left or contexts, key=lambda context: openness[context.token_ids]))
-    return chosen
+        # Prompts that begin alike have contexts in common; one draws from each.
+        if left := [context for context in contexts if context.token_ids not in chosen]:
+            best = max(left, key=left_open)
+            chosen[best.token_ids] = best
+    return sorted(chosen.values(), key=left_open, reverse=True)[:NUM_CONTEXTS]
 
 
 def recovered_entropy(target: Runner, drafter: Drafter, contexts: Sequence[Sequence[int]], warp: Warp) -> Tensor:

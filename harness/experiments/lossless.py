@@ -82,7 +82,8 @@ class SampledCheck:
 
     Attributes:
         num_tokens: counted of each continuation.
-        num_draws: continuations.
+        num_draws: continuations,
+        num_prompts: of so many prompts.
         significance_level: a p-value below it calls the arm lossy.
         statistic: of the χ² test.
         degrees_of_freedom: one less than the cells, for each prompt.
@@ -101,6 +102,7 @@ class SampledCheck:
     rounding: float
     visible: tuple[float, float]
     acceptance: Acceptance
+    num_prompts: int = 1
 
     @property
     def p_value(self) -> float:
@@ -130,6 +132,7 @@ def together(checks: Sequence[SampledCheck]) -> SampledCheck:
         sum(check.rounding for check in checks),
         (sum(check.visible[0] for check in checks), sum(check.visible[1] for check in checks)),
         sum((check.acceptance for check in checks), Acceptance()),
+        sum(check.num_prompts for check in checks),
     )
 
 

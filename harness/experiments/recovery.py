@@ -15,7 +15,7 @@ from harness.decoding.loops import Request
 from harness.decoding.randomness import uniforms
 from harness.experiments.arms import players, warp
 from harness.experiments.columns import decoding_columns, model_columns, placement_columns
-from harness.experiments.contexts import CONTEXT_TOKENS, choose_contexts
+from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts
 from harness.experiments.faults import faulty_arm
 from harness.experiments.lossless import (
     MIN_EXPECTED,
@@ -108,15 +108,15 @@ def carry_out(
     }
     if settings.decoding.temperature == 0:
         return
-    for prompt_index, context_end, num_draft_tokens, check in sampled_checks(settings, pair, token_ids):
+    for context, num_draft_tokens, check in sampled_checks(settings, pair, token_ids):
         yield {
             "check": "sampled",
-            "prompt_index": prompt_index,
-            "context_end": context_end,
+            "prompt_index": context and context.prompt_index,
+            "context_end": context and context.end,
             "num_draft_tokens": num_draft_tokens,
             "temperature": settings.decoding.temperature,
             "verdict": check.verdict,
-            "num_prompts": 1 if prompt_index is not None else len(token_ids),
+            "num_prompts": check.num_prompts,
             "num_tokens": check.num_tokens,
             "num_draws": check.num_draws,
             "statistic": check.statistic,
@@ -150,15 +150,15 @@ def greedy_check(
 
 def sampled_checks(
     settings: RecoverySettings, pair: Pair, token_ids: Sequence[Sequence[int]]
-) -> Iterator[tuple[int | None, int | None, int, SampledCheck]]:
-    """Tests for each prompt and number of draft tokens, and last for all prompts together (None).
+) -> Iterator[tuple[Context | None, int, SampledCheck]]:
+    """Tests after a few contexts with each number of draft tokens, and last of all contexts together (None).
 
     With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
     token already. With the run's own number the whole first proposal and its bonus token are generated. Both are
     counted as deep as the draws reach.
 
     Yields:
-        The prompt's index, how many of its tokens come before the draws, the number of draft tokens, and the outcome.
+        The context, the number of draft tokens, and the outcome.
     """
     decoding = settings.decoding
     taking_part = players(
@@ -173,7 +173,7 @@ def sampled_checks(
     streams = itertools.count(step=num_draws)
     total = len(contexts) * len(numbers) * math.ceil(num_draws / settings.batch_size)
     with progress("drawing", total) as advance, quick_collections():
-        for index, context in enumerate(contexts):
+        for context in contexts:
             outcomes = exact_outcomes(
                 taking_part.target,
                 context.token_ids,
@@ -190,7 +190,7 @@ def sampled_checks(
                     warp(decoding),
                     num_tokens=num_counted_tokens(number),
                     num_draws=num_draws,
-                    # The tests of all prompts together count as well.
+                    # The tests of all contexts together count as well.
                     significance_level=settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers)),
                     shift=settings.shift,
                     seed=settings.seed,
@@ -200,9 +200,9 @@ def sampled_checks(
                     advance=advance,
                 )
                 checks[number].append(check)
-                yield index, context.end, number, check
+                yield context, number, check
     for number in numbers:
-        yield None, None, number, together(checks[number])
+        yield None, number, together(checks[number])
 
 
 def num_counted_tokens(num_draft_tokens: int) -> int:

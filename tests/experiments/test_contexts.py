@@ -10,7 +10,7 @@ import torch
 from decoding.fakes import MarkovRunner
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.warp import Warp
-from harness.experiments.contexts import CONTEXT_TOKENS, choose_contexts, recovered_entropy
+from harness.experiments.contexts import CONTEXT_TOKENS, NUM_CONTEXTS, Context, choose_contexts, recovered_entropy
 
 # A context that ends with 0 most likely goes on with 1, behind which the draft is sure of what the target is not. All
 # other contexts most likely go on with 0, behind which the two agree.
@@ -33,15 +33,23 @@ def test_what_is_left_to_the_recovered_token() -> None:
 
 def test_each_prompt_is_cut_at_its_best_place() -> None:
     contexts = choose_contexts(*models(), [[2, 1, 0, 2, 2], [1, 2, 0, 1]], Warp())
-    assert contexts == [((2, 1, 0), 3), ((1, 2, 0), 3)]
+    assert contexts == [Context(0, 3, (2, 1, 0)), Context(1, 3, (1, 2, 0))]
 
 
 def test_prompts_that_begin_alike_are_cut_at_different_places() -> None:
     contexts = choose_contexts(*models(), [[1, 0, 2, 0], [1, 0, 2], [1, 0, 2, 0]], Warp())
-    assert len(set(contexts[:2])) == 2
-    assert {context.token_ids for context in contexts[::2]} == {(1, 0), (1, 0, 2, 0)}
-    # What has no other place is taken twice.
-    assert choose_contexts(*models(), [[0], [0]], Warp()) == [((0,), 1)] * 2
+    assert [context.prompt_index for context in contexts] == [0, 2, 1], "the most open ones first"
+    assert {context.token_ids for context in contexts[:2]} == {(1, 0), (1, 0, 2, 0)}
+    assert len({context.token_ids for context in contexts}) == 3
+    # What has no other place is not drawn from twice.
+    assert choose_contexts(*models(), [[0], [0]], Warp()) == [Context(0, 1, (0,))]
+
+
+def test_a_few_prompts_are_enough() -> None:
+    prompts = [[1, *[2] * length, last] for length in range(4) for last in (2, 0)]
+    contexts = choose_contexts(*models(), prompts, Warp())
+    assert len(contexts) == NUM_CONTEXTS
+    assert [context.token_ids[-1] for context in contexts[:4]] == [0] * 4
 
 
 def test_a_long_prompt_is_read_in_part() -> None:
