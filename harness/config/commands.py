@@ -214,8 +214,8 @@ class RecoverySettings(PromptedSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
-        num_prompts: of the greedy comparison, and of the sampled tests.
-        num_draws: sampled continuations, over all prompts.
+        num_prompts: of the greedy comparison; of these, the sampled tests take the few that tell most.
+        num_draws: sampled continuations, over all tests.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: of a token's distribution, in total variation, that must not go unseen; the power is stated against it.
         fault: a mistake planted on purpose, which the same tests must catch.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import get_args
 
@@ -38,6 +39,16 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
     assert name == "eager"
     for runner in ("auto", "static", "compiled"):
         assert written(pair, runner) == ("eager" if runner == "auto" else runner, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_4_bit_weights_are_compiled_as_well(save_model: Callable[..., ModelSettings]) -> None:
+    model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
+    pair = load(model, save_model("gpt2", n_layer=1, vocab_size=320))
+    assert getattr(pair.target.model, "is_loaded_in_4bit", False)
+    name, texts = written(pair, "compiled")
+    assert name == "compiled"
+    assert texts == written(pair, "eager")[1]
 
 
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
