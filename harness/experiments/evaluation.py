@@ -76,6 +76,8 @@ def run(settings: EvalSettings, directory: Path, keeper: PairKeeper | None = Non
                 planned.tokenizer, [Prompt(question.prompt) for question in questions], settings.chat_template
             )
             check_context(planned, token_ids, settings.decoding.max_new_tokens, "task")
+            longest, rows_at_once = max(map(len, token_ids)), min(settings.batch_size, len(questions))
+            planned = keeper.make_room(settings, rows_at_once, longest, settings.decoding.max_new_tokens)
             say(planned.describe())
             record.devices = device_names(planned.devices)
             write_environment(directory, record.devices)

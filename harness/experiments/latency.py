@@ -66,9 +66,8 @@ def run(settings: LatencySettings, directory: Path, keeper: PairKeeper | None = 
             planned = keeper.plan(settings)
             token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
             check_context(planned, token_ids, settings.decoding.max_new_tokens)
-            drafted = 0 if settings.draft is None else settings.decoding.num_draft_tokens
-            longest = max(map(len, token_ids)) + settings.decoding.max_new_tokens + drafted
-            planned = keeper.make_room(settings, longest)
+            longest = max(map(len, token_ids))
+            planned = keeper.make_room(settings, settings.batch_size, longest, settings.decoding.max_new_tokens)
             say(planned.describe())
             pair = keeper.load()
             record.devices = device_names(pair.devices)

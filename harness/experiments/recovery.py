@@ -62,10 +62,14 @@ def run(settings: RecoverySettings, directory: Path, keeper: PairKeeper | None =
         with record.watch():
             planned = keeper.plan(settings)
             token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
-            num_new_tokens = max(
-                settings.decoding.max_new_tokens, num_counted_tokens(settings.decoding.num_draft_tokens)
-            )
-            check_context(planned, token_ids, num_new_tokens)
+            num_counted = num_counted_tokens(settings.decoding.num_draft_tokens)
+            check_context(planned, token_ids, max(settings.decoding.max_new_tokens, num_counted))
+            # Rows, prompt and new tokens: of the greedy texts, and of the sampled ones.
+            rows_at_once, longest = min(settings.batch_size, len(prompts)), max(map(len, token_ids))
+            shapes = [(rows_at_once, longest, settings.decoding.max_new_tokens)]
+            if settings.decoding.temperature > 0:
+                shapes.append((settings.batch_size, CONTEXT_TOKENS, num_counted))
+            planned = keeper.make_room(settings, *max(shapes, key=lambda shape: shape[0] * sum(shape[1:])))
             say(planned.describe())
             record.devices = device_names(planned.devices)
             write_environment(directory, record.devices)

@@ -106,15 +106,17 @@ class PairKeeper:
         resolve(settings.runner, self._planned.devices)
         return self._planned
 
-    def make_room(self, settings: RunSettings, num_tokens: int) -> PlannedPair:
+    def make_room(
+        self, settings: RunSettings, batch_size: int, longest_prompt: int, max_new_tokens: int
+    ) -> PlannedPair:
         """Place the pair that was planned last so that its caches fit too; see `loading.make_room`."""
         if self._planned is None:
             raise ValueError("plan a pair first")
+        num_drafted = 0 if settings.draft is None else settings.decoding.num_draft_tokens
+        num_tokens = longest_prompt + max_new_tokens + num_drafted
         # One that is loaded lies where it lies.
         if self._pair is None:
-            self._planned = make_room(
-                self._planned, settings.placement, settings.batch_size, num_tokens, force=settings.force
-            )
+            self._planned = make_room(self._planned, settings.placement, batch_size, num_tokens, force=settings.force)
         return self._planned
 
     def load(self) -> Pair:

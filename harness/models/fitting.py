@@ -27,6 +27,8 @@ from harness.models.quantization import stored_quantization
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
+# How much smaller a batch may become by way of advice.
+_CACHE_DIVISORS = [2**n for n in range(1, 13)]
 
 
 def place_pair(
@@ -109,6 +111,11 @@ def remedies(target: Candidate, draft: Candidate | None, placement: PlacementSet
             return False
 
     found = []
+    if target.cache:
+        for divisor in _CACHE_DIVISORS:
+            if fits(_with_less_cache(target, divisor), draft and _with_less_cache(draft, divisor)):
+                found.append(f"a batch_size (or texts) {divisor} times smaller")
+                break
     if placement.strategy == "tensor_parallel" and draft is not None:
         checkpoint = draft.checkpoint
         split = dataclasses.replace(checkpoint.settings, placement="tensor_parallel")
@@ -137,6 +144,10 @@ def remedies(target: Candidate, draft: Candidate | None, placement: PlacementSet
         if placement.offload == "none" and fits(how=dataclasses.replace(placement, offload="cpu")):
             found.append("placement.offload=cpu (slow)")
     return found
+
+
+def _with_less_cache(candidate: Candidate, divisor: int) -> Candidate:
+    return dataclasses.replace(candidate, cache=[size // divisor for size in candidate.cache])
 
 
 def _smaller(candidate: Candidate) -> list[tuple[str, Candidate]]:

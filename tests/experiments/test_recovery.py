@@ -81,9 +81,12 @@ def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
     too_long = recovery(tmp_path, *pair, *SMALL, "decoding.max_new_tokens=1000")
     assert too_long.returncode == 2
     assert "decoding.max_new_tokens=1000" in too_long.stderr
+    too_wide = recovery(tmp_path, *pair, *SMALL, "batch_size=100000000")
+    assert too_wide.returncode == 1
+    assert "what would fit: a batch_size" in too_wide.stderr
     rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
-    assert list(rows["status"]) == ["ok", "failed"]
-    assert rows["verdict"].isna().tolist() == [False, True]
+    assert list(rows["status"]) == ["ok", "failed", "failed"]
+    assert rows["verdict"].isna().tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(

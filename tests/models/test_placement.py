@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -409,7 +410,9 @@ def test_a_planned_pair_makes_room_for_its_caches(save_model: SaveModel) -> None
     assert [sum(p.cache_per_device.values()) for p in roomy.placements] == [
         4 * 100 * 3 * 2 * h * 32 * 4 for h in (2, 4)
     ]
-    with pytest.raises(RunError, match="beyond the KV cache"):
-        make_room(planned, PlacementSettings(), batch_size=10**7, num_tokens=1000)
-    forced = make_room(planned, PlacementSettings(), batch_size=10**7, num_tokens=1000, force=True)
+    with pytest.raises(RunError, match="beyond the KV cache") as raised:
+        make_room(planned, PlacementSettings(), batch_size=10**6, num_tokens=1000)
+    (less,) = re.findall(r"a batch_size \(or texts\) (\d+) times smaller", str(raised.value))
+    make_room(planned, PlacementSettings(), batch_size=10**6 // int(less), num_tokens=1000)
+    forced = make_room(planned, PlacementSettings(), batch_size=10**6, num_tokens=1000, force=True)
     assert forced.devices == planned.devices
