@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from harness.decoding.verify import Verdict, settle
+from harness.decoding.verify import Verdict, probability_of, settle
 
 
 def verify_by_coin(
@@ -25,10 +25,12 @@ def verify_by_coin(
         bias: in [0, 1]: the conditional acceptance rate that comes out.
         target_probabilities: [B, K + 1, V] and all others as in `verify`.
     """
-    index = draft_tokens.unsqueeze(-1)
-    target_probability = target_probabilities[:, : draft_tokens.shape[1]].gather(-1, index).squeeze(-1)
-    draft_probability = draft_probabilities.gather(-1, index).squeeze(-1)
     num_accepted, next_token = settle(
         accept_uniforms < bias, target_probabilities, draft_probabilities, next_uniforms, limits
     )
-    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+    return Verdict(
+        num_accepted,
+        next_token,
+        probability_of(draft_tokens, target_probabilities),
+        probability_of(draft_tokens, draft_probabilities),
+    )

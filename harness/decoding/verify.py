@@ -55,13 +55,17 @@ def verify(
         limits: [B] from 0 to K, how many draft tokens each row was proposed; what a batch's width adds behind them does
             not count. None for K in every row.
     """
-    index = draft_tokens.unsqueeze(-1)
-    target_probability = target_probabilities[:, : draft_tokens.shape[1]].gather(-1, index).squeeze(-1)
-    draft_probability = draft_probabilities.gather(-1, index).squeeze(-1)
+    target_probability = probability_of(draft_tokens, target_probabilities)
+    draft_probability = probability_of(draft_tokens, draft_probabilities)
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always accept.
     accepted = accept_uniforms * (lenience * draft_probability) < target_probability
     num_accepted, next_token = settle(accepted, target_probabilities, draft_probabilities, next_uniforms, limits)
     return Verdict(num_accepted, next_token, target_probability, draft_probability)
+
+
+def probability_of(draft_tokens: Tensor, probabilities: Tensor) -> Tensor:
+    """[B, K] of each draft token [B, K], where `probabilities` [B, K or more, V] begin."""
+    return probabilities[:, : draft_tokens.shape[1]].gather(-1, draft_tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def settle(
