@@ -68,6 +68,7 @@ def pairs_table(lines: Sequence[Line]) -> Table:
     """Speed-up of each pair and K."""
     chosen = _best_of_several(lines)
     repeated = any(line.run.times > 1 for line in lines)
+    remarked = bool(chosen) or any(line.partial for line in lines)
     rows = []
     for name, line in named(lines):
         row, regular = line.row, line.regular or {}
@@ -83,7 +84,7 @@ def pairs_table(lines: Sequence[Line]) -> Table:
                     interval(row.get("speedup_low"), row.get("speedup_high")),
                     times(row.get("predicted_speedup")),
                     percent(row.get("acceptance_rate")),
-                    _ended(line) if line.partial else "best K" if line in chosen else "",
+                    *([_ended(line) if line.partial else "best K" if line in chosen else ""] if remarked else []),
                     *([str(line.run.times)] if repeated else []),
                 ),
                 strong=line in chosen,
@@ -92,7 +93,7 @@ def pairs_table(lines: Sequence[Line]) -> Table:
         )
     columns = (
         "pair", "K", "regular ms/token", "spec. ms/token", "speed-up", "95 %\ninterval",
-        "predicted", "accepted", "", *(["runs"] if repeated else []),
+        "predicted", "accepted", *([""] if remarked else []), *(["runs"] if repeated else []),
     )  # fmt: skip
     notes = []
     if repeated:
