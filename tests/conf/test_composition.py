@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.cli import COMMANDS
-from harness.config import conversion, names, settings
+from harness.config import commands, conversion, names
 from harness.config.names import CONF
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is not ours to choose from.
@@ -34,7 +34,7 @@ def _hydra() -> Iterator[None]:
 def composed(command: str, *overrides: str) -> Any:
     plain: Any = OmegaConf.to_container(compose(command, list(overrides)), resolve=True, throw_on_missing=True)
     assert plain.pop("command") == command
-    return conversion.from_config(getattr(settings, COMMANDS[command].settings), plain)
+    return conversion.from_config(getattr(commands, COMMANDS[command].settings), plain)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
