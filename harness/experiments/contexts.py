@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.warp import Warp
 
+# With more, each has too few draws to tell apart what lies several tokens deep.
 NUM_CONTEXTS = 5
 # Of a prompt only so many tokens before the cut are read: any text is a prompt, and every draw carries a cache of its
 # own, which would take most of the time.
