@@ -81,6 +81,10 @@ class RunSettings:
         """What decides which weights are loaded, and where: runs that agree in it can share a loaded pair."""
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 
+    def row_tokens(self, prompt_length: int, max_new_tokens: int) -> int:
+        """Tokens of a row: its prompt, what is generated, and what is drafted beyond it."""
+        return prompt_length + max_new_tokens + (0 if self.draft is None else self.decoding.num_draft_tokens)
+
     @property
     def strategies(self) -> dict[str, Strategy]:
         """How each model is placed, by its role."""

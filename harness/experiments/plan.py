@@ -147,8 +147,7 @@ def make_plan(settings: PlanSettings, machine: Machine) -> dict[str, Any]:
     """
     quiet_libraries()
     decoding = settings.decoding
-    drafted = 0 if settings.draft is None else decoding.num_draft_tokens
-    num_tokens = settings.prompt_length + decoding.max_new_tokens + drafted
+    num_tokens = settings.row_tokens(settings.prompt_length, decoding.max_new_tokens)
     target = _candidate("model", settings.model, settings, machine, num_tokens)
     draft = None if settings.draft is None else _candidate("draft", settings.draft, settings, machine, num_tokens)
     shared = settings.draft is not None and dataclasses.replace(settings.draft, name=settings.model.name) == (

@@ -112,8 +112,7 @@ class PairKeeper:
         """Place the pair that was planned last so that its caches fit too; see `loading.make_room`."""
         if self._planned is None:
             raise ValueError("plan a pair first")
-        num_drafted = 0 if settings.draft is None else settings.decoding.num_draft_tokens
-        num_tokens = longest_prompt + max_new_tokens + num_drafted
+        num_tokens = settings.row_tokens(longest_prompt, max_new_tokens)
         # One that is loaded lies where it lies.
         if self._pair is None:
             self._planned = make_room(self._planned, settings.placement, batch_size, num_tokens, force=settings.force)

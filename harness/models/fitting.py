@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import itertools
@@ -112,10 +113,14 @@ def remedies(target: Candidate, draft: Candidate | None, placement: PlacementSet
 
     found = []
     if target.cache:
-        for divisor in _CACHE_DIVISORS:
-            if fits(_with_less_cache(target, divisor), draft and _with_less_cache(draft, divisor)):
-                found.append(f"a batch_size (or texts) {divisor} times smaller")
-                break
+
+        def fits_with_less_cache(divisor: int) -> bool:
+            return fits(_with_less_cache(target, divisor), draft and _with_less_cache(draft, divisor))
+
+        # Each try places the whole pair.
+        enough = bisect.bisect_left(_CACHE_DIVISORS, True, key=fits_with_less_cache)
+        if enough < len(_CACHE_DIVISORS):
+            found.append(f"a batch_size (or texts) {_CACHE_DIVISORS[enough]} times smaller")
     if placement.strategy == "tensor_parallel" and draft is not None:
         checkpoint = draft.checkpoint
         split = dataclasses.replace(checkpoint.settings, placement="tensor_parallel")
@@ -139,8 +144,8 @@ def remedies(target: Candidate, draft: Candidate | None, placement: PlacementSet
         spread = dataclasses.replace(placement, strategy="balanced", gpus=None)
         if len(gpus_of(free)) > len(gpus) and fits(how=spread):
             found.append("spread over all GPUs (placement.strategy=balanced, no limit on gpus)")
-        elif (enough := _enough_gpus(target, draft, max(gpus.values()), spread)) is not None:
-            found.append(f"{enough} GPUs with as much free")
+        elif (num_gpus := _enough_gpus(target, draft, max(gpus.values()), spread)) is not None:
+            found.append(f"{num_gpus} GPUs with as much free")
         if placement.offload == "none" and fits(how=dataclasses.replace(placement, offload="cpu")):
             found.append("placement.offload=cpu (slow)")
     return found
