@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import pytest
 
-from harness import cli
 from harness.config.settings import ModelSettings
+from in_process import Harness, in_process
 from tiny_checkpoints import make_tokenizer
 
 # Column names that SPEC promises to scripts.
@@ -33,35 +32,12 @@ QUICK = ["num_prompts=4", "decoding.max_new_tokens=8", "decoding.num_draft_token
 SaveModel = Callable[..., ModelSettings]
 
 
-class Outcome(NamedTuple):
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def complaint(self) -> str:
-        """The error line, without what was said before it."""
-        return next(line for line in self.stderr.splitlines() if line.startswith("harness: "))
-
-
-Harness = Callable[..., Outcome]
-
-
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
     """Runs a command in this process, in an empty directory with a file of prompts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("one\ntwo words\nthree words now\nfour four four four\n")
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
-
-    return run
+    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pytest
 
-from harness import cli
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.loading import load_pair
+from in_process import in_process
 from tiny_checkpoints import held_bytes
 
 
@@ -32,18 +31,15 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Plans in this process, in an empty directory, with no way to a network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    harness = in_process(monkeypatch, capsys)
     number = iter(range(100))
 
     def run(*arguments: str) -> Outcome:
         directory = tmp_path / f"run{next(number)}"
-        monkeypatch.setattr(sys, "argv", ["harness", "plan", *arguments, f"hydra.run.dir={directory}"])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
+        ended = harness("plan", *arguments, f"hydra.run.dir={directory}")
         file = directory / "plan.csv"
         row = pd.read_csv(file, keep_default_na=False).iloc[0].to_dict() if file.exists() else {}
-        return Outcome(int(end.value.code or 0), printed.out, printed.err, row)
+        return Outcome(*ended, row)
 
     return run
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from harness import cli
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.experiments import roofline
 from harness.models.loading import PlannedPair, plan_pair
 from harness.models.memory import bytes_read, cache_bytes_per_layer
 from harness.models.placement import Placement
 from harness.models.sizes import empty_model
+from in_process import Harness, in_process
 from tiny_checkpoints import as_checkpoint, make_config
 
 SaveModel = Callable[..., ModelSettings]
@@ -36,31 +35,13 @@ PAIR = [
 QUICK = ["prompts=prompts.txt", "num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3"]
 
 
-class Outcome(NamedTuple):
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-Harness = Callable[..., Outcome]
-
-
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
     """Runs a command in this process, in an empty directory with a file of prompts, with no way to a network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     (tmp_path / "prompts.txt").write_text("one\ntwo words\nthree words now\n")
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
-
-    return run
+    return in_process(monkeypatch, capsys)
 
 
 def results(directory: Path, name: str = "latency") -> pd.DataFrame:
