@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# Prepares a bare Ubuntu or Debian machine: Python with venv and git; on a GPU box it checks the NVIDIA driver and the
-# CUDA version that the driver supports, and starts the fabric manager where the GPUs hang on NVSwitches.
+# Prepares a bare Ubuntu or Debian machine: git, Python with venv, and a C compiler with Python's headers, which compiled
+# models need. On a GPU machine it checks the NVIDIA driver and the CUDA version that the driver supports, and starts the
+# fabric manager if the GPUs are connected by NVSwitches.
 #
 #     ./machine-install.sh [--driver] [--dry-run]
 #
-#     --driver    install the recommended NVIDIA driver where none works; without it the driver is only checked
+#     --driver    install the recommended NVIDIA driver if none works; without it the driver is only checked
 #     --dry-run   show what would be done, change nothing
 #
-# Every command that changes something is shown before it runs. What is there already is left alone, so that running it
-# again is safe. Ends with 0 when the machine is ready (a machine without a GPU is), 1 when something is left to do.
+# Every command that changes something is shown before it runs. Anything already installed is left alone, so it is safe
+# to run this again. Exits with 0 when the machine is ready (a machine without a GPU is), 1 when something is left to do.
 set -euo pipefail
 
 # The CUDA version that the default build of the torch in constraints.txt is made for.
 default_torch_cuda=13.0
-# Where the system shows what it has; elsewhere in tests.
+# PyTorch has one index of wheels per CUDA version: cu126, cu130 and so on.
+torch_index=https://download.pytorch.org/whl
+torch_versions=https://pytorch.org/get-started/locally
+# Where the system lists its devices; tests use another place.
 pci_devices=${HARNESS_PCI_DEVICES:-/sys/bus/pci/devices}
 systemd=${HARNESS_SYSTEMD:-/run/systemd/system}
 modules_to_load=/etc/modules-load.d
@@ -80,32 +84,29 @@ offered() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate:
 
 # --- Python and git ---------------------------------------------------------------------------------------------------
 
-# The same choice as in setup.sh: 3.11 is what the code needs, and Hydra 1.3 does not start on 3.14.
+# Sets `python`. The same choice as in setup.sh: the code needs 3.11, and Hydra 1.3 does not start on 3.14.
 find_python() {
-    local candidate
-    for candidate in python3 python3.13 python3.12 python3.11; do
-        if "$candidate" -c '
+    for python in python3 python3.13 python3.12 python3.11; do
+        if "$python" -c '
 import ensurepip, sys, venv
-sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
-            "$candidate" --version
-            return 0
-        fi
+sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then return 0; fi
     done
+    python=""
     return 1
 }
 
-# The packages that bring such a Python here: the release's own python3 where it is one.
-python_packages() {
+# The package of such a Python: the release's own python3 if it is one.
+python_package() {
     local version
     case $(offered python3) in
         3.11.* | 3.12.* | 3.13.*)
-            echo python3 python3-venv
+            echo python3
             return 0
             ;;
     esac
     for version in 3.13 3.12 3.11; do
         if [ -n "$(offered "python$version-venv")" ]; then
-            echo "python$version" "python$version-venv"
+            echo "python$version"
             return 0
         fi
     done
@@ -113,18 +114,16 @@ python_packages() {
 }
 
 check_python() {
-    local version packages=()
+    local package packages=()
     say "Python and git"
     if ! command -v git >/dev/null; then packages+=(git ca-certificates); else say "  git: there"; fi
-    if version=$(find_python); then
-        say "  $version with venv: there"
+    if find_python; then
+        say "  $("$python" --version) with venv: there"
     else
         say "  no Python 3.11 to 3.13 with venv"
         fetch_lists
-        local found
-        if found=$(python_packages); then
-            read -ra found <<<"$found"
-            packages+=("${found[@]}")
+        if package=$(python_package); then
+            packages+=("$package" "$package-venv" "$package-dev")
         elif [ "$dry_run" = yes ]; then
             say "  would look for Python 3.13, 3.12 and 3.11 once the package lists are there"
         else
@@ -135,7 +134,39 @@ means and name it: HARNESS_PYTHON=/path/to/python . ./setup.sh"
     if [ ${#packages[@]} -gt 0 ]; then
         fetch_lists
         apt install --no-install-recommends "${packages[@]}" || problem "could not install ${packages[*]}"
-        if [ "$dry_run" = no ] && ! find_python >/dev/null; then problem "still no Python that setup.sh can use"; fi
+        if [ "$dry_run" = no ] && ! find_python; then problem "still no Python that setup.sh can use"; fi
+    fi
+}
+
+# --- Compiler ---------------------------------------------------------------------------------------------------------
+
+# Triton compiles C code that includes Python.h before its first kernel on a GPU, and torch compiles C++ on a CPU.
+compiler_works() {
+    local headers compiler
+    headers=$("${python:-python3}" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null) || return 1
+    # Python.h includes the headers of the C library too.
+    for compiler in "gcc -x c" "g++ -x c++"; do
+        # shellcheck disable=SC2086
+        $compiler -E -I"$headers" - <<<'#include <Python.h>' >/dev/null 2>&1 || return 1
+    done
+}
+
+check_compiler() {
+    local packages=(gcc g++ libc6-dev)
+    say "C compiler and Python.h"
+    if compiler_works; then
+        say "  gcc, g++ and the headers of the C library and of Python: there"
+        return
+    fi
+    # A Python that a dry run found missing comes with its headers.
+    if [ -n "$python" ]; then
+        packages+=("$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+    fi
+    fetch_lists
+    apt install --no-install-recommends "${packages[@]}" || problem "could not install ${packages[*]}"
+    if [ "$dry_run" = no ] && ! compiler_works; then
+        problem "gcc and g++ still cannot compile with the Python.h of $(command -v "${python:-python3}"); if that Python \
+is not apt's, install its headers the way it was installed. Until then use runner=eager"
     fi
 }
 
@@ -193,22 +224,22 @@ install_driver() {
     if [ "$dry_run" = no ]; then problem "the new driver works after a reboot: reboot, then run this again"; fi
 }
 
-# Compares the CUDA version that the driver supports with the one that torch is built for. Within a major version any
-# driver will do.
+# Compares the CUDA version that the driver supports with the one that torch is built for. A driver supports every CUDA
+# of its own major version.
 check_cuda() {
-    local torch_cuda=$default_torch_cuda what="the default build of torch"
+    local torch_cuda=$default_torch_cuda what="the default build of torch" major=${driver_cuda%%.*} again
+    again="PIP_EXTRA_INDEX_URL=$torch_index/cu${major:-13}N . ./setup.sh ($torch_versions lists the N there are)"
     if "$root/.venv/bin/python" -c 'import torch' 2>/dev/null; then
         torch_cuda=$("$root/.venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
         what="the torch in .venv"
     fi
     if [ -z "$torch_cuda" ]; then
-        problem "the torch in .venv is built without CUDA, the GPUs would stay idle: let pip find a CUDA build, remove \
-.venv and source setup.sh again"
+        problem "the torch in .venv is built without CUDA and would not use the GPUs: remove .venv, then run $again"
     elif [ -z "$driver_cuda" ]; then
         say "  nvidia-smi does not say which CUDA version the driver supports; $what needs CUDA $torch_cuda"
-    elif [ "${driver_cuda%%.*}" -lt "${torch_cuda%%.*}" ]; then
-        problem "the driver supports CUDA up to $driver_cuda, $what needs $torch_cuda: take a newer driver, or let pip \
-find a torch built for CUDA ${driver_cuda%%.*}"
+    elif [ "$major" -lt "${torch_cuda%%.*}" ]; then
+        problem "the driver supports CUDA up to $driver_cuda, $what needs $torch_cuda: install a newer driver, or take a \
+torch for CUDA $major: remove .venv, then run $again"
         if [ "$with_driver" = yes ]; then install_driver; else say "    --driver installs the recommended driver"; fi
     else
         say "  CUDA: the driver supports $driver_cuda, $what needs $torch_cuda"
@@ -297,6 +328,7 @@ or a driver for which there is one"
 # --- All of it --------------------------------------------------------------------------------------------------------
 
 check_python
+check_compiler
 check_gpu
 if [ ${#problems[@]} -gt 0 ]; then
     say "Left to do"

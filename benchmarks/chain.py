@@ -1,9 +1,9 @@
-"""Pairs of random weights whose words are known: full-size models that agree as often as they are told to.
+"""Pairs of full-size models with random weights that agree on a chosen share of tokens.
 
-Random models agree on nothing, and a rejection at every token says little about any decoder. So embeddings and output
-layer of both are set such that every token has one successor, the draft's another one for a chosen share of tokens; the
-layers between are given norms of zero, so that they do all their work and change nothing. Every decoder, ours or a
-peer's, then meets the same acceptance by its own rule, and runs the same kernels as with trained weights.
+Random models agree on nothing, and a rejection at every token says little about any decoder. So the embeddings and the
+output layer of both are set such that every token has one successor, which differs in the draft for a chosen share of
+tokens. The norms of the layers between are zero, so that these do all their work and change nothing. Every decoder,
+ours or a peer's, then sees the same acceptance by its own rule, and runs the same kernels as with trained weights.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-# How much likelier the successor is than all others, in logits; sharp at any temperature in use.
+# The successor's logit above all others, enough to decide at any temperature in use.
 _LOGIT = 60.0
 
 
 @torch.no_grad()
 def link(target: PreTrainedModel, draft: PreTrainedModel | None, agreement: float, seed: int = 0) -> None:
-    """Turn both into chains, in place; they must have untied embeddings and Llama's names.
+    """Set the weights of both, in place; they must have untied embeddings and Llama's names.
 
     Args:
         agreement: share of tokens for which both have the same successor.
@@ -42,7 +42,7 @@ def _set_successors(model: PreTrainedModel, successors: torch.Tensor, generator:
             parameter.fill_(1.0)
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     states = torch.randn(successors.numel(), embedding.shape[1], generator=generator)
-    states /= states.square().mean(-1, keepdim=True).sqrt()  # what the last norm would make of them
+    states /= states.square().mean(-1, keepdim=True).sqrt()  # as the last norm leaves them
     embedding[: successors.numel()] = states.to(embedding)
     output.zero_()
     output[successors.to(output.device)] = (_LOGIT / embedding.shape[1] * states).to(output)

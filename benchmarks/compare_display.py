@@ -4,21 +4,21 @@
 
 The screen is a real pseudo-terminal, emptied by another process, as a terminal emulator does. Each prompt runs through
 each arm with the view on and with the view off, one right after the other, in an order that alternates; the ratio of
-total times comes with its paired bootstrap interval. The times are those that `compare` shows, so that the ratio says
-by how much a user who watches misreads them; the seconds that watching adds to the wait are given beside.
+total times has a paired bootstrap interval. The times are those that `compare` shows: the ratio is the error of a user
+who watches. The seconds that watching adds to the wait are printed as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
@@ -26,35 +26,17 @@ from rich.table import Table
 
 from harness.config.names import PACKAGE
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
-from harness.decoding.loops import Request
-from harness.decoding.protocols import Iteration
-from harness.decoding.randomness import uniforms
-from harness.experiments.arms import players, warp
-from harness.experiments.compare_display import LiveLane
-from harness.experiments.compare_race import run_lap
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
+from harness.engines.timing import Lap, run_lap
+from harness.experiments.compare_display import Lane, live, plain_console
 from harness.experiments.prompts import load_prompts
-from harness.models.loading import load_pair
-from harness.results.compare_report import plain_console
+from harness.models.fit import Demand
+from harness.models.pair import plan_pair
 from harness.results.environment import environment_columns
 from harness.results.statistics import ratio_of_totals
 
 SHIPPED = PACKAGE / "models" / "shipped"
-
-
-@dataclass
-class WatchedWatcher:
-    """Passes everything on to a live lane, and notes how long the screen took."""
-
-    lane: LiveLane
-    frames: list[float] = field(default_factory=list)
-
-    def wants_to_look(self, now: float) -> bool:
-        return self.lane.wants_to_look(now)
-
-    def look(self, iterations: Sequence[Iteration], seconds: Sequence[float]) -> None:
-        began = time.perf_counter()
-        self.lane.look(iterations, seconds)
-        self.frames.append(time.perf_counter() - began)
 
 
 def main() -> None:
@@ -82,40 +64,55 @@ def measure(
     options: argparse.Namespace, screen: Console
 ) -> tuple[dict[tuple[str, str], list[float]], list[float], list[float]]:
     """Seconds by (arm, view) on `compare`'s clock; seconds each frame took; those of the first frames."""
-    pair = load_pair(
+    planned = plan_pair(
         ModelSettings(name="tiny", repository=options.model),
         ModelSettings(name="tiny_draft", repository=options.draft),
         PlacementSettings(),
+        "auto",
     )
     decoding = DecodingSettings(max_new_tokens=options.tokens)
-    arms = players(pair, decoding).arms(decoding)
+    demand = Demand(
+        batch_size=1,
+        prompt_tokens=64,
+        new_tokens=options.tokens,
+        num_draft_tokens=decoding.num_draft_tokens,
+        runner="auto",
+    )
+    engine = LocalEngine(planned.place(demand).load(), decoding, longest_prompt=64)
     prompt_set = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
-    seconds: dict[tuple[str, str], list[float]] = {(arm.name, view): [] for arm in arms for view in ("on", "off")}
+    seconds: dict[tuple[str, str], list[float]] = {
+        (arm.name, view): [] for arm in engine.arms for view in ("on", "off")
+    }
     frames: list[float] = []
     first_frames: list[float] = []
     runs = [(prompt, repeat) for repeat in range(options.repeats) for prompt in prompt_set.take(options.prompts)]
     # One run more than is counted: the first is a warm-up.
     for number, (prompt, _) in enumerate([runs[0], *runs]):
-        tokens = pair.tokenizer(prompt.text)["input_ids"]
-        random = uniforms(0, [number], options.tokens + 1, pair.target.input_device)
-        request = Request([tokens], random, warp(decoding), options.tokens)
-        for arm in arms:
+        question = Question([planned.tokenizer(prompt.text)["input_ids"]], decoding, 0, [number])
+        for arm in engine.arms:
             for view in ("on", "off") if number % 2 else ("off", "on"):
-                watcher = None
+                shown: list[float] = []
                 if view == "on":
-                    with LiveLane(screen, arm.name, pair.tokenizer, tokens) as lane:
-                        watcher = WatchedWatcher(lane)
-                        lap = run_lap(arm, request, pair.devices, watcher)
-                        lane.finish(lap)
+                    lane = Lane(screen, arm.name, planned.tokenizer, question.prompts[0])
+                    with live(lane) as draw:
+                        assert draw is not None  # a terminal
+                        lap = run_lap(engine, arm, question, functools.partial(timed, draw, shown))
+                        lane.show(lap)
                 else:
-                    lap = run_lap(arm, request, pair.devices)
+                    lap = run_lap(engine, arm, question)
                 if number == 0:
                     continue
-                seconds[arm.name, view].append(lap.generation.seconds)
-                if watcher is not None:
-                    frames += watcher.frames
-                    first_frames.append(watcher.frames[0])
+                seconds[arm.name, view].append(lap.seconds)
+                frames += shown
+                first_frames += shown[:1]
     return seconds, frames, first_frames
+
+
+def timed(draw: Callable[[Lap], None], frames: list[float], lap: Lap) -> None:
+    """Draw a frame, and note how long the screen took."""
+    began = time.perf_counter()
+    draw(lap)
+    frames.append(time.perf_counter() - began)
 
 
 def report(

@@ -1,6 +1,6 @@
 """How much faster `eval` answers than the same questions one by one at batch 1 without a cache, in one run.
 
-    python benchmarks/eval_batching.py [--model DIR] [--draft DIR] [--questions 256] [--batch-size 64]
+    python benchmarks/eval_batching.py [--model NAME] [--draft NAME] [--questions 256] [--batch-size 64] [--tokens 8]
 
 One by one without a cache is how llama-ssp answers: every token is a full forward pass over the text so far. Both
 sides are greedy, stop at the end of the line, and must give the same answers. A batch and the same questions one by one
@@ -9,35 +9,27 @@ take turns; each ratio is that of total times with its paired bootstrap interval
 
 from __future__ import annotations
 
-import argparse
-import platform
-import time
+import functools
+from collections.abc import Callable, Sequence
 
+import common
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from harness.config.names import PACKAGE
-from harness.config.settings import DecodingSettings
-from harness.decoding.drafters import ModelDrafter
-from harness.decoding.loops import Request
-from harness.decoding.randomness import uniforms
-from harness.experiments.arms import Players, warp
-from harness.experiments.questions import draw_questions, line_end_tokens
-from harness.experiments.tasks import load_task
-from harness.experiments.timing import generate, quick_collections, without_garbage_collection
-from harness.models.quiet import quiet_libraries
-from harness.results.environment import environment_columns
-from harness.results.statistics import ratio_of_totals
-from harness.runners.eager import EagerRunner
-from harness.runners.shared_prefix import SharedPrefixRunner
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Arm, Question
+from harness.engines.timing import generate
+from harness.experiments.questions import draw_problems, line_end_tokens
+from harness.experiments.tasks import TASKS
 
-SHIPPED = PACKAGE / "models" / "shipped"
+# Seconds, and each prompt's tokens.
+Answers = tuple[float, list[list[int]]]
 
 
 @torch.inference_mode()
-def without_cache(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, stop: frozenset[int]) -> list[int]:
+def without_cache(
+    model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int, stop: frozenset[int]
+) -> list[int]:
     """Greedy tokens after the prompt, each from a full forward pass."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_new_tokens:
@@ -49,67 +41,61 @@ def without_cache(model: PreTrainedModel, prompt: list[int], max_new_tokens: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(SHIPPED / "tiny"))
-    parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
-    parser.add_argument("--questions", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=8)
-    options = parser.parse_args()
-
-    quiet_libraries()
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(path).float().eval() for path in (options.model, options.draft)
+    options = common.parser(__doc__, questions=256, batch_size=64, tokens=8).parse_args()
+    settings = common.cpu_settings(
+        options,
+        "decoding.temperature=0",
+        f"decoding.max_new_tokens={options.tokens}",
+        f"batch_size={options.batch_size}",
     )
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    stop = line_end_tokens(tokenizer) | {tokenizer.eos_token_id}
-    decoding = DecodingSettings(temperature=0, max_new_tokens=options.tokens)
-    drafter = ModelDrafter(SharedPrefixRunner(EagerRunner(draft)), warp(decoding))
-    arms = Players(SharedPrefixRunner(EagerRunner(target)), drafter).arms(decoding)
+    pair = common.load(settings)
+    stop = line_end_tokens(pair.tokenizer) | pair.stop_tokens()
+    problems = draw_problems(TASKS["multiplication"], (1, 99), 0, options.questions)
+    prompts = pair.tokenizer([problem.prompt for problem in problems])["input_ids"]
+    batches = []
+    for first in range(0, len(prompts), options.batch_size):
+        indices = range(first, min(first + options.batch_size, len(prompts)))
+        batches.append(Question([prompts[index] for index in indices], settings.decoding, 0, indices, stop))
+    engine = LocalEngine(
+        pair, settings.decoding, runner="eager", batch_size=options.batch_size,
+        longest_prompt=max(map(len, prompts)), share_prefix=True,
+    )  # fmt: skip
 
-    questions = draw_questions(load_task("multiplication"), (1, 99), 0, options.questions)
-    prompts = [tokenizer(question.prompt)["input_ids"] for question in questions]
-    cpu = [torch.device("cpu")]
-    seconds: dict[str, list[float]] = {name: [] for name in ("one by one", *(arm.name for arm in arms))}
-    differing = dict.fromkeys(seconds, 0)
-    batches = [prompts[first : first + options.batch_size] for first in range(0, len(prompts), options.batch_size)]
-    with quick_collections():
-        # The first batch runs twice; its first run warms up and is thrown away.
-        for number, batch in enumerate([batches[0][:2], *batches]):
-            request = Request(
-                batch, uniforms(0, range(len(batch)), options.tokens + 1), warp(decoding), options.tokens, stop
+    def one_by_one(batch: Question) -> Answers:
+        answers: list[list[int]] = []
+        seconds = common.timed(
+            lambda: answers.extend(
+                without_cache(pair.target.model, prompt, options.tokens, stop) for prompt in batch.prompts
             )
-            with without_garbage_collection():
-                started = time.perf_counter()
-                expected = [without_cache(target, prompt, options.tokens, stop) for prompt in batch]
-                alone = time.perf_counter() - started
-            generations = {arm.name: generate(arm, request, cpu) for arm in arms}
-            if number == 0:
-                continue
-            seconds["one by one"].append(alone)
-            for name, generation in generations.items():
-                seconds[name].append(generation.seconds)
-                differing[name] += sum(mine != theirs for mine, theirs in zip(generation.tokens, expected, strict=True))
-
-    versions = environment_columns()
-    table = Table(
-        title=f"{len(prompts)} questions, batches of {options.batch_size}, {torch.get_num_threads()} threads,"
-        f" torch {versions['torch_version']}, transformers {versions['transformers_version']}, {platform.machine()}"
-    )
-    for heading in ("arm, batched with a cache", "ms/answer", "one by one", "faster by", "95 % interval", "differing"):
-        table.add_column(heading)
-    one_by_one = 1000 * sum(seconds["one by one"]) / len(prompts)
-    for arm in arms:
-        ratio = ratio_of_totals(seconds["one by one"], seconds[arm.name], 10_000, 0)
-        table.add_row(
-            arm.name,
-            f"{1000 * sum(seconds[arm.name]) / len(prompts):.2f}",
-            f"{one_by_one:.2f}",
-            f"{ratio.estimate:.1f}×",
-            f"{ratio.low:.1f} to {ratio.high:.1f}",
-            str(differing[arm.name]),
         )
-    Console(width=110).print(table)
+        return seconds, answers
+
+    def batched(arm: Arm, batch: Question) -> Answers:
+        generation = generate(engine, arm, batch)
+        return generation.seconds, generation.tokens
+
+    contenders: dict[str, Callable[[Question], Answers]] = {"one by one": one_by_one}
+    contenders |= {arm.name: functools.partial(batched, arm) for arm in engine.arms}
+    answered = common.take_turns(contenders, batches)
+    seconds = {name: [duration for duration, _ in answers] for name, answers in answered.items()}
+    tokens = {name: [row for _, rows in answers for row in rows] for name, answers in answered.items()}
+
+    def per_answer(name: str) -> str:
+        return f"{1000 * sum(seconds[name]) / len(prompts):.2f}"
+
+    rows = []
+    for arm in engine.arms:
+        ratio = common.ratio(seconds["one by one"], seconds[arm.name])
+        differing = sum(mine != theirs for mine, theirs in zip(tokens[arm.name], tokens["one by one"], strict=True))
+        interval = common.interval(ratio, 1)
+        rows.append(
+            (arm.name, per_answer(arm.name), per_answer("one by one"), f"{ratio.estimate:.1f}×", interval, differing)
+        )
+    common.show(
+        f"{len(prompts)} questions, batches of {options.batch_size}, {common.versions()}",
+        ["arm, batched with a cache", "ms/answer", "one by one", "faster by", "95 % interval", "differing"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

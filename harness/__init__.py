@@ -1,3 +1,10 @@
-"""harness: find out whether speculative decoding pays for a pair of language models, and trust the answer."""
+"""harness measures whether speculative decoding pays for a pair of language models.
+
+From Python: `harness.run("latency", "model=7B", "draft=none")`. Nothing heavy is imported before that.
+"""
+
+from harness.cli import run
+from harness.config.errors import HarnessError, RunError, SettingError, VerdictError
 
 __version__ = "0.1.0"
+__all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "run"]

@@ -1,20 +1,25 @@
-"""argv -> command -> Hydra -> typed settings -> experiment. Torch is imported only once the settings hold."""
+"""Commands, from the command line and from Python: Hydra, then typed settings, then the experiment.
+
+Torch is imported only when the settings are known to be right.
+"""
 
 from __future__ import annotations
 
-import gc
-import importlib
+import io
 import os
-import signal
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.config.errors import HarnessError, SettingError, nearest
+from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
+from harness.sweep import ranks, signals
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -23,305 +28,277 @@ class Command:
 
     Attributes:
         settings: name of the dataclass in `harness.config.commands`.
-        experiment: module with `run(settings, directory)`.
-        summary: one line for the list of commands.
-        example: what to type.
-        measures: whether jobs of a sweep run in a process of their own, and are not repeated.
+        experiment: its module.
+        measures: whether jobs of a sweep run in separate processes, and are not repeated.
         sweeps: whether it may have several jobs.
     """
 
     settings: str
     experiment: str
-    summary: str
-    example: str
     measures: bool = True
     sweeps: bool = True
 
 
 COMMANDS = {
-    "latency": Command(
-        "LatencySettings",
-        "harness.experiments.latency",
-        "how much faster speculative decoding is for a pair of models, and why",
-        "latency model=30B draft=7B",
-    ),
-    "compare": Command(
-        "CompareSettings",
-        "harness.experiments.compare",
-        "type a prompt and watch both decoders race, every token coloured by who wrote it",
-        "compare model=13B draft=7B",
-        sweeps=False,
-    ),
-    "eval": Command(
-        "EvalSettings",
-        "harness.experiments.evaluation",
-        "whether speculative decoding answers as many questions rightly as the model alone",
-        "eval model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000",
-    ),
-    "recovery": Command(
-        "RecoverySettings",
-        "harness.experiments.recovery",
-        "whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws",
-        "recovery model=30B draft=7B",
-    ),
-    "plan": Command(
-        "PlanSettings",
-        "harness.experiments.plan",
-        "whether a pair fits on these GPUs or on pretended ones, before anything is downloaded",
-        "plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB",
-        measures=False,
-    ),
+    "latency": Command("LatencySettings", "harness.experiments.latency"),
+    "compare": Command("CompareSettings", "harness.experiments.compare", sweeps=False),
+    "eval": Command("EvalSettings", "harness.experiments.evaluation"),
+    "recovery": Command("RecoverySettings", "harness.experiments.recovery"),
+    "plan": Command("PlanSettings", "harness.experiments.plan", measures=False),
 }
 
+USAGE = """\
+Measure whether speculative decoding pays for a pair of language models.
 
-# What brings a launcher or sweeper of Hydra's that our presets ask for.
+usage: python -m harness COMMAND [setting=value ...] [-m]
+
+  latency   how much faster speculative decoding is for a pair of models, and why
+            python -m harness latency model=30B draft=7B
+  compare   type a prompt and watch both decoders race, each token coloured by who wrote it
+            python -m harness compare model=13B draft=7B
+  eval      whether speculative decoding answers as many questions correctly as the model alone
+            python -m harness eval model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000
+  recovery  whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws
+            python -m harness recovery model=30B draft=7B
+  plan      whether a pair fits on these GPUs, or on others, before anything is downloaded
+            python -m harness plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB
+  report    tables, Markdown and an HTML page with plots from the CSV files of all these
+            python -m harness report results
+
+python -m harness COMMAND --help lists a command's settings and presets."""
+# The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {"joblib": "joblib", "optuna": "optuna", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 
-_wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-_exit_code = 0  # of the worst failure so far
+# Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
+_TRACEBACK = "HARNESS_TRACEBACK"
+_wants_traceback = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
+
+
+@dataclass
+class _Outcome:
+    """What became of a command.
+
+    Attributes:
+        quiet: whether errors are kept to be raised, instead of printed.
+        rows: of the run, or of the sweep's jobs.
+        exit_codes: of the errors, and of the sweep.
+    """
+
+    quiet: bool = False
+    rows: Sequence[Any] = ()
+    errors: list[Exception] = field(default_factory=list)
+    exit_codes: list[int] = field(default_factory=list)
+
+
+# Of the command that this process runs.
+_outcome = _Outcome()
 
 
 def main() -> None:
     """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
-    global _exit_code
-    _exit_code = 0
-    # Of several processes that torchrun starts the first does the rest itself.
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        from harness.sweep import ranks
-
-        if ranks.is_spare():
-            sys.exit(0)
+    global _outcome
+    _outcome = _Outcome()
+    if ranks.is_superfluous():
+        sys.exit(0)
     try:
-        with _termination_as_interrupt():
+        with signals.interrupting():
             _dispatch(sys.argv[1:])
             sys.stdout.flush()
     except KeyboardInterrupt:
-        _fail("interrupted; what was measured so far is kept", 130)
+        # The terminal may be gone.
+        with suppress(OSError):
+            print("harness: interrupted; what was measured so far is kept", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:
-        # Whoever read stdout has seen enough; without this Python complains once more at exit.
+        # The reader of stdout has closed it; without this Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(_exit_code)
+    # The worst: a failure or a loss, then a wrong setting, then doubt.
+    sys.exit(min(_outcome.exit_codes, key=[1, 2, 3, 0].index, default=0))
 
 
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """What a scheduler ends is written as what a user ends."""
+def run(command: str, *overrides: str, verbose: bool = False) -> pd.DataFrame:
+    """Run a command from Python: `run("latency", "model=7B", "draft=none")`.
 
-    def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt("stopped by SIGTERM")
+    It writes the same files as on the command line, and progress and messages go to stderr. With `-m` among the
+    overrides it runs a sweep, where a job that fails is a row with its `status` and `error`.
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    Args:
+        overrides: as on the command line.
+        verbose: also print the tables that the command prints.
 
+    Returns:
+        The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md`.
 
-def _dispatch(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return
-    if arguments[0] in ("-V", "--version"):
-        from harness import __version__
-
-        print(__version__)
-        return
-    command = arguments[0]
-    if command not in (known := [*COMMANDS, "report"]):
-        _fail(f"{command}: no such command{nearest(command, known)}; there are: {', '.join(known)}", 2)
-    try:
-        if command == "report":
-            # It runs nothing, so that it has paths instead of settings.
-            from harness.results.report import report
-
-            report.main(arguments[1:])
-            return
-        _run_hydra(command, arguments[1:])
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        _report(error, command)
-
-
-def run_job(config: Any) -> Any:
-    """The task Hydra runs, once or once for each job of a sweep: `config` is the composed configuration.
-
-    A failure is reported here and remembered for the exit code, so that the other jobs of a sweep go on.
+    Raises:
+        SettingError: a setting is wrong. In a sweep, after the other jobs have run.
+        RunError: the run failed.
+        VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
+    global _outcome
+    import pandas as pd
+
+    _outcome = _Outcome(quiet=True)
+    with signals.interrupting(), redirect_stdout(sys.stdout if verbose else io.StringIO()):
+        _run_hydra(_known(command, COMMANDS), overrides)
+    if _outcome.errors:
+        raise _outcome.errors[0]
+    return pd.DataFrame([{name: getattr(row, name) for name in row.columns()} for row in _outcome.rows])
+
+
+def _dispatch(arguments: Sequence[str]) -> None:
+    command, *others = arguments or ["help"]
+    if command in ("-h", "--help", "help"):
+        print(USAGE)
+    elif command in ("-V", "--version"):
+        print(sys.modules["harness"].__version__)
+    elif command in COMMANDS:
+        _run_hydra(command, others)
+    else:
+        with _reporting(command):
+            _known(command, [*COMMANDS, "report"])
+            # It runs nothing, and has paths instead of settings.
+            signals.load("harness.report.command").main(others)
+
+
+def _known(command: str, known: Collection[str]) -> str:
+    if command not in known:
+        raise SettingError(command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}")
+    return command
+
+
+def _run_hydra(command: str, arguments: Sequence[str]) -> None:
+    """Run the command; its outcome is in `_outcome`."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import env_override
+
+    from harness.config import names, overrides
+    from harness.sweep.manifest import SweepCallback
+
+    names.register()
+    # In a notebook there may be one.
+    GlobalHydra.instance().clear()
+    # Hydra takes -m before or after all settings, but not among them.
+    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    others = [overrides.quote_text(argument) for argument in arguments if argument not in flags]
+    argv, sys.argv = sys.argv, [f"harness {command}", *flags, *others]
     try:
-        return _run_experiment(config)
-    except Exception as error:
-        _report(error, str(config.get("command")))
-        return 0.0
+        # With this set Hydra raises exceptions instead of printing them over many lines.
+        variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
+        with _reporting(command), env_override(variables):
+            hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
+    finally:
+        sys.argv = argv
+        if (directory := SweepCallback.directory) is not None:
+            from harness.sweep import jobs
+
+            SweepCallback.directory = None
+            _outcome.rows, exit_code = jobs.finish(command, directory)
+            _outcome.exit_codes.append(exit_code)
 
 
-def _run_experiment(config: Any) -> Any:
+def run_job(config: Any) -> float:
+    """The task that Hydra runs, once or for each job of a sweep.
+
+    An error is reported here and counts for the exit code, so that the other jobs of a sweep run.
+
+    Args:
+        config: the composed configuration.
+
+    Returns:
+        The speed-up, for an optimiser; 0 where there is none, because it stops at anything but a number.
+    """
+    with _reporting(str(config.get("command"))):
+        _outcome.rows = _run_experiment(config)
+        return float(getattr(_outcome.rows[-1], "speedup", None) or 0) if _outcome.rows else 0.0
+    return 0.0
+
+
+def _run_experiment(config: Any) -> Sequence[Any]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from harness.config import commands as kinds
-    from harness.config import conversion
-    from harness.sweep import ranks
+    from harness.config import commands, conversion
+    from harness.config.machine import share_cores
 
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    command = plain.pop("command")
-    if command not in COMMANDS:
-        raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", command)
-    settings = conversion.from_config(getattr(kinds, COMMANDS[command].settings), plain)
-    hydra = HydraConfig.get()
-    directory = Path(hydra.runtime.output_dir)
-    experiment = COMMANDS[command].experiment
-    settings = ranks.settle(settings)
-    if hydra.mode is not RunMode.MULTIRUN:
-        if COMMANDS[command].measures and (count := ranks.num_ranks(settings)) > 1:
-            return ranks.run(experiment, settings, directory, directory / f"{command}.csv", count)
-        return _import(experiment).run(settings, directory)
-
-    if not COMMANDS[command].sweeps:
-        raise SettingError("-m", f"{command} holds one session and has no sweeps")
-
+    name = plain.pop("command")
+    if name not in COMMANDS:
+        raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", name)
+    command = COMMANDS[name]
+    settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
+    # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 
-    job = jobs.SweepJob(
-        command=command,
-        experiment=experiment,
-        number=int(hydra.job.num),
-        overrides=tuple(hydra.overrides.task),
-        directory=directory,
-        sweep_directory=directory.parents[len(Path(hydra.sweep.subdir).parts) - 1],
-    )
-    rows = jobs.run_job(job, settings) if COMMANDS[command].measures else jobs.run_here(job, settings)
-    # A number for an optimiser, whatever happened: it stops at anything else.
-    return float(rows[-1].get("speedup") or 0)
+    signals.obey()
+    hydra = HydraConfig.get()
+    job = jobs.Job(name, command.experiment, settings, Path(hydra.runtime.output_dir))
+    num_ranks = ranks.num_ranks(settings) if command.measures else 1
+    if hydra.mode is not RunMode.MULTIRUN:
+        share_cores(num_ranks)
+        return jobs.run_on_ranks(job, num_ranks) if num_ranks > 1 else job.run()
+    if not command.sweeps:
+        raise SettingError("-m", f"{name} is interactive and has no sweeps")
+    # joblib and Ray limit the threads of their jobs themselves.
+    at_once = hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
+    share_cores(num_ranks * (at_once or 1))
+    sweep = job.directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
+    job = replace(job, sweep=sweep, number=int(hydra.job.num), overrides=tuple(hydra.overrides.task))
+    return jobs.run_job(job, command.measures)
 
 
-def _import(module: str) -> Any:
-    """Import what brings torch along, without looking through all that is being made again and again for garbage."""
-    gc.disable()
+@contextmanager
+def _reporting(command: str) -> Iterator[None]:
+    """Note an error in the block, and print it in a line or two; raise it where a traceback was asked for."""
     try:
-        return importlib.import_module(module)
-    finally:
-        gc.enable()
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if _wants_traceback:
+            raise
+        known = error if isinstance(error, HarnessError) else _explain(error, command)
+        _outcome.errors.append(known or error)
+        _outcome.exit_codes.append(known.exit_code if known else 1)
+        if not _outcome.quiet:
+            print(f"harness: {known or in_one_line(error)}", file=sys.stderr, flush=True)
 
 
-def _run_hydra(command: str, arguments: list[str]) -> None:
-    global _exit_code
-    import hydra
-    from omegaconf import OmegaConf
-
-    from harness.config import names, overrides
-    from harness.sweep import sweep
-
-    names.register()
-    OmegaConf.register_new_resolver("num_gpus", _num_gpus, replace=True)
-    # Hydra takes -m before or after all settings, but not among them.
-    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    others = [argument for argument in arguments if argument not in flags]
-    sys.argv = [f"harness {command}", *flags, *map(overrides.quote_text, others)]
-    # With this set Hydra lets exceptions through instead of printing them over many lines; `main` prints one line.
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
-    finally:
-        _exit_code = _worse(_exit_code, sweep.finish(command))
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
-
-
-def _num_gpus(least: int = 0, most: int = 1024) -> int:
-    """How many GPUs there are, for launcher presets: `${num_gpus:1}` is at least one."""
-    from harness.results.environment import gpu_names
-
-    return min(most, max(least, len(gpu_names())))
-
-
-def _report(error: Exception, command: str) -> None:
-    """Print an error as a user can use it, or raise it again where a traceback was asked for."""
-    global _exit_code
-    if _wants_traceback:
-        raise error
-    if isinstance(error, HarnessError):
-        message, exit_code = str(error), error.exit_code
-    elif explained := _explain(error, command):
-        message, exit_code = explained, 2
-    else:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        message, exit_code = f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)", 1
-    print(f"harness: {message}", file=sys.stderr, flush=True)
-    _exit_code = _worse(_exit_code, exit_code)
-
-
-def _worse(first: int, second: int) -> int:
-    """Of two exit codes the one that a sweep ends with: a failure or a loss, then a wrong setting, then doubt."""
-    return min(first, second, key=[1, 2, 3, 0].index)
-
-
-def _fail(message: str, exit_code: int) -> None:
-    print(f"harness: {message}", file=sys.stderr)
-    sys.exit(exit_code)
-
-
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [
-        "Find out whether speculative decoding pays for a pair of language models.",
-        "",
-        "usage: python -m harness COMMAND [setting=value ...] [-m]",
-        "",
-    ]
-    for name, command in COMMANDS.items():
-        lines += [f"  {name:{width}}  {command.summary}", f"  {'':{width}}  python -m harness {command.example}"]
-    lines += [
-        f"  {'report':{width}}  from the CSV files of all these to tables, Markdown, and one HTML page with plots",
-        f"  {'':{width}}  python -m harness report results",
-    ]
-    lines += ["", "python -m harness COMMAND --help lists a command's settings and presets."]
-    return "\n".join(lines)
-
-
-def _explain(error: Exception, command: str) -> str | None:
+def _explain(error: Exception, command: str) -> SettingError | None:
     """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
-    from hydra.errors import (
-        ConfigCompositionException,
-        HydraException,
-        MissingConfigException,
-        OverrideParseException,
-    )
+    from hydra import errors
 
-    from harness.config import commands as kinds
-    from harness.config import conversion
+    from harness.config import commands, conversion
 
     text = str(error)
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read as setting=value; quote what has spaces, commas or brackets in it"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+    if isinstance(error, errors.OverrideParseException):
+        rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
+        return SettingError(str(error.override), rule)
+    if isinstance(error, errors.MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
-            return f"{group}={choice}: is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
+            rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
+            return SettingError(group, rule, choice)
         few = len(error.options) <= 12
-        known_presets = f"there are: {', '.join(error.options)}" if few else f"{command} --help lists them"
-        return f"{group}={choice}: no such preset{nearest(choice, error.options)}; {known_presets}"
-    if isinstance(error, ConfigCompositionException) and "Could not override" in text:
+        presets = f"there are: {', '.join(error.options)}" if few else f"{command} --help lists them"
+        return SettingError(group, f"no such preset{nearest(choice, error.options)}; {presets}", choice)
+    if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
         key = text.split("'")[1].split("@")[0]
         cause = str(error.__cause__ or text).splitlines()[0]
-        known = conversion.setting_names(getattr(kinds, COMMANDS[command].settings))
-        if "not in struct" in cause or "not in '" in cause or "No match in the defaults list" in text:
-            # `temperature` for `decoding.temperature` is the commonest slip: the last part decides.
-            by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            suggestion = f" (did you mean {by_last_part[0]}?)" if by_last_part else nearest(key, known)
-            return f"{key}: no such setting{suggestion}; {command} --help lists them"
-        return f"{key}: {cause}"
+        if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
+            return SettingError(key, cause)
+        # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
+        known = conversion.setting_names(getattr(commands, COMMANDS[command].settings))
+        same_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+        suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
+        return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
     if "Ambiguous value for argument" in text:
-        override = text.split("'")[1]
-        return f"{override}: several values need -m (a sweep) or brackets (a list)"
-    if isinstance(error, HydraException | ValueError) and type(error).__module__.startswith("hydra"):
-        return " ".join(text.split("\n\n")[0].split())
+        return SettingError(text.split("'")[1], "several values need -m (a sweep) or brackets (a list)")
+    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith("hydra"):
+        return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None

@@ -2,8 +2,8 @@
 
     python recipes/compare_capture.py [--model DIR] [--draft DIR] [--prompt TEXT] [--out docs/compare.svg]
 
-The pair runs as `python -m harness compare` runs it, through the command's own code; what it prints is recorded by
-rich and rendered as SVG. The figures in the picture are those of the machine that made it.
+The pair runs as with `python -m harness compare`, through the command itself; its output is recorded by rich and
+rendered as SVG. The figures in the picture are those of the machine that made it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from harness import cli
 from harness.config.names import CONF
-from harness.results import compare_report
+from harness.experiments import compare
 
 PROMPT = "Once upon a time there was a"
 WIDTH = 92
@@ -62,7 +62,7 @@ def main() -> None:
         ]
         with (
             mock.patch.object(sys, "argv", ["harness", "compare", *settings]),
-            mock.patch.object(compare_report, "plain_console", return_value=screen),
+            mock.patch.object(compare, "plain_console", return_value=screen),
         ):
             try:
                 cli.main()

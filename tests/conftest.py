@@ -1,7 +1,8 @@
-"""What holds for all tests."""
+"""Set-up for all tests."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so all that this starts: tests send it.
+# One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
+# tests start. The order of floating-point sums is then the same everywhere, too.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+# A shell makes what it starts in the background ignore Ctrl-C, and so everything started from there: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from harness.experiments.tasks import load_task
+from harness.experiments.tasks import TASKS
 from tiny_checkpoints import make_tokenizer
 
 OPERANDS = (1, 3)
@@ -45,7 +45,7 @@ def save_taught_pair(directory: Path) -> tuple[Path, Path]:
 
 
 def _teach(model: GPT2LMHeadModel, tokenizer: object, says: dict[tuple[int, int], str]) -> None:
-    prompt = load_task("multiplication").prompt
+    prompt = TASKS["multiplication"].prompt
     # Padded with line breaks, which lie behind the end of the line; only what follows the prompt is learnt.
     texts = [f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n") for (a, b), answer in says.items()]
     tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])  # type: ignore[operator]

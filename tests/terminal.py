@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pexpect
 import pyte
 
 UP, CTRL_C, CTRL_D, ENTER = "\x1b[A", "\x03", "\x04", "\r"
-# How long a test waits for what must come. Far above what it takes: it fails by this only when nothing comes at all.
+# How long a test waits for output. Far above what it takes: a test fails by this only when no output comes at all.
 PATIENCE_S = 300
 
 
@@ -33,7 +34,7 @@ class Terminal:
             env=inherited | {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | dict(environment or {}),
             encoding="utf-8",
         )
-        # A terminal answers when it is asked for the cursor's place.
+        # A terminal replies to a request for the cursor's position.
         self._screen.write_process_input = self._child.send
 
     @property
@@ -45,11 +46,11 @@ class Terminal:
 
     @property
     def prose(self) -> str:
-        """The same on one line: where a screen wraps its lines is no matter."""
+        """The same on one line, however the screen wraps it."""
         return " ".join(self.text.split())
 
     def colours(self, word: str) -> set[str]:
-        """The colours in which the latest `word` stands, as hexadecimal numbers or names."""
+        """The colours of the latest `word`, as hexadecimal numbers or names."""
         for row in reversed([*self._screen.history.top, *self._screen.buffer.values()]):
             line = "".join(row[column].data or "\0" for column in range(self._screen.columns))
             if word in line:
@@ -61,7 +62,7 @@ class Terminal:
         self._child.send(keys)
 
     def wait_for(self, expected: str, times: int = 1) -> None:
-        """Wait until the prose on the screen has `expected` so many times."""
+        """Wait until `expected` is in the prose on the screen, this many times."""
         deadline = time.monotonic() + PATIENCE_S
         while self.prose.count(expected) < times:
             assert time.monotonic() < deadline, f"no {expected!r} in:\n{self.text}"
@@ -75,6 +76,10 @@ class Terminal:
         self._child.close()
         assert isinstance(self._child.exitstatus, int), f"killed by signal {self._child.signalstatus}"
         return self._child.exitstatus
+
+    def terminate(self) -> None:
+        """Send SIGTERM, as a scheduler does."""
+        self._child.kill(signal.SIGTERM)
 
     def kill(self) -> None:
         self._child.close(force=True)

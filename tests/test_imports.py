@@ -1,8 +1,10 @@
-"""Imports go one way: the table of ARCHITECTURE.md, and no torch where a quick answer is owed."""
+"""The table of imports in ARCHITECTURE.md: who may import whom, no circles among files, and no torch where a quick
+answer is due."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,23 +16,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "harness"
 
-# Which rooms a room may import, besides itself. A file beside the rooms is a room of its own.
+# Which rooms a room may import, apart from itself. A file next to the rooms is a room too.
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"config", "cli"},
     "config": set(),
     "decoding": set(),
+    "drafting": {"decoding"},
     "runners": {"decoding"},
-    "models": {"config", "runners"},
+    "models": {"config", "runners", "drafting"},
+    "engines": {"config", "models", "runners", "drafting", "decoding", "results"},
     "results": {"config"},
-    "experiments": {"config", "models", "runners", "decoding", "results"},
-    "sweep": {"config", "results", "experiments"},
-    "cli": {"config", "models", "runners", "decoding", "results", "experiments", "sweep"},
+    "report": {"config", "results"},
+    "experiments": {"config", "models", "engines", "results", "report", "decoding"},
+    "sweep": {"config", "results", "report", "experiments"},
+    "cli": {"config", "results", "report", "experiments", "sweep"},
     "__main__": {"cli"},
 }
+# They would bring torch along.
+IN_FUNCTIONS_ONLY = {("sweep", "experiments"), ("cli", "experiments")}
 
 # They take seconds to import: `--help` and a wrong setting are answered without them.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
-NEVER_HEAVY = {"__init__", "config", "results"}
+NEVER_HEAVY = {"__init__", "config", "results", "report"}
 HEAVY_IN_FUNCTIONS_ONLY = {"sweep", "cli", "__main__"}
 
 
@@ -89,14 +96,76 @@ def violations(room: str, tree: Path) -> list[str]:
             heavy = first in HEAVY and (
                 room in NEVER_HEAVY or (room in HEAVY_IN_FUNCTIONS_ONLY and statement.at_import)
             )
-            if heavy or (ours and other not in MAY_IMPORT[room]):
+            too_early = statement.at_import and (room, other) in IN_FUNCTIONS_ONLY
+            if heavy or too_early or (ours and other not in MAY_IMPORT[room]):
                 found.append(f"{file.relative_to(tree)}:{statement.line}: {room} imports {statement.module}")
     return found
+
+
+def circle(tree: Path) -> list[str]:
+    """Files that import each other in a circle, also in functions or for types alone; [] if there are none."""
+    files = {
+        ".".join(file.relative_to(tree).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in sorted((tree / PACKAGE).rglob("*.py"))
+    }
+
+    def imported(file: Path) -> Iterator[str]:
+        for statement in imports(file, tree):
+            # A name in a module, or a module in a package.
+            owner = statement.module.rpartition(".")[0]
+            yield from [name for name in (statement.module, owner) if name in files][:1]
+
+    graph = {name: set(imported(file)) - {name} for name, file in files.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_room_imports_only_what_the_table_allows(room: str) -> None:
     assert violations(room, ROOT) == []
+
+
+def test_no_files_import_each_other() -> None:
+    assert circle(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        pytest.param({"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"),
+        pytest.param(
+            {
+                "room/a.py": "from harness.room import b",
+                "room/b.py": "def f():\n    from .c import g",
+                "room/c.py": "if TYPE_CHECKING:\n    from harness.room.a import A",
+                "room/d.py": "from harness.room import a, b, c",
+            },
+            id="three, in a function and for types",
+        ),
+        pytest.param({"__init__.py": "from harness.a import f", "a.py": "from harness import version"}, id="package"),
+    ],
+)
+def test_planted_circle_is_found(tmp_path: Path, sources: dict[str, str]) -> None:
+    for name, source in sources.items():
+        file = tmp_path / PACKAGE / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source, encoding="utf-8")
+        if len(sources) > 1 and file.name != "__init__.py":
+            (file.parent / "__init__.py").touch()
+    found = circle(tmp_path)
+    assert found
+    assert "harness.room.d" not in found
+
+
+def test_imports_without_a_circle_are_not_reported(tmp_path: Path) -> None:
+    package = tmp_path / PACKAGE
+    package.mkdir()
+    for name, source in {"a": "from harness import b, c", "b": "from harness.c import f", "c": "import torch"}.items():
+        (package / f"{name}.py").write_text(source, encoding="utf-8")
+    assert circle(tmp_path) == []
 
 
 def test_every_room_is_in_the_table() -> None:
@@ -117,6 +186,10 @@ def test_every_room_is_in_the_table() -> None:
         pytest.param("results/rows.py", "if TYPE_CHECKING:\n    from harness.models import load", id="for types"),
         pytest.param("experiments/latency.py", "import harness.cli", id="cli"),
         pytest.param("results/rows.py", "def f():\n    import torch", id="torch in results"),
+        pytest.param("report/table.py", "def f():\n    import torch", id="torch in report"),
+        pytest.param("results/rows.py", "from harness.report import table", id="report in results"),
+        pytest.param("experiments/latency.py", "from harness.runners.eager import EagerRunner", id="runner"),
+        pytest.param("sweep/jobs.py", "from harness.experiments import session", id="experiments in sweep at import"),
         pytest.param("config/settings.py", "from transformers import AutoConfig", id="transformers in config"),
         pytest.param("cli.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"),
     ],
@@ -162,3 +235,9 @@ for module in {quick}:
 """
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_importing_harness_imports_nothing_heavy() -> None:
+    script = f"import sys, harness; print({HEAVY | {'hydra', 'omegaconf', 'pandas', 'numpy'}} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"

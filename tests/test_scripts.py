@@ -1,4 +1,4 @@
-"""setup.sh, machine-install.sh and the wheel, run for real in a copy of the tree.
+"""setup.sh, machine-install.sh, collect_gpu_wheels.sh and the wheel, run for real in a copy of the tree.
 
 Nothing is fetched: where setup.sh would have pip install, a stand-in for pip writes down that it was called.
 """
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ["setup.sh", "machine-install.sh", ".ci/run"]
+SCRIPTS = ["setup.sh", "machine-install.sh", "scripts/collect_gpu_wheels.sh", ".ci/run"]
 # What the scripts call, for a PATH that holds nothing else.
 TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
 
@@ -228,6 +229,9 @@ class Machine:
         for name, real in {"python3": sys.executable, "git": shutil.which("git") or "/bin/true"}.items():
             executable(self.path / name, f'#!/usr/bin/env bash\nexec "{real}" "$@"\n')
         # What changes the machine must not run in a dry run.
+        self.command("sudo", 'exec "$@"')
+        for name in ["gcc", "g++"]:
+            self.command(name, "exit 0")
         for name in ["apt-get", "modprobe", "ubuntu-drivers"]:
             self.command(name, f'echo "{name} $*" >>"{directory}/changes"')
         self.changes = directory / "changes"
@@ -298,8 +302,32 @@ def test_machine_install_installs_a_missing_python(machine: Machine) -> None:
     )
     shown = machine.install("--dry-run")
     assert shown.returncode == 0, shown.stdout
-    assert "install --no-install-recommends python3.12 python3.12-venv" in shown.stdout
+    assert "install --no-install-recommends python3.12 python3.12-venv python3.12-dev\n" in shown.stdout
     assert not machine.changes.exists()
+
+
+@pytest.mark.parametrize("missing", ["gcc", "g++"])
+def test_machine_install_installs_a_compiler_and_the_headers_of_this_python(machine: Machine, missing: str) -> None:
+    machine.command(missing, "exit 1")
+    shown = machine.install("--dry-run")
+    assert shown.returncode == 0, shown.stdout
+    headers = f"python3.{sys.version_info.minor}-dev"
+    assert f"install --no-install-recommends gcc g++ libc6-dev {headers}\n" in shown.stdout
+    assert not machine.changes.exists()
+
+
+def test_machine_install_compiles_with_the_headers_of_the_python_it_found(machine: Machine, tmp_path: Path) -> None:
+    machine.command("gcc", f'echo "$*" >"{tmp_path}/called"; [ "$(cat)" = "#include <Python.h>" ]')
+    assert machine.install("--dry-run").returncode == 0
+    assert f"-I{sysconfig.get_path('include')} " in (tmp_path / "called").read_text(encoding="utf-8")
+
+
+def test_machine_install_says_when_the_compiler_still_does_not_work(machine: Machine) -> None:
+    machine.command("gcc", "exit 1")
+    shown = machine.install()
+    assert shown.returncode == 1
+    assert "gcc and g++ still cannot compile with the Python.h" in shown.stdout
+    assert "gcc g++ libc6-dev" in machine.changes.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("cuda", "code"), [("12.8", 1), ("13.0", 0), ("13.2", 0)])
@@ -310,6 +338,9 @@ def test_machine_install_compares_cuda_versions(machine: Machine, cuda: str, cod
     assert "2 × NVIDIA A40, driver 570.133.20" in shown.stdout
     assert "no NVSwitch" in shown.stdout
     assert shown.returncode == code, shown.stdout
+    # An older driver may be kept with wheels of its own CUDA version.
+    index = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu12N . ./setup.sh"
+    assert (index in shown.stdout) == (code == 1)
 
 
 MADISON = """cat <<'E'
@@ -376,6 +407,68 @@ def test_machine_install_refuses_an_unknown_option(machine: Machine) -> None:
     shown = machine.install("--drivers")
     assert shown.returncode == 2
     assert "--drivers: no such option" in shown.stderr
+
+
+# --- collect_gpu_wheels.sh --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collect(tmp_path: Path) -> Source:
+    """Runs the script with a Python that only writes down how pip was called, in `pip-calls`."""
+    python = executable(
+        tmp_path / "python",
+        f"""#!/usr/bin/env bash
+if [ "$1" = -c ]; then echo 3.11; exit; fi
+echo "$*" >>"{tmp_path}/pip-calls"
+touch "{tmp_path}/wheels/$3.whl"
+""",
+    )
+    script = ROOT / "scripts/collect_gpu_wheels.sh"
+    return lambda *arguments: run(script, *arguments, cwd=tmp_path, env={"HARNESS_PYTHON": str(python)})
+
+
+def test_wheels_are_downloaded_with_the_pinned_versions_for_the_python_of_the_image(
+    collect: Source, tmp_path: Path
+) -> None:
+    shown = collect("--python", "3.12", "--machine", "aarch64", "wheels")
+    assert shown.returncode == 0, shown.stderr
+    download, build = (tmp_path / "pip-calls").read_text(encoding="utf-8").splitlines()
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    words = download.split()
+    assert {word for word in words if "==" in word} <= set(pins)
+    assert {"--no-deps", "--only-binary", "manylinux_2_28_aarch64"} <= set(words)
+    assert words[words.index("--python-version") + 1] == "3.12"
+    assert any(word.startswith("hydra-core==") for word in words)
+    assert not any(word.startswith(("torch==", "antlr4")) for word in words)
+    assert build.startswith("-m pip wheel --no-deps")
+    assert "antlr4-python3-runtime==" in build
+    assert "2 wheels for Python 3.12 on aarch64" in shown.stdout
+
+
+def test_wheels_of_chosen_packages_alone(collect: Source, tmp_path: Path) -> None:
+    assert collect("wheels", "rich").returncode == 0
+    (download,) = (tmp_path / "pip-calls").read_text(encoding="utf-8").splitlines()
+    assert [word.partition("==")[0] for word in download.split() if "==" in word] == ["rich"]
+    assert "--python-version 3.11" in download
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "name the directory"),
+        (["--pyhton", "3.12", "wheels"], 2, "--pyhton: no such option"),
+        (["--python", "twelve", "wheels"], 2, "must be like 3.12"),
+        (["wheels", "no-such-package"], 1, "constraints.txt pins no no-such-package"),
+    ],
+)
+def test_wheels_are_refused_in_one_line(
+    collect: Source, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    shown = collect(*arguments)
+    assert shown.returncode == code
+    assert said in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+    assert not (tmp_path / "pip-calls").exists()
 
 
 # --- Everything shipped -----------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ SPLIT = ["placement=tensor_parallel", "placement.gpus=2"]
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=900)
 
 
 def completions(directory: Path) -> pd.DataFrame:
@@ -52,17 +52,17 @@ def test_two_processes_give_the_tokens_of_one_and_write_once(tmp_path: Path) -> 
 def test_a_rank_that_is_killed_ends_the_run_with_a_failed_row(tmp_path: Path) -> None:
     command = [*TORCHRUN, *SHORT, "placement=tensor_parallel", "num_prompts=10", "decoding.max_new_tokens=200"]
     running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 900
     # Written when the weights have loaded.
     while not list(tmp_path.rglob("environment.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1)
     everybody = psutil.Process(running.pid).children(recursive=True)
-    ranks = [process for process in everybody if "spawn_main" in " ".join(process.cmdline())]
+    ranks = [process for process in everybody if "harness.sweep.worker" in " ".join(process.cmdline())]
     assert len(ranks) == 2
     max(ranks, key=lambda process: (process.create_time(), process.pid)).kill()
     # Far less than the minutes for which ranks wait for each other.
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=400)
     assert running.returncode == 1
     assert "harness: the process of rank 1 was killed by SIGKILL" in said
     rows = pd.read_csv(tmp_path / "results" / "latency.csv")
@@ -91,4 +91,4 @@ def test_what_cannot_be_combined_is_refused_by_name(tmp_path: Path, arguments: l
 def test_two_processes_for_another_placement_are_refused(tmp_path: Path) -> None:
     refused = run(tmp_path, *TORCHRUN, *SHORT)
     assert refused.returncode == 1
-    assert "harness: placement.strategy=balanced: must be tensor_parallel under torchrun" in refused.stderr
+    assert "harness: placement.strategy=auto: must be tensor_parallel under torchrun" in refused.stderr

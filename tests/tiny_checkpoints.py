@@ -8,8 +8,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from harness.config.settings import ModelSettings
+from harness.config.settings import Dtype, ModelSettings, PlacementSettings
 from harness.models.checkpoints import Checkpoint
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
 
 VOCABULARY_SIZE = 320
 
@@ -75,3 +77,14 @@ def held_bytes(model: torch.nn.Module) -> int:
     for module in model.modules():
         count(getattr(getattr(module, "state", None), "SCB", None))
     return sum(storages.values())
+
+
+# One row of a prompt and a few new tokens.
+SMALL_DEMAND = Demand(batch_size=1, prompt_tokens=16, new_tokens=16, num_draft_tokens=4, runner="eager")
+
+
+def load_pair(
+    target: ModelSettings, draft: ModelSettings | None, placement: PlacementSettings, dtype: Dtype = "auto"
+) -> Pair:
+    """Plan, place and load in one step."""
+    return plan_pair(target, draft, placement, dtype).place(SMALL_DEMAND).load()

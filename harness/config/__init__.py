@@ -1,1 +1,1 @@
-"""From the command line to typed settings: names, validation, and the errors a user reads."""
+"""From the command line to typed settings: names, checks, and the errors a user reads."""

@@ -1,15 +1,14 @@
-"""What each command is asked to do: the settings all share, and each one's own. As in `settings`, none can be wrong."""
+"""The settings of each command. As in `settings.py`, they cannot hold a wrong value."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from harness.config.errors import nearest
 from harness.config.settings import (
     DecodingSettings,
+    DraftSettings,
     Dtype,
     ModelSettings,
     PlacementSettings,
@@ -17,12 +16,14 @@ from harness.config.settings import (
     ResultSettings,
     Strategy,
     require,
+    require_at_least,
 )
 
 Weights = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_only"]
 ChatTemplate = Literal["auto", "always", "never"]
 View = Literal["text", "race", "log"]
+Task = Literal["multiplication", "addition"]
 Fault = Literal[
     "none",
     "residual_warped_twice",
@@ -32,19 +33,16 @@ Fault = Literal[
     "lenience",
 ]
 
-# Where `eval` finds its tasks: a new one is a new file and nothing else.
-_TASKS = Path(__file__).resolve().parents[1] / "experiments" / "tasks"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What every command that decodes shares.
+    """Settings that all commands have.
 
     Attributes:
-        resume: in a sweep, take over what was measured before under the same circumstances.
-        job_timeout_s: a sweep ends a job that takes longer; None lets it run.
-        gpus_per_job: GPUs that a job of a sweep has for itself, where several run side by side; None deals none out.
-        force: load the pair even where it does not fit by the plan.
+        resume: in a sweep, reuse what was measured before under the same circumstances.
+        job_timeout_s: a sweep ends a job that takes longer; None for no limit.
+        gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
+        force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
             such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
@@ -52,7 +50,7 @@ class RunSettings:
     """
 
     model: ModelSettings
-    draft: ModelSettings | None
+    draft: DraftSettings | None
     decoding: DecodingSettings
     placement: PlacementSettings
     results: ResultSettings
@@ -68,22 +66,16 @@ class RunSettings:
     runner: RunnerName = "auto"
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "batch_size", "must be at least 1", self.batch_size)
-        require(self.seed >= 0, "seed", "must not be negative", self.seed)
-        timeout, gpus = self.job_timeout_s, self.gpus_per_job
+        require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
+        timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
-        require(gpus is None or gpus >= 1, "gpus_per_job", "must be at least 1", gpus)
         if self.tensor_parallel:
             self._check_ranks()
 
     @property
     def pair(self) -> tuple[object, ...]:
-        """What decides which weights are loaded, and where: runs that agree in it can share a loaded pair."""
+        """What determines the weights and where they are: runs with the same value can share a loaded pair."""
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
-
-    def row_tokens(self, prompt_length: int, max_new_tokens: int) -> int:
-        """Tokens of a row: its prompt, what is generated, and what is drafted beyond it."""
-        return prompt_length + max_new_tokens + (0 if self.draft is None else self.decoding.num_draft_tokens)
 
     @property
     def strategies(self) -> dict[str, Strategy]:
@@ -92,30 +84,38 @@ class RunSettings:
         return {role: self.placement.strategy_for(role, model) for role, model in models.items() if model is not None}
 
     @property
+    def strategy(self) -> Strategy:
+        """How the target is placed."""
+        return self.strategies["model"]
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that a run measures."""
+        return ("regular",) if self.draft is None else ("regular", "speculative")
+
+    @property
     def tensor_parallel(self) -> bool:
         """Whether a model is split over several processes."""
         return "tensor_parallel" in self.strategies.values()
 
     def _check_ranks(self) -> None:
-        beside = "cannot be combined with tensor_parallel"
+        combined = "cannot be combined with tensor_parallel"
         offload, device_map = self.placement.offload, self.placement.device_map
-        require(offload == "none", "placement.offload", beside, offload)
-        require(device_map is None, "placement.device_map", f"{beside}, which needs none", device_map)
-        require(self.runner in ("auto", "eager"), "runner", f"{beside}, which runs with runner=eager", self.runner)
-        for role, model in (("model", self.model), ("draft", self.draft)):
-            if model is None or self.strategies[role] != "tensor_parallel":
-                continue
-            plain = f"{beside}, which splits plain weights only"
-            require(model.quantization == "none", f"{role}.quantization", plain, model.quantization)
-            require(model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file)
+        require(offload == "none", "placement.offload", combined, offload)
+        require(device_map is None, "placement.device_map", f"{combined}, which needs none", device_map)
+        require(self.runner in ("auto", "eager"), "runner", f"{combined}, which runs with runner=eager", self.runner)
         for role, strategy in self.strategies.items():
-            rule = f"{beside}: beside it a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
-            require(strategy in ("single", "cpu", "tensor_parallel"), f"{role}.placement", rule, strategy)
+            model, split = getattr(self, role), strategy == "tensor_parallel"
+            plain = f"{combined}, which splits plain weights only"
+            require(not split or model.quantization == "none", f"{role}.quantization", plain, model.quantization)
+            require(not split or model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file)
+            rule = f"{combined}: a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
+            require(split or strategy in ("single", "cpu"), f"{role}.placement", rule, strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptedSettings(RunSettings):
-    """What every command that decodes a prompt set shares."""
+    """Settings of the commands that decode a prompt set."""
 
     prompts: PromptSettings
 
@@ -125,11 +125,11 @@ class LatencySettings(PromptedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
-        num_prompts: how many of the prompt set are measured.
-        num_warmup: batches that run through every arm first and are thrown away.
+        num_prompts: how many prompts of the set are measured.
+        num_warmup: batches that every arm decodes first and that are not counted.
         num_resamples: of the paired bootstrap.
-        test: two short prompts, to see that a pair works at all; the row says so.
-        profile: also write a trace of a few iterations of each arm, after everything was measured.
+        test: two short prompts, to see that a pair works at all; marked in the row.
+        profile: also write a trace of a few iterations of each arm, after the measurement.
     """
 
     num_prompts: int = 15
@@ -140,21 +140,19 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
-        require(self.num_warmup >= 0, "num_warmup", "must not be negative", self.num_warmup)
-        require(self.num_resamples >= 100, "num_resamples", "must be at least 100", self.num_resamples)
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings(PromptedSettings):
-    """`compare`: both decoders on prompts that are typed.
+    """`compare`: both arms on prompts that the user types.
 
     Attributes:
         view: `text` streams one arm after the other; `race` measures both and replays them side by side; `log` also
             lists every rejection.
-        prompt: the only one, then the command ends; None asks for prompts, on the terminal or a line each from a pipe.
-        json: one JSON record a prompt on stdout, and nothing else there.
-        prompts: examples that the session offers in its history.
+        prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
+        json: print one JSON record per prompt on stdout, and nothing else.
+        prompts: examples in the session's history.
     """
 
     view: View = "text"
@@ -164,37 +162,32 @@ class CompareSettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.batch_size == 1, "batch_size", "must be 1: compare decodes one prompt at a time", self.batch_size)
-        if self.prompt is not None:
-            require(bool(self.prompt.strip()), "prompt", "must hold text", self.prompt)
-            require(_is_text(self.prompt), "prompt", "must be UTF-8 text", repr(self.prompt))
-
-
-def _is_text(value: str) -> bool:
-    """Whether it has no stray bytes or half characters, which a command line may hold and no tokenizer takes."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+        require(self.prompt is None or bool(self.prompt.strip()), "prompt", "must hold text", self.prompt)
+        # Stray bytes of a command line become half characters, which no tokenizer takes.
+        is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
+        require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(RunSettings):
-    """`eval`: right answers of both arms to the same questions.
+    """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        task: a module in `experiments/tasks`.
-        operands: lowest and highest; both operands of a question lie between them.
-        seeds: of the questions and of sampling; each draws questions of its own.
-        num_prompts: questions a seed.
-        resume: also take over the answers that an earlier run with the same settings gave.
+        task: a task in `experiments/tasks.py`.
+        operands: the lowest and the highest operand of a question.
+        seeds: of the questions and of sampling; each seed has its own questions.
+        num_prompts: questions per seed.
+        resume: also reuse the answers of an earlier run with the same settings.
     """
 
-    task: str = "multiplication"
+    task: Task = "multiplication"
     operands: tuple[int, ...] = (1, 99)
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        tasks = sorted(file.stem for file in _TASKS.glob("[!_]*.py"))
-        require(self.task in tasks, "task", f"must be one of {', '.join(tasks)}{nearest(self.task, tasks)}", self.task)
+        require_at_least(self, num_prompts=1)
         operands, seeds = list(self.operands), list(self.seeds)
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
         require(len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9, "operands", rule, operands)
@@ -203,14 +196,8 @@ class EvalSettings(RunSettings):
         require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
         require(self.weights == "stored", "weights", "must be stored: random weights know no answers", self.weights)
         bias = self.decoding.synthetic_acceptance
-        rule = "must be null: answers of which a coin accepts the tokens say nothing"
+        rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(bias is None, "decoding.synthetic_acceptance", rule, bias)
-        require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        """The arms that answer."""
-        return ("regular",) if self.draft is None else ("regular", "speculative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,12 +205,12 @@ class RecoverySettings(PromptedSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
-        num_prompts: of the greedy comparison; of these, the sampled tests take the few that tell most.
+        num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
         num_draws: sampled continuations, over all tests.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
-        shift: of a token's distribution, in total variation, that must not go unseen; the power is stated against it.
+        shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.
-        batch_size: rows that are generated at once.
+        batch_size: rows generated at once.
     """
 
     num_prompts: int = 15
@@ -235,31 +222,26 @@ class RecoverySettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
-        require(self.num_prompts >= 1, "num_prompts", "must be at least 1", self.num_prompts)
-        require(self.num_draws >= 1000, "num_draws", "must be at least 1000", self.num_draws)
-        require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must lie in (0, 1)", self.false_alarm_rate)
-        require(0 < self.shift <= 0.5, "shift", "must lie in (0, 0.5]", self.shift)
-        greedy, decoding = self.decoding.temperature == 0, self.decoding
-        rule = "must be none where decoding.synthetic_acceptance stands in for the rule"
+        require_at_least(self, num_prompts=1, num_draws=1000)
+        require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)
+        require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        decoding = self.decoding
+        rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
         require(self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault)
-        everywhere = self.fault in ("none", "bonus_from_wrong_position", "rollback_off_by_one")
-        require(everywhere or not greedy, "fault", "changes nothing at decoding.temperature=0", self.fault)
+        shows = decoding.temperature > 0 or self.fault in ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+        require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
-        require(
-            not (plain and self.fault == "residual_warped_twice"),
-            "fault",
-            "changes nothing at decoding.temperature=1 without top_k or top_p",
-            self.fault,
-        )
+        rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
+        require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(RunSettings):
-    """`plan`: does a pair fit, before anything is downloaded? Nothing is decoded: `prompts`, `seed` and the like, and
-    `force`, change nothing, so that the settings of another command can be planned as they are.
+    """`plan`: does a pair fit, before anything is downloaded? Nothing is decoded: `seed`, `force` and the like have no
+    effect, so that another command's settings can be planned unchanged.
 
     Attributes:
-        gpus: how many GPUs to pretend.
+        gpus: how many GPUs to plan for, in place of those here.
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
@@ -272,15 +254,12 @@ class PlanSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
-        if self.gpu_memory is not None:
-            is_number = re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory)
-            hint = f" (did you mean {self.gpu_memory}GB?)" if is_number else ""
-            rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
-            require(bool(self.gpu_memory_bytes), "gpu_memory", rule, self.gpu_memory)
+        require_at_least(self, gpus=1, prompt_length=1)
+        hint = f" (did you mean {self.gpu_memory}GB?)" if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "") else ""
+        rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
+        require(self.gpu_memory is None or bool(self.gpu_memory_bytes), "gpu_memory", rule, self.gpu_memory)
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
-        require(self.prompt_length >= 1, "prompt_length", "must be at least 1", self.prompt_length)
 
     @property
     def gpu_memory_bytes(self) -> int | None:

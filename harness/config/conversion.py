@@ -1,9 +1,8 @@
-"""From a composed configuration to settings: the door where OmegaConf ends."""
+"""From a composed configuration to settings. No OmegaConf past this file."""
 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -20,21 +19,19 @@ def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str
     Raises:
         SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in config.items():
-        if key not in fields:
-            raise SettingError(
-                prefix + key, f"no such setting{nearest(prefix + key, [prefix + name for name in fields])}"
-            )
+        if key not in hints:
+            suggestion = nearest(prefix + key, [prefix + name for name in hints])
+            raise SettingError(prefix + key, f"no such setting{suggestion}")
         values[key] = _convert(hints[key], value, prefix + key)
-    for name, f in fields.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise SettingError(prefix + name, "must be set")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values and field.default is dataclasses.MISSING:
+            raise SettingError(prefix + field.name, "must be set")
     try:
         return kind(**values)
-    except SettingError as error:  # a class knows its own fields, not where it stands
+    except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
 
 
@@ -50,19 +47,17 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
-    """`value` as the type `hint`, or a SettingError. Integers pass as floats; nothing else is coerced."""
+    """`value` as the type `hint`, or a SettingError. Integers pass as floats, numbers as text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        (hint,) = [a for a in arguments if a is not type(None)]
-        return _convert(hint, value, setting)
+    if type(None) in arguments:
+        return None if value is None else _convert(arguments[0], value, setting)
     if origin is Literal:
-        # YAML reads an unquoted `none` as text, but `off`, `no` and the like as booleans: compare what was typed.
         if value not in arguments:
             raise SettingError(setting, f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}", value)
         return value
     if origin is tuple:
+        if type(value) is int:
+            value = [value]
         if not isinstance(value, list | tuple):
             raise SettingError(setting, "must be a list", value)
         return tuple(_convert(arguments[0], item, setting) for item in value)
@@ -70,20 +65,16 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         if not isinstance(value, Mapping):
             raise SettingError(setting, "must be a group of settings", value)
         # `draft=none` arrives as a mapping whose name says so.
-        if hint is ModelSettings and value.get("name") == "none":
+        if issubclass(typing.cast(type, hint), ModelSettings) and value.get("name") == "none":
             return None
         return from_config(typing.cast(type, hint), value, setting + ".")
-    if origin is Mapping or origin is dict or hint is Mapping:
+    if origin is Mapping:
         if not isinstance(value, Mapping):
             raise SettingError(setting, "must be a mapping", value)
         return dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if type(value) is not hint:
-        raise SettingError(setting, f"must be {wanted.get(hint, hint)}", value)
-    if hint is float and value != value:
-        raise SettingError(setting, "must be a number", value)
+    if hint in (float, str) and type(value) in (int, float):
+        value = hint(value)
+    if type(value) is not hint or value != value:  # nan is no number
+        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        raise SettingError(setting, f"must be {wanted[hint]}", value)
     return value

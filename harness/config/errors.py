@@ -1,4 +1,4 @@
-"""The errors that are the user's to mend. The command line prints them as they are, without a traceback."""
+"""Errors that a user can fix. The command line prints them as they are, without a traceback."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ class SettingError(HarnessError):
 
     Args:
         setting: the full key as typed on the command line, `decoding.top_p`.
-        rule: what must hold, `must lie in (0, 1]`.
-        value: what was given; shown as it was given. Left out where the rule already names it.
+        rule: what must hold, `must be in (0, 1]`.
+        value: as it was given. Left out where the rule already names it.
     """
 
     exit_code = 2
 
     def __init__(self, setting: str, rule: str, value: object = ...) -> None:
-        shown = "" if value is ... else f"={value}"
-        super().__init__(f"{setting}{shown}: {rule}")
-        # Kept in `args` so that the error survives pickling between processes.
-        self.args = (setting, rule, value)
+        super().__init__(setting, rule, value)
         self.setting, self.rule, self.value = setting, rule, value
 
     def __str__(self) -> str:
@@ -36,11 +33,11 @@ class SettingError(HarnessError):
 
 
 class VerdictError(HarnessError):
-    """A run that succeeded and whose answer is not the good one.
+    """A run that succeeded, with a bad answer.
 
     Args:
         message: the answer, in one line.
-        exit_code: which answer it is.
+        exit_code: tells the answers apart.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -52,10 +49,16 @@ class VerdictError(HarnessError):
 
 
 class RunError(HarnessError):
-    """A run that was set up rightly and failed all the same: memory, network, disk, driver."""
+    """A run with correct settings that failed: memory, network, disk, driver."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the closest of `known`, or nothing where none is close."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def in_one_line(error: Exception) -> str:
+    """An error that nothing explains, for a user who may ask for its traceback."""
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"

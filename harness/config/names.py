@@ -1,18 +1,18 @@
-"""Names a user may type for `model=`, `draft=` and `prompts=` that are no file in `conf/`.
+"""Names for `model=`, `draft=`, `prompts=` and `+pair=` that have no file in `conf/`.
 
-Hydra asks its config sources for `model/7B_8bit` or `draft/./my-model`. The source here answers for
+Hydra looks up `model/7B_8bit` or `draft/./my-model` in its config sources, for overrides, sweeps, experiments and tab
+completion. The source here knows
 
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
-- paths and hub repositories, anything with a slash, and prompt files by their ending;
-- the whole `draft` group, which is the `model` group under another key, and `draft=none`;
-- `+pair=13B+7B`, a target and its draft in one word, for sweeps over pairs that are no product of models and drafts.
-
-Being a source, it works wherever Hydra composes: overrides, sweeps, experiments, tab completion.
+- paths and hub repositories, anything with a slash, and prompt files by their extension;
+- the `draft` group, which is the `model` group under another key, with `none` and the methods without weights;
+- `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
 from __future__ import annotations
 
-import re
+import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,16 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from harness.config.machine import gpu_names
+from harness.config.model_names import split_suffixes, without_suffixes
+from harness.config.settings import Method
+
 PACKAGE = Path(__file__).resolve().parents[1]
-# The wheel carries conf/ inside the package; a checkout has it beside.
+# A wheel has conf/ inside the package, a checkout next to it.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-_SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
 
-
-def without_suffixes(name: str) -> str:
-    """`7B_8bit_4GPUs` -> `7B`; paths are left alone."""
-    while "/" not in name and (match := _SUFFIX.search(name)):
-        name = name[: match.start()]
-    return name
-
-
-def default_draft(model: str) -> str:
-    """The draft for a model that was named without one: the tiny pair is a pair, others are measured alone."""
-    return "tiny_draft" if without_suffixes(model) == "tiny" else "none"
-
-
-def default_prompts(model: str) -> str:
-    """The prompt set in the language a model reads."""
-    return "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
+_METHODS = tuple(method for method in typing.get_args(Method) if method != "model")
 
 
 def _model(name: str) -> dict[str, Any] | None:
@@ -53,14 +41,14 @@ def _model(name: str) -> dict[str, Any] | None:
         if path.suffix == ".gguf":
             return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
         return {"name": name, "repository": name}
-    match = _SUFFIX.search(name)
-    if match is None:
-        return None
-    changed = {"quantization": match["bits"]} if match["bits"] else {"gpus": int(match["gpus"])}
-    return {"defaults": [name[: match.start()], "_self_"], "name": name, **changed}
+    preset, bits, gpus = split_suffixes(name)
+    own = {key: value for key, value in {"name": name, "quantization": bits, "gpus": gpus}.items() if value}
+    return {"defaults": [preset, "_self_"], **own} if preset != name else None
 
 
 def _draft(name: str) -> dict[str, Any]:
+    if name in _METHODS:
+        return {"name": name, "method": name, "repository": ""}
     return {"name": "none"} if name == "none" else {"defaults": [{"/model@_here_": name}]}
 
 
@@ -77,28 +65,26 @@ _GROUPS = {"model": _model, "draft": _draft, "prompts": _prompts, "pair": _pair}
 
 
 class NameSource(ConfigSource):
-    """Answers `group/name` for the names above, before the files of `conf/` are asked."""
+    """Makes the configurations of the names above."""
 
     @staticmethod
     def scheme() -> str:
         return "harness-names"
 
-    def _answer(self, config_path: str) -> dict[str, Any] | None:
+    def _made(self, config_path: str) -> dict[str, Any] | None:
         group, _, name = config_path.partition("/")
         return _GROUPS[group](name) if name and group in _GROUPS else None
 
     def load_config(self, config_path: str) -> ConfigResult:
-        config = OmegaConf.create(self._answer(config_path) or {})
-        package = "_global_" if config_path.startswith("pair/") else None
-        return ConfigResult(
-            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": package}
-        )
+        config = OmegaConf.create(self._made(config_path) or {})
+        header = {"package": "_global_" if config_path.startswith("pair/") else None}
+        return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
     def is_group(self, config_path: str) -> bool:
         return config_path in ("", "draft", "pair")
 
     def is_config(self, config_path: str) -> bool:
-        return self._answer(config_path) is not None
+        return self._made(config_path) is not None
 
     def available(self) -> bool:
         return True
@@ -107,7 +93,7 @@ class NameSource(ConfigSource):
         if config_path == "" and results_filter is not ObjectType.CONFIG:
             return ["draft"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
-            return ["none", *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
+            return ["none", *_METHODS, *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
         return []
 
 
@@ -119,12 +105,15 @@ class NameSearchPath(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make the names known to Hydra, and the resolvers that `conf/` uses. May be called twice."""
+    """Make the names known to Hydra, and the resolvers that `conf/` uses. May be called again."""
     Plugins.instance().register(NameSource)
     Plugins.instance().register(NameSearchPath)
-    resolvers = {
-        "default_draft": default_draft,
-        "default_prompts": default_prompts,
+    resolvers: dict[str, Callable[..., Any]] = {
+        # The tiny pair is a pair; others are measured alone unless a draft is named.
+        "default_draft": lambda model: "tiny_draft" if without_suffixes(model) == "tiny" else "none",
+        "default_prompts": lambda model: "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english",
+        # For launchers: `${num_gpus:1}` is at least one.
+        "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
         "shipped": lambda name: str(PACKAGE / "models" / "shipped" / name),
         "prompt_set": lambda name: str(PACKAGE / "experiments" / "prompt_sets" / f"{name}.jsonl"),
     }

@@ -1,8 +1,10 @@
-"""Overrides as a hurried person types them: free text on the command line, and settings changed within a session."""
+"""Free text on the command line, and settings that change within a session."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import re
 import shlex
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 
 def quote_text(argument: str) -> str:
-    """`prompt=Once, there` -> `prompt='Once, there'`: a prompt is text, whatever Hydra's grammar would read in it.
+    """`prompt=Once, there` -> `prompt='Once, there'`: Hydra's grammar must not apply to a prompt.
 
     Other arguments, and values that are quoted already, stay as they are.
     """
@@ -27,7 +29,7 @@ def quote_text(argument: str) -> str:
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
     if key != "prompt" or not equals or quoted:
         return argument
-    # OmegaConf would look up ${...}; and a backslash counts only before what has a meaning.
+    # OmegaConf would look up ${...}. A backslash escapes only what has a meaning.
     value = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
     value = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
     return f"prompt='{value}'"
@@ -38,7 +40,7 @@ def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> 
 
     Args:
         assignments: as typed after `:set`; a key may leave out its group, `temperature` for `decoding.temperature`.
-        changeable: the full names that a session may change.
+        changeable: full names of the settings that a session may change.
 
     Raises:
         SettingError: for a key that is unknown or fixed, and a value outside its rule.
@@ -46,7 +48,11 @@ def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> 
     known = setting_names(type(settings))
     allowed = [name for name in known if name in set(changeable)]
     tree = dataclasses.asdict(settings)
-    for word in _words(assignments):
+    try:
+        words = shlex.split(assignments)
+    except ValueError:  # an unpaired quotation mark
+        words = assignments.split()
+    for word in words:
         key, equals, _ = word.partition("=")
         if not equals:
             raise SettingError(":set", "is followed by key=value", word)
@@ -61,15 +67,5 @@ def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> 
         except HydraException:
             raise SettingError(key, "has a value that cannot be read") from None
         *groups, last = matches[0].split(".")
-        branch = tree
-        for group in groups:
-            branch = branch[group]
-        branch[last] = value
+        functools.reduce(operator.getitem, groups, tree)[last] = value
     return from_config(type(settings), tree)
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:  # a quotation mark without its twin
-        return text.split()

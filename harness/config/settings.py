@@ -1,8 +1,7 @@
-"""What a run is made of: models, placement, decoding, prompts. Frozen dataclasses that cannot hold a wrong value.
+"""The parts of a run's settings: models, placement, decoding, prompts. Frozen dataclasses that hold no wrong value.
 
-`conversion.py` turns a composed configuration into these; everything past this room takes them. Each class checks
-itself in `__post_init__` and says setting, rule and value when a rule is broken; the conversion adds where in the tree
-the setting stands.
+`conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error names
+setting, rule and value, and the conversion adds the group that the setting is in.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from harness.config.errors import SettingError
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Strategy = Literal["balanced", "auto", "sequential", "single", "cpu", "tensor_parallel"]
-Rule = Literal["deepmind", "google"]
+Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
+Rule = Literal["deepmind", "google", "block", "typical"]
+Method = Literal["model", "lookup", "suffix", "early_exit"]
 
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
@@ -25,18 +25,26 @@ def require(holds: bool, setting: str, rule: str, value: object) -> None:
         raise SettingError(setting, rule, value)
 
 
+def require_at_least(settings: object, **least: float) -> None:
+    """Raises SettingError for a field that is below its bound; None passes."""
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        rule = f"must be at least {bound}" if bound else "must not be negative"
+        require(value is None or value >= bound, name, rule, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """One model: where its weights are, and how they are held.
+    """One model: where its weights are, and how they are loaded.
 
     Attributes:
         name: as typed on the command line, `7B_8bit`.
-        repository: a hub repository or a directory; the tokenizer lies there too unless `tokenizer` says otherwise.
-        architecture: keyword arguments of the transformers configuration, `model_type` among them, so that planning
+        repository: a hub repository or a directory; the tokenizer comes from there too unless `tokenizer` is set.
+        architecture: keyword arguments of the transformers configuration, including `model_type`, so that planning
             and random weights need no network. None for models named by path.
-        dtype: of the weights that are not quantized; None takes the run's.
-        placement: strategy of this model alone; None takes the run's.
-        gpus: how many GPUs this model may use; None takes the placement's.
+        dtype: of the weights that are not quantized; None for the run's.
+        placement: strategy for this model alone; None for the run's.
+        gpus: how many GPUs this model may use; None for the placement's.
         gguf_file: file name inside `repository` when the weights are GGUF.
     """
 
@@ -53,37 +61,76 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
+        require_at_least(self, gpus=1)
         require(bool(self.repository), "repository", "must name a repository or a directory", "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementSettings:
-    """On which devices the layers lie.
+class DraftSettings(ModelSettings):
+    """What proposes tokens: a draft model, a head on the target's hidden states, or a method without weights.
 
     Attributes:
-        strategy: `balanced`, `auto` and `sequential` are accelerate's; `single` is one GPU; `cpu` uses none. On a
-            machine without a GPU every strategy means the CPU. `tensor_parallel` splits every layer of the target over
-            all GPUs, a process each, and copies the draft to each; `draft.placement=tensor_parallel` splits that too.
-        gpus: how many GPUs may be used, from the first visible one on; None for all. For `tensor_parallel`
-            also how many processes share a CPU.
-        reserve_gb: left free on each GPU for activations and the KV cache, in GB (10^9 bytes).
-        offload: where layers that fit on no GPU may go; they go nowhere unless asked.
-        device_map: an explicit map from module names to devices; overrides the strategy, target only.
+        method: `model` is a model or a head, which its configuration decides; `lookup` and `suffix` find what followed
+            the same tokens before; `early_exit` is the target's own first layers.
+        layers: `early_exit`: how many layers; a head: the hidden states it reads, where they are not those that its
+            configuration names.
+        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
+        max_ngram, min_ngram: `lookup`: tokens that must have occurred before, at most and at least.
+        threshold: `suffix`: a proposal ends where the estimated chance that all of it is accepted falls below this.
+        max_depth: `suffix`: tokens of the longest sequence that is counted.
+        shared: `suffix`: also search the earlier answers of the run.
     """
 
-    strategy: Strategy = "balanced"
+    repository: str = ""
+    method: Method = "model"
+    layers: tuple[int, ...] | None = None
+    sampling: Literal["target", "greedy"] = "target"
+    max_ngram: int = 3
+    min_ngram: int = 1
+    threshold: float = 0.1
+    max_depth: int = 24
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method == "model":
+            super().__post_init__()
+        require_at_least(self, min_ngram=1, max_depth=1)
+        rule = f"must be at least draft.min_ngram={self.min_ngram}"
+        require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
+        require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
+        if self.method == "early_exit":
+            one = self.layers is not None and len(self.layers) == 1
+            require(one, "layers", "must say how many of the target's layers draft=early_exit uses", self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """Which devices the layers are on.
+
+    Attributes:
+        strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
+            over them; `balanced` spreads them over all GPUs; `sequential` fills one GPU after the other; `single` takes
+            one GPU; `cpu` takes none. On a machine without a GPU every strategy means the CPU. `tensor_parallel` splits
+            every layer of the target over all GPUs, one process per GPU, and copies the draft to each;
+            `draft.placement=tensor_parallel` splits the draft too.
+        gpus: how many GPUs may be used, starting with the first visible one; None for all. With `tensor_parallel` on a
+            CPU: how many processes share it.
+        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations; in GB (10^9 bytes).
+        offload: where layers that fit on no GPU go; `none` refuses them.
+        device_map: an explicit map from module names to devices, for the target; overrides the strategy.
+    """
+
+    strategy: Strategy = "auto"
     gpus: int | None = None
     reserve_gb: float = 2.0
     offload: Literal["none", "cpu", "disk"] = "none"
     device_map: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        require(self.gpus is None or self.gpus >= 1, "gpus", "must be at least 1", self.gpus)
-        require(self.reserve_gb >= 0, "reserve_gb", "must not be negative", self.reserve_gb)
+        require_at_least(self, gpus=1, reserve_gb=0)
 
     def strategy_for(self, role: str, model: ModelSettings) -> Strategy:
-        """The model's own strategy, else the run's; only a draft that says so itself is split over ranks."""
+        """The model's own strategy, else the run's. A draft is split over ranks only by its own setting."""
         copied = role == "draft" and self.strategy == "tensor_parallel"
         return model.placement or ("single" if copied else self.strategy)
 
@@ -93,15 +140,16 @@ class DecodingSettings:
     """How tokens are chosen and verified.
 
     Attributes:
-        num_draft_tokens: K, proposed tokens an iteration.
+        num_draft_tokens: K, tokens proposed per iteration.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
-        rule: whose acceptance rule; they differ in `lenience` alone.
+        rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
+            accepts whole blocks and is lossless too; `typical` accepts what is likely enough, which is lossy.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
-        synthetic_acceptance: accept each draft token by a coin of this bias in [0, 1] instead of by the rule, to ask
-            what a pair would give if its draft agreed that often; None for the rule.
-        ignore_eos: go on past end-of-sequence so that every arm generates the same number of tokens.
+        synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
+            pair would be if its draft agreed that often; None for the rule.
+        ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens.
     """
 
     num_draft_tokens: int = 4
@@ -119,29 +167,25 @@ class DecodingSettings:
         require(k >= 1, "num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
         require(self.temperature >= 0, "temperature", "must not be negative (0 is greedy)", self.temperature)
         require(self.top_k >= 0, "top_k", "must not be negative (0 keeps all)", self.top_k)
-        require(0 < self.top_p <= 1, "top_p", "must lie in (0, 1]", self.top_p)
-        require(self.max_new_tokens >= 1, "max_new_tokens", "must be at least 1", self.max_new_tokens)
-        require(0 < self.lenience <= 1, "lenience", "must lie in (0, 1]", self.lenience)
-        require(
-            self.lenience == 1 or self.rule == "google",
-            "lenience",
-            "below 1 needs decoding.rule=google; DeepMind's rule has no lenience",
-            self.lenience,
-        )
+        require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
+        require_at_least(self, max_new_tokens=1)
+        require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
+        rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
+        require(self.lenience == 1 or self.rule == "google", "lenience", rule, self.lenience)
         bias = self.synthetic_acceptance
-        require(bias is None or 0 <= bias <= 1, "synthetic_acceptance", "must lie in [0, 1]", bias)
-        rule = "replaces the rule, and leaves lenience nothing to act on"
+        require(bias is None or 0 <= bias <= 1, "synthetic_acceptance", "must be in [0, 1]", bias)
+        rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
         require(bias is None or self.lenience == 1, "synthetic_acceptance", rule, bias)
 
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        return self.lenience < 1 or self.synthetic_acceptance is not None
+        return self.lenience < 1 or self.rule == "typical" or self.synthetic_acceptance is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """A prompt set: a `.txt` file with one prompt a line, or a `.jsonl` file with `prompt`, `turns` or `messages`."""
+    """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file with `prompt`, `turns` or `messages`."""
 
     name: str
     file: str
@@ -153,6 +197,6 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """Where rows go. `file` collects the arm rows of every run, relative to the working directory."""
+    """Where rows go. `file` collects the rows of every run; relative to the working directory."""
 
     file: str

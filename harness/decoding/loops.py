@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import Drafter, Iteration, Origin, Runner
+from harness.decoding.protocols import Drafter, Iteration, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
@@ -17,14 +18,15 @@ from harness.decoding.warp import Warp
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate, alike for every arm.
+    """What to generate, the same for every arm.
 
     Attributes:
         prompts: token ids of B prompts, none empty.
-        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the target's device.
+        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the target's device; for
+            `speculative` with `redraw` at least (max_new_tokens + 1) (K + 1).
         warp: how logits become probabilities.
-        max_new_tokens: a row ends with this many tokens,
-        stop_tokens: or with the first of these; none to generate exactly max_new_tokens.
+        max_new_tokens: a row ends when it has this many tokens,
+        stop_tokens: or after the first of these; none to generate exactly max_new_tokens.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -34,7 +36,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
 
     def cut(self, tokens: list[int], num_generated: int) -> tuple[list[int], bool]:
-        """`tokens` as far as a row with `num_generated` tokens may take them, and whether the row ends with them."""
+        """Those of `tokens` that a row with `num_generated` tokens may take, and whether the row ends with them."""
         tokens = tokens[: self.max_new_tokens - num_generated]
         for index, token in enumerate(tokens):
             if token in self.stop_tokens:
@@ -44,14 +46,14 @@ class Request:
 
 @torch.inference_mode()
 def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
-    """Regular decoding: one token a row and forward pass."""
+    """Regular decoding: one token per row and forward pass."""
     rows = list(range(len(request.prompts)))
     uniforms = request.uniforms[:, :, Purpose.TARGET]
-    logits = target.start(request.prompts)
+    logits = target.start(request.prompts).logits
     for position in range(request.max_new_tokens):
         token = inverse_cdf(request.warp(logits), uniforms[:, position])
         tokens = [[decided] for decided in token.tolist()]
-        yield Iteration(rows, tokens, [[Origin.TARGET]] * len(rows), [[]] * len(rows), [0] * len(rows))
+        yield _regular(rows, tokens)
         going_on = [i for i, new in enumerate(tokens) if not request.cut(new, position)[1]]
         if not going_on:
             return
@@ -60,7 +62,7 @@ def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
             rows = [rows[i] for i in going_on]
             kept = to_device(going_on, token.device)
             token, uniforms = token[kept], uniforms[kept]
-        logits = target.extend(token.unsqueeze(1))[:, -1]
+        logits = target.extend(token.unsqueeze(1)).logits[:, -1]
         target.keep([1] * len(rows))
 
 
@@ -72,26 +74,27 @@ def speculative(
     num_draft_tokens: int,
     lenience: float = 1.0,
     verification: Callable[..., Verdict] = verify,
+    redraw: bool = False,
 ) -> Iterator[Iteration]:
-    """Speculative decoding: K proposed tokens, one forward pass of the target over them, one verdict.
+    """Speculative decoding: up to K proposed tokens, one forward pass of the target over them, one verdict.
 
     Near the end of a generation fewer tokens are proposed, so that the cache never holds more than prompt and
-    `max_new_tokens`. `verification` takes what `verify` takes.
+    `max_new_tokens`. `verification` takes what `verify` takes; it is not called where no row is offered a token.
+    `redraw` proposes and accepts with new random numbers in every iteration. It is needed for a rule whose decision
+    depends on the tokens that it discards, as block verification does; see `decoding.randomness`.
     """
     rows = list(range(len(request.prompts)))
     uniforms = request.uniforms
-    first = inverse_cdf(request.warp(target.start(request.prompts)), uniforms[:, 0, Purpose.TARGET])
-    next_tokens = first.tolist()
-    yield Iteration(
-        rows, [[token] for token in next_tokens], [[Origin.TARGET]] * len(rows), [[]] * len(rows), [0] * len(rows)
-    )
+    step = target.start(request.prompts)
+    next_tokens = inverse_cdf(request.warp(step.logits), uniforms[:, 0, Purpose.TARGET]).tolist()
+    yield _regular(rows, [[token] for token in next_tokens])
     num_generated = [1] * len(rows)
     going_on = [i for i, token in enumerate(next_tokens) if not request.cut([token], 0)[1]]
     if not going_on:
         return
-    drafter.start(request.prompts, next_tokens)
+    drafter.start(request.prompts, next_tokens, step)
 
-    while True:
+    for turn in itertools.count(1):
         if len(going_on) < len(rows):
             target.select(going_on)
             drafter.select(going_on)
@@ -100,31 +103,38 @@ def speculative(
             next_tokens = [next_tokens[i] for i in going_on]
             uniforms = uniforms[to_device(going_on, uniforms.device)]
 
-        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is wanted. Each
-        # row has its own limit, whatever the others need: an answer must not depend on its batch.
+        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing. Each
+        # row has its own limit, however many tokens the others need: an answer must not depend on its batch.
         limits = [min(num_draft_tokens, request.max_new_tokens - count - 1) for count in num_generated]
-        num_proposed = max(1, *limits)
-        fitting = _from_position(uniforms, num_generated, num_proposed + 1)
-        proposal = drafter.propose(num_proposed, fitting[:, :num_proposed, Purpose.DRAFT])
-        pending = to_device(next_tokens, proposal.tokens.device).unsqueeze(1)
-        logits = target.extend(torch.cat([pending, proposal.tokens], dim=1))
-        verdict = verification(
-            request.warp(logits),
-            proposal.tokens,
-            proposal.probabilities,
-            fitting[:, :num_proposed, Purpose.ACCEPT],
-            fitting[:, :, Purpose.TARGET],
+        fitting = _from_position(uniforms, num_generated, max(limits) + 1)
+        unused = request.max_new_tokens + 1 + turn * num_draft_tokens
+        tried = uniforms[:, unused : unused + max(limits)] if redraw else fitting[:, :-1]
+        if max(limits):
+            proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
+        else:
+            proposal = Proposal(torch.empty(len(rows), 0, dtype=torch.long, device=uniforms.device))
+        offered = proposal.lengths or [proposal.tokens.shape[1]] * len(rows)
+        lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
+        width = max(lengths)
+        draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
+        pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)
+        step = target.extend(torch.cat([pending, draft_tokens], dim=1))
+        verdict = (verification if width else verify)(
+            request.warp(step.logits),
+            draft_tokens,
+            None if draft_probabilities is None else draft_probabilities[:, :width],
+            tried[:, :width, Purpose.ACCEPT],
+            fitting[:, : width + 1, Purpose.TARGET],
             lenience,
-            to_device(limits, logits.device) if min(limits) < num_proposed else None,
+            to_device(lengths, step.logits.device) if min(lengths) < width else None,
         )
 
-        # The one synchronisation with the device: everything the host must know, in one transfer.
-        decided = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], proposal.tokens], 1).tolist()
+        # The one synchronisation with the device: all that the host must know, in one transfer.
+        decided = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], draft_tokens], 1).tolist()
         num_accepted = [row[0] for row in decided]
         next_tokens = [row[1] for row in decided]
-        proposed = [row[2 : 2 + limit] for row, limit in zip(decided, limits, strict=True)]
+        proposed = [row[2 : 2 + length] for row, length in zip(decided, lengths, strict=True)]
         target.keep([count + 1 for count in num_accepted])
-        drafter.observe(num_accepted, next_tokens)
 
         tokens: list[list[int]] = []
         origins: list[list[Origin]] = []
@@ -132,27 +142,34 @@ def speculative(
         for i, count in enumerate(num_accepted):
             new, ended = request.cut([*proposed[i][:count], next_tokens[i]], num_generated[i])
             tokens.append(new)
-            origins.append([*[Origin.DRAFT] * count, _last_origin(count, limits[i])][: len(new)])
+            origins.append([*[Origin.DRAFT] * count, _last_origin(count, lengths[i])][: len(new)])
             num_generated[i] += len(new)
             if not ended:
                 going_on.append(i)
+        if going_on:
+            drafter.observe(num_accepted, next_tokens, step)
         yield Iteration(rows, tokens, origins, proposed, num_accepted, verdict)
         if not going_on:
             return
 
 
-def _last_origin(num_accepted: int, num_proposed: int) -> Origin:
-    """Who wrote the token that follows the accepted ones."""
-    if num_accepted < num_proposed:
+def _regular(rows: list[int], tokens: list[list[int]]) -> Iteration:
+    """The record of tokens drawn from the target, one per row."""
+    return Iteration(rows, tokens, [[Origin.TARGET]] * len(rows), [[]] * len(rows), [0] * len(rows))
+
+
+def _last_origin(num_accepted: int, num_offered: int) -> Origin:
+    """Where the token that follows the accepted ones comes from."""
+    if num_accepted < num_offered:
         return Origin.RECOVERED
-    return Origin.BONUS if num_proposed else Origin.TARGET
+    return Origin.BONUS if num_offered else Origin.TARGET
 
 
 def _from_position(uniforms: Tensor, positions: Sequence[int], count: int) -> Tensor:
-    """`count` uniforms a row from each row's own position on: [B, P, purposes] -> [B, count, purposes]."""
+    """`count` uniforms per row, starting at each row's own position: [B, P, purposes] -> [B, count, purposes]."""
     if len(set(positions)) == 1:
         return uniforms[:, positions[0] : positions[0] + count]
     index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
-    # A row near its end may not need them all; what lies beyond the stream is never decided.
+    # A row near its end may not need them all; positions beyond the stream are never decided.
     index = index.clamp(max=uniforms.shape[1] - 1)
     return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]

@@ -1,4 +1,4 @@
-"""The two seams: a runner hides the KV cache, a drafter hides where proposals come from; and the record loops yield."""
+"""The two seams: a runner hides the KV cache, a drafter hides how tokens are proposed. And the record loops yield."""
 
 from __future__ import annotations
 
@@ -9,18 +9,32 @@ from typing import Protocol
 
 from torch import Tensor
 
+from harness.decoding.randomness import draw
 from harness.decoding.verify import Verdict
+from harness.decoding.warp import Warp
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a forward pass gives: logits after each prompt [B, V] (`start`) or each new token [B, n, V] (`extend`).
+
+    `hidden` has the states of the layers that the runner captures, None if it captures none: [B, n, L, D], or for
+    prompts [B, longest, L, D], right-aligned: a row's last token is at [:, -1], the padding before its first undefined.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
 
 
 class Runner(Protocol):
-    """A batch of sequences that can be extended and taken back."""
+    """A batch of sequences that can be extended and rolled back. Implementations inherit from it."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Begin a new batch: token ids of B prompts -> logits [B, V] after each prompt's last token."""
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Begin a new batch with the token ids of B prompts."""
         ...
 
-    def extend(self, tokens: Tensor) -> Tensor:
-        """Append tokens [B, n] to every row -> logits [B, n, V] after each of them."""
+    def extend(self, tokens: Tensor) -> Step:
+        """Append tokens [B, n] to every row."""
         ...
 
     def keep(self, counts: Sequence[int]) -> None:
@@ -28,55 +42,66 @@ class Runner(Protocol):
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, renumbered in this order. Everything extended must have been kept or not."""
+        """Continue with these rows only, renumbered in this order. Call `keep` first after an extension."""
         ...
+
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+        """Extend by tokens [B, n], then draw K tokens per row and extend by all but the last; see `randomness.draw`."""
+        return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a drafter proposes: tokens [B, K], and the distributions [B, K, V] (float32) they were drawn from."""
+    """What a drafter proposes."""
 
-    tokens: Tensor
-    probabilities: Tensor
+    tokens: Tensor  # [B, K], K >= 0
+    probabilities: Tensor | None = None  # [B, K, V] float32, what the tokens were drawn from; None: deterministic
+    lengths: Sequence[int] | None = None  # how many of the K tokens each row is offered, 0 to K; None: all
 
 
 class Drafter(Protocol):
-    """A strategy that proposes tokens and then hears what became of them."""
+    """A way to propose tokens. The target's runner must capture `layers`, whose hidden states it reads."""
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]) -> None:
-        """Begin a new batch: B prompts, and the token the target decided after each."""
+    layers: tuple[int, ...]
+
+    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        """Begin a new batch: B prompts, the token the target decided after each, and the target's `start`."""
         ...
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """Propose K tokens a row; `uniforms` [B, K] are the random numbers to draw them with."""
+        """Propose up to K tokens per row; `uniforms` [B, K] are the random numbers to draw them with, K >= 1."""
         ...
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
-        """Of the last proposal row b keeps its first num_accepted[b] tokens, and next_tokens[b] follows them."""
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        """Of the last proposal row b keeps the first num_accepted[b] tokens, and next_tokens[b] follows them.
+
+        `step` is the target's, over the token before the proposal and then the longest offer: its first
+        num_accepted[b] + 1 entries in row b count. There is no call after the last iteration.
+        """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, renumbered in this order."""
+        """Continue with these rows only, renumbered in this order."""
         ...
 
 
 class Origin(StrEnum):
-    """Who wrote a token."""
+    """Where a token comes from."""
 
-    TARGET = "target"  # drawn from the target alone: regular decoding, and the first token of every generation
+    TARGET = "target"  # drawn from the target where no draft token was offered: regular decoding, first tokens
     DRAFT = "draft"  # proposed by the drafter and accepted
     RECOVERED = "recovered"  # drawn from the residual after a rejection
-    BONUS = "bonus"  # drawn from the target after K acceptances
+    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one turn of a loop decided. All lists run parallel to `rows`, the rows of the batch that had not ended.
+    """What one turn of a loop decided. All lists are parallel to `rows`, the rows of the batch that had not ended.
 
     Attributes:
         rows: positions in the batch that was started.
         tokens: the tokens each row gained, at least one, cut after a stop token or at the length limit.
-        origins: who wrote each of `tokens`.
+        origins: where each of `tokens` comes from.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.

@@ -1,15 +1,16 @@
 """Randomness as data: uniforms made before the loop, and sampling as a pure function of them.
 
-Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer depends neither on
-the batch it ran in, nor on the order, nor on how often an iteration was repeated; and tests can feed chosen numbers.
+Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer does not depend on
+the batch it ran in, on the order, or on how often an iteration was repeated; and tests can feed chosen numbers.
 
 A position that is proposed again after an earlier rejection reuses its draft uniform. That is sound: a rejection at
-position t depends on the uniforms up to t alone, so those of the discarded positions behind it are still uniform.
+position t depends on the uniforms up to t alone, so those of the discarded positions after it are still uniform. That
+does not hold for block verification, whose rejection at t depends on the tokens after it too: see `loops.speculative`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -40,10 +41,27 @@ def uniforms(
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one index a row from unnormalised weights [..., V] with uniforms [...] -> [...] (int64).
+    """Draw one index per row from unnormalised weights [..., V] with uniforms [...] -> [...] (int64).
 
     The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is never drawn.
     """
     # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep their order.
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+
+
+def draw(
+    extend: Callable[[Tensor], Tensor], tokens: Tensor, uniforms: Tensor, warp: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Draw K tokens per row after tokens [B, n], with uniforms [B, K], K >= 1, one after the other.
+
+    `extend` appends tokens [B, n] and returns the logits [B, n, V] after each. Nothing here waits for the device.
+    Returns tokens [B, K], and the distributions [B, K, V] they were drawn from.
+    """
+    drawn: list[Tensor] = []
+    probabilities: list[Tensor] = []
+    for position in range(uniforms.shape[1]):
+        probabilities.append(warp(extend(tokens)[:, -1]))
+        drawn.append(inverse_cdf(probabilities[-1], uniforms[:, position]))
+        tokens = drawn[-1].unsqueeze(1)
+    return torch.stack(drawn, dim=1), torch.stack(probabilities, dim=1)

@@ -1,4 +1,4 @@
-"""Numbers on their way from the host to a device, without waiting for it."""
+"""Numbers copied from the host to a device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:
     """Whole numbers [n] as a tensor (int64) on `device`.
 
-    `torch.tensor(numbers, device="cuda")` waits until the device has done all that was asked of it before; a copy from
-    pinned memory is queued behind it instead.
+    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a copy from pinned
+    memory is queued behind it instead.
     """
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, device=device)

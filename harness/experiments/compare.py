@@ -5,218 +5,232 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import CompareSettings
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.conversion import setting_names
+from harness.config.errors import HarnessError, RunError, SettingError, nearest
+from harness.config.overrides import changed
 from harness.config.settings import DecodingSettings
-from harness.decoding.loops import Request
-from harness.decoding.randomness import uniforms
-from harness.experiments.arms import Arm, Players, players, warp
-from harness.experiments.compare_display import LiveLane, show_race
-from harness.experiments.compare_race import Lap, parting, rejections, run_lap
-from harness.experiments.compare_rows import Race, race_record, race_row, rejection_rows
-from harness.experiments.compare_session import describe, hold, piped_lines, typed_lines
+from harness.decoding.protocols import Origin
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Arm, Question
+from harness.engines.timing import Lap, generate, quick_collections, run_lap
+from harness.experiments.compare_display import Lane, live, plain_console, show_race
+from harness.experiments.compare_lines import piped_lines, typed_lines
+from harness.experiments.compare_race import figures, find_rejections, outcome, token_text
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
-from harness.experiments.setup import (
-    PairKeeper,
-    RunRecord,
-    append_run,
-    check_context,
-    device_names,
-    encode,
-    stop_tokens,
-)
-from harness.experiments.timing import quick_collections
-from harness.models.loading import Pair, PlannedPair
-from harness.results import compare_report
-from harness.results.environment import write_environment
-from harness.results.files import check_appendable
+from harness.experiments.session import Experiment, Session
+from harness.report.races import Rejection, rejections, verdict
+from harness.report.table import Document, visible
+from harness.report.terminal import PLAIN_WIDTH, print_document
+from harness.report.words import settings_line
+from harness.results.measurement import measurement_digest
+from harness.results.schema import CompareRow
 
-# New tokens of each arm before the first race, so that it does not pay for what a process does only once.
+# New tokens of each arm before the first race, which then does not pay for what a process does only once.
 _WARMUP_TOKENS = 8
-
-# Prompts of more tokens are decoded as well, by a prepared runner more slowly.
+# A prepared runner decodes longer prompts as well, but more slowly.
 _LONGEST_FAST_PROMPT = 512
-
-# Without a terminal the tables go into a file or a log.
-_PLAIN_WIDTH = 110
-
-
-def run(settings: CompareSettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
-    """Load the pair once and race every prompt; return the last race's speed-up (None without a draft).
-
-    Args:
-        directory: of this run; `compare.csv` and `environment.json` are written there.
-        keeper: holds the pair where several runs follow each other.
-
-    Raises:
-        SettingError: a mistake that only the models' configurations reveal, or a refused `prompt`.
-        RunError: the run failed, or lines from a pipe came to nothing.
-    """
-    check_appendable(settings.results.file)
-    # The first one serves as warm-up, all of them as examples.
-    examples = load_prompts(settings.prompts).prompts
-    keeper = keeper or PairKeeper()
-    planned = keeper.plan(settings)
-    if settings.prompt is not None:
-        _token_ids(planned, settings, settings.prompt)
-    say(planned.describe())
-    arena = Arena(planned, keeper.load(), directory)
-    write_environment(directory, arena.devices)
-    try:
-        with quick_collections():
-            arena.warm_up(settings, examples[0])
-            if settings.prompt is not None:
-                arena.race(settings, settings.prompt)
-            else:
-                _hold_session(settings, arena, [prompt.text for prompt in examples])
-    finally:
-        if arena.written is not None:
-            say(f"written to {directory}/ and {arena.written}")
-    return arena.speedup
+_WELCOME = "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
+# What can change while the models stay loaded.
+_CHANGEABLE = [name for name in setting_names(CompareSettings) if name.startswith("decoding.")]
+_CHANGEABLE += ["view", "seed", "chat_template"]
+_COMMANDS = (":set", ":help", ":quit")
+_HELP = """\
+:set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=race; alone it shows them
+:help  this
+:quit  end, as Ctrl-D does
+Anything else is a prompt; put a space before one that begins with a colon.
+Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 
 
-class Arena:
-    """A loaded pair, and every race it has run.
+class Compare(Experiment):
+    """Both decoders on one prompt after the other; a row is written after each race."""
 
-    Attributes:
-        devices: their names.
-        speedup: of the last race.
-        written: the cumulative file, once it has a row.
-    """
-
-    def __init__(self, planned: PlannedPair, pair: Pair, directory: Path) -> None:
-        self._planned = planned
-        self._pair = pair
-        self._directory = directory
+    def __init__(self, settings: CompareSettings) -> None:
+        self.settings = settings
+        # The first is the warm-up, and all of them are examples.
+        self._examples = load_prompts(settings.prompts).prompts
+        self._interactive = settings.prompt is None and sys.stdin.isatty()
+        # With json=true stdout is for records alone.
+        self._console = plain_console(stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
         self._num_races = 0
-        self.devices = device_names(pair.devices)
-        self.console = compare_report.plain_console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-        self._prepared: tuple[DecodingSettings, Players] | None = None
-        self.speedup: float | None = None
-        self.written: Path | None = None
+        self._opened: DecodingSettings | None = None
+        self._written: str | None = None
 
-    def warm_up(self, settings: CompareSettings, prompt: Prompt) -> None:
-        """Run both arms for a few tokens and forget it."""
-        decoding = dataclasses.replace(settings.decoding, max_new_tokens=_WARMUP_TOKENS)
-        short = dataclasses.replace(settings, decoding=decoding)
-        request = self._request(short, encode(self._pair.tokenizer, [prompt], settings.chat_template)[0])
-        for arm in self._arms(settings):
-            run_lap(arm, request, self._pair.devices)
-
-    def race(self, settings: CompareSettings, prompt: str) -> None:
-        """Run one prompt through every arm, show it, and write its row, however it ends.
-
-        Raises:
-            SettingError: the prompt is too long; nothing ran.
-            RunError: a lap failed; its row says so.
-        """
-        race = Race(self._num_races, prompt, _token_ids(self._planned, settings, prompt))
-        if not settings.json and not (sys.stdin.isatty() and settings.prompt is None):
-            self.console.print(f"> {prompt}", style="bold", soft_wrap=True)
-        self._num_races += 1
-        taking_part = self._players(settings)
-        record = RunRecord(settings, self._directory, self.devices, taking_part.runner, taking_part.setup_seconds)
+    def measure(self, session: Session) -> None:
+        """Race the prompt of the settings, or those that are typed or come from a pipe."""
+        prompt = self.settings.prompt
+        if prompt is not None:
+            session.encode([Prompt(prompt)], "prompt")
+        session.place(1, _LONGEST_FAST_PROMPT)
         try:
-            with record.watch():
-                self._run_laps(settings, race)
+            with quick_collections():
+                self._warm_up(session)
+                if prompt is not None:
+                    self._race(session, prompt)
+                elif self._interactive:
+                    self._say(_describe(session), "bold")
+                    self._say(_WELCOME)
+                    history = Path(self.settings.results.file).parent / ".compare_history"
+                    self._hold(session, typed_lines(history, [example.text for example in self._examples]))
+                else:
+                    self._hold(session, piped_lines())
         finally:
-            row = race_row(settings, self._planned, race, record)
-            self.speedup = row["speedup"]
-            self.written = append_run(settings, self._directory / "compare.csv", [row])
+            if self._written:
+                say(self._written)
+
+    def rows(self, session: Session) -> list[CompareRow]:
+        """Races write their rows themselves; a prompt that never came to its race gets one here."""
+        if session.status == "ok" or self._num_races or self.settings.prompt is None:
+            return []
+        return [session.row(CompareRow, prompt=self.settings.prompt)]
+
+    def document(self, rows: Sequence[CompareRow]) -> Document:
+        """Empty: each race was shown."""
+        return []
+
+    def _hold(self, session: Session, lines: Iterable[str]) -> None:
+        """Race every line that is a prompt and obey every command, until the lines end or `:quit`."""
+        num_lines = num_failed = 0
+        for line in lines:
+            if not line.strip():
+                continue
+            num_lines += 1
+            try:
+                if not line.startswith(":"):
+                    self._race(session, line)
+                    continue
+                if line.split()[0] in (":quit", ":q", ":exit"):
+                    break
+                self._say(_obey(line, session), "dim")
+            except KeyboardInterrupt as interrupt:
+                # One that carries a message is not the user's Ctrl-C but a signal to end.
+                if interrupt.args or not self._interactive:
+                    raise
+                self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")
+            except HarnessError as error:
+                num_failed += 1
+                screen = plain_console(stderr=True)
+                screen.print(visible(f"harness: {error}"), soft_wrap=not screen.is_terminal)
+                if self.settings.json and not line.startswith(":"):
+                    _print_json({"prompt": line, "status": "failed", "error": str(error)})
+        if num_lines == 0 and not self._interactive:
+            raise SettingError("prompt", "must be given without a terminal: prompt=..., or one per line on stdin")
+        if num_failed and not self._interactive:
+            raise RunError(f"{num_failed} of {num_lines} lines failed")
+
+    def _race(self, session: Session, prompt: str) -> None:
+        """Run one prompt through every arm, show it, and write its row, however it ends."""
+        [token_ids] = session.encode([Prompt(prompt)], "prompt")
+        settings: Any = session.settings
+        if not settings.json and not self._interactive:
+            self._say(f"> {prompt}", "bold")
+        laps: dict[str, Lap] = {}
+        rejected: list[Rejection] = []
+        found: dict[str, Any] = {"prompt_index": self._num_races, "prompt": prompt, "num_prompt_tokens": len(token_ids)}
+        session.status, session.error = "ok", None
+        try:
+            with session.watch():
+                engine = self._engine(session)
+                # The warm-up's random numbers were those of index 0.
+                question = session.ask([token_ids], [self._num_races + 1])
+                for arm in engine.arms:
+                    laps[arm.name] = self._lap(session, engine, arm, question)
+                    found |= figures(arm.name, laps[arm.name].generation, session.tokenizer)
+                if "speculative" in laps:
+                    rejected = find_rejections(laps["speculative"], session.tokenizer)
+                    found |= outcome(engine, question, *(lap.generation for lap in laps.values()))
+                    found["num_rejections"] = len(rejected)
+        finally:
+            self._num_races += 1
+            row = session.row(CompareRow, measurement=measurement_digest(settings), **found)
+            self._written = session.write_rows([row])
         if settings.json:
-            print_record(race_record(row, self._pair.tokenizer, race))
+            _print_json(_record(row, laps.get("speculative"), rejected, session.tokenizer))
             return
         if settings.view == "race":
-            show_race(self.console, list(race.laps.values()), self._pair.tokenizer, race.prompt_tokens)
-        if settings.view == "log" and settings.draft is not None:
-            self.console.print(compare_report.rejections(rejection_rows(self._pair.tokenizer, race.rejections)))
-        for line in compare_report.verdict(row):
-            self.console.print(line)
+            show_race(self._console, list(laps.values()), session.tokenizer, token_ids)
+        log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
+        print_document([*log, *verdict(row)], self._console)
 
-    def _run_laps(self, settings: CompareSettings, race: Race) -> None:
-        request = self._request(settings, race.prompt_tokens)
-        for arm in self._arms(settings):
-            race.laps[arm.name] = self._lap(settings, arm, request)
-        if speculative := race.laps.get("speculative"):
-            race.rejections = rejections(speculative)
-            race.parting = parting(self._players(settings).target, request, race.laps["regular"], speculative)
-
-    def _lap(self, settings: CompareSettings, arm: Arm, request: Request) -> Lap:
+    def _lap(self, session: Session, engine: LocalEngine, arm: Arm, question: Question) -> Lap:
+        settings: Any = session.settings
         if settings.json or settings.view == "race":
-            return run_lap(arm, request, self._pair.devices)
-        with LiveLane(self.console, arm.name, self._pair.tokenizer, request.prompts[0]) as watcher:
-            lap = run_lap(arm, request, self._pair.devices, watcher)
-            watcher.finish(lap)
+            return run_lap(engine, arm, question)
+        lane = Lane(self._console, arm.name, session.tokenizer, question.prompts[0])
+        with live(lane) as draw:
+            lap = run_lap(engine, arm, question, draw)
+            lane.show(lap)
         return lap
 
-    def _request(self, settings: CompareSettings, token_ids: list[int]) -> Request:
-        decoding = settings.decoding
-        return Request(
-            prompts=[token_ids],
-            uniforms=uniforms(
-                settings.seed, [self._num_races], decoding.max_new_tokens + 1, self._pair.target.input_device
-            ),
-            warp=warp(decoding),
-            max_new_tokens=decoding.max_new_tokens,
-            stop_tokens=frozenset() if decoding.ignore_eos else stop_tokens(self._pair),
-        )
+    def _engine(self, session: Session) -> LocalEngine:
+        """The engine for the settings of the moment. Some runners take long to prepare, so it stays while it can."""
+        decoding = session.settings.decoding
+        if session.engine is not None and self._opened == decoding:
+            return session.engine
+        session.engine = None  # its caches make room for those of the next
+        self._opened = decoding
+        return session.open(1, _LONGEST_FAST_PROMPT)
 
-    def _arms(self, settings: CompareSettings) -> list[Arm]:
-        return self._players(settings).arms(settings.decoding)
+    def _warm_up(self, session: Session) -> None:
+        """Run every arm for a few tokens and discard them."""
+        decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
+        token_ids = session.encode(self._examples[:1], new_tokens=_WARMUP_TOKENS)
+        engine = self._engine(session)
+        for arm in engine.arms:
+            generate(engine, arm, session.ask(token_ids, [0], decoding))
 
-    def _players(self, settings: CompareSettings) -> Players:
-        """The same until a setting of decoding changes: some runners take long to prepare."""
-        if self._prepared is None or self._prepared[0] != settings.decoding:
-            taking_part = players(
-                self._pair, settings.decoding, runner=settings.runner, longest_prompt=_LONGEST_FAST_PROMPT
-            )
-            self._prepared = settings.decoding, taking_part
-        return self._prepared[1]
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
 
 
-def print_record(record: dict[str, object]) -> None:
-    """One JSON record on a line of stdout, at once: a program may wait for it."""
+def _obey(line: str, session: Session) -> str:
+    """Carry out a command; gives the answer to show."""
+    word, *rest = line.split(maxsplit=1)
+    if word == ":help":
+        return _HELP
+    if word != ":set":
+        raise SettingError(word, f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}")
+    if rest:
+        session.settings = changed(session.settings, rest[0], _CHANGEABLE)
+        return _describe(session)
+    settings: Any = session.settings
+    values = ((name, settings.decoding if "." in name else settings) for name in _CHANGEABLE)
+    return "\n".join(f"{name}={getattr(group, name.rpartition('.')[2])}" for name, group in values)
+
+
+def _describe(session: Session) -> str:
+    """The pair and the settings of the next race, in one line."""
+    row = session.row(CompareRow)
+    pair = f"{row.model} with draft {row.draft}" if row.draft else row.model
+    return f"{pair} · {settings_line([row])} · view={row.view}"
+
+
+def _record(
+    row: CompareRow, speculative: Lap | None, rejected: Sequence[Rejection], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """The row as JSON, with the origin of each token, and every rejection."""
+    record = {name: getattr(row, name) for name in row.columns()}
+    if speculative is not None:
+        pairs = [pair for one in speculative.iterations for pair in zip(one.tokens[0], one.origins[0], strict=True)]
+        record["speculative_tokens"] = [
+            {"token": token, "text": token_text(tokenizer, token), "origin": origin} for token, origin in pairs
+        ]
+        record["origins"] = {origin: sum(each == origin for _, each in pairs) for origin in Origin}
+        record["rejections"] = [rejection._asdict() for rejection in rejected]
+    return record
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    # At once: a program may wait for it.
     print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-def complain(error: HarnessError) -> None:
-    """An error within a session, as the command line prints one that ends it."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(f"harness: {error}", soft_wrap=not console.is_terminal)
-
-
-def _hold_session(settings: CompareSettings, arena: Arena, examples: list[str]) -> None:
-    """Race what is typed, or what comes from a pipe."""
-    interactive = sys.stdin.isatty()
-    # With json=true stdout is for records alone.
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False) if settings.json else arena.console
-
-    def refuse(line: str, error: HarnessError) -> None:
-        complain(error)
-        if settings.json and not line.startswith(":"):
-            print_record({"prompt": line, "status": "failed", "error": str(error)})
-
-    if interactive:
-        console.print(describe(settings), style="bold")
-        console.print("Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends.")
-        lines = typed_lines(Path(settings.results.file).parent / ".compare_history", examples)
-    else:
-        lines = piped_lines()
-    num_lines, num_refused = hold(settings, lines, arena.race, refuse, console, interactive)
-    if interactive:
-        return
-    if num_lines == 0:
-        raise SettingError("prompt", "must be given where there is no terminal: prompt=..., or a line each on stdin")
-    if num_refused:
-        raise RunError(f"{num_refused} of {num_lines} lines came to nothing")
-
-
-def _token_ids(planned: PlannedPair, settings: CompareSettings, prompt: str) -> list[int]:
-    token_ids = encode(planned.tokenizer, [Prompt(prompt)], settings.chat_template)
-    check_context(planned, token_ids, settings.decoding.max_new_tokens, "prompt")
-    return token_ids[0]
+EXPERIMENT = Compare

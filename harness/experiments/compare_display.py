@@ -1,149 +1,189 @@
-"""A race on the screen: an arm's text while it grows, and the replay of both. All of it while no clock runs."""
+"""A race on the screen: texts that grow, every token coloured by its origin, and the replay of both arms."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from harness.decoding.protocols import Iteration
-from harness.experiments.compare_race import Lap
+from harness.decoding.protocols import Origin
+from harness.engines.timing import FRAME_S, Lap
 from harness.models.detokenizer import Detokenizer
-from harness.results.compare_report import Lane, Piece, finished, marks_instead_of_colours, running, side_by_side
-
-# Seconds between two frames; and how many times its own cost a frame stays on the screen at least, so that a text that
-# is long or a terminal that is slow takes no more than a tenth of the wait.
-_FRAME_S = 0.1
-_COST_FACTOR = 9.0
+from harness.report.table import visible
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S, _LONGEST_REPLAY_S = 3.0, 15.0
 
+# Below this width two columns of text are too narrow to read; they are then one above the other.
+_SIDE_BY_SIDE = 60
+_GUTTER = 3
 
-class LaneWriter:
-    """Fills a lane from an arm's records.
-
-    Attributes:
-        lane: what is shown.
-    """
-
-    def __init__(self, arm: str, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-        self.lane = Lane(arm, origins=arm != "regular")
-        self._detokenizer = Detokenizer(tokenizer, prompt)
-        self._num_written = 0
-
-    def write(self, iterations: Sequence[Iteration], decided: Sequence[float]) -> None:
-        """Bring the lane up to these iterations, which begin with those it has already."""
-        lane = self.lane
-        for iteration in iterations[self._num_written :]:
-            for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
-                lane.num_tokens += 1
-                if text := self._detokenizer.add(token):
-                    lane.pieces.append(Piece(text, origin))
-        self._num_written = len(iterations)
-        if iterations:
-            lane.seconds, lane.seconds_to_first_token = decided[-1], decided[0]
-
-    def end(self, seconds: float | None = None) -> Lane:
-        """The lane when nothing follows, after `seconds` on the arm's clock."""
-        if text := self._detokenizer.flush():
-            self.lane.pieces.append(Piece(text, self.lane.pieces[-1].origin if self.lane.pieces else "target"))
-        if seconds is not None:
-            self.lane.seconds = seconds
-        return self.lane
+# How tokens of an origin are shown: in a style, or between marks where there is no colour. Colours of Okabe and Ito's
+# palette, which the common kinds of colour-blindness keep apart; underline and bold help.
+_LOOKS = {
+    Origin.TARGET: (Style(), "", ""),
+    Origin.DRAFT: (Style(color="#009E73"), "", ""),
+    Origin.RECOVERED: (Style(color="#D55E00", underline=True), "[", "]"),
+    Origin.BONUS: (Style(color="#CC79A7", bold=True), "{", "}"),
+}
+_LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
 
-class LiveLane:
-    """Shows one arm while it decodes: a `Watcher`, and a context whose end leaves the text on the screen.
+def plain_console(**arguments: Any) -> Console:
+    """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
+    # Rich obeys a NO_COLOR that is set but empty; https://no-color.org asks for one that is not empty.
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return Console(highlight=False, markup=False, emoji=False, no_color=no_color, **arguments)
 
-    Drawn in place on a terminal; elsewhere only the finished text is printed. A generation that is broken off leaves
-    what there was of it.
-    """
+
+class Lane:
+    """One arm on the screen: its text and its clock, filled from the arm's records."""
 
     def __init__(self, console: Console, arm: str, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-        self._console = console
-        self._marks = marks_instead_of_colours(console)
-        self._writer = LaneWriter(arm, tokenizer, prompt)
-        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
-        self._next_frame = 0.0
-        self._seconds: float | None = None
+        self.console = console
+        self.num_tokens = 0
+        # There is no colour with NO_COLOR, in a pipe, and on some terminals.
+        self._marks = console.no_color or console.color_system is None
+        self._heading = Text(arm, style="bold")
+        if arm != "regular":
+            legend = [_token(name, origin, self._marks) for origin, name in _LEGEND.items()]
+            self._heading = Text.assemble(self._heading, "  ", Text(" · ", style="dim").join(legend))
+        self._text = Text()
+        self._seconds = 0.0
+        self._seconds_to_first_token: float | None = None
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._num_shown = 0
+        self._origin = Origin.TARGET
 
-    def __enter__(self) -> LiveLane:
-        if self._console.is_interactive:
-            self._live.start()
-            self._draw()
-        return self
+    def show(self, lap: Lap, at: float = math.inf) -> None:
+        """Bring the lane up to what was decided in the first `at` seconds of the lap."""
+        count = bisect_right(lap.decided, at)
+        for iteration in lap.iterations[self._num_shown : count]:
+            for token, self._origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+                self.num_tokens += 1
+                self._append(self._detokenizer.add(token) or "")
+        self._num_shown = count
+        self._seconds = min(at, lap.seconds)
+        self._seconds_to_first_token = lap.decided[0] if count else None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.stop()
-        lane = self._writer.end(self._seconds)
+    def end(self) -> None:
+        """Nothing follows: half a character that still waits is shown as it is."""
+        self._append(self._detokenizer.flush())
+        self._text.rstrip()
+
+    def parts(self, width: int, height: int | None) -> tuple[RenderableType, RenderableType, RenderableType]:
+        """Heading, text and clock, with no more of the text's last lines than `height` has room for."""
+        clock = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}", f"{self._seconds:.2f} s"]
+        if self.num_tokens and self._seconds:
+            clock.append(f"{self.num_tokens / self._seconds:.1f} tokens/s")
+        if self._seconds_to_first_token is not None:
+            clock.append(f"first token {1000 * self._seconds_to_first_token:.1f} ms")
+        below = Text(" · ".join(clock), style="dim")
+        if height is None:
+            return self._heading, self._text, below
+        room = height - sum(len(text.wrap(self.console, width)) for text in (self._heading, below))
+        return self._heading, Group(*self._text.wrap(self.console, width)[-max(1, room) :]), below
+
+    def _append(self, text: str) -> None:
+        self._text.append_text(_token(text, self._origin, self._marks))
+
+
+def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
+    """Lanes side by side, or one above the other on a narrow screen; the whole text unless the screen has a height."""
+    width, count = lanes[0].console.width, len(lanes)
+    if count == 1 or width < _SIDE_BY_SIDE:
+        # The last line is the cursor's.
+        share = None if height is None else (height - 1) // count
+        return Group(*(part for lane in lanes for part in lane.parts(width, share)))
+    width = (width - _GUTTER * (count - 1)) // count
+    # One arm's heading and clock may take a line more than the other's.
+    parts = [lane.parts(width, None if height is None else height - 3) for lane in lanes]
+    table = Table.grid(padding=(0, _GUTTER, 0, 0))
+    for _ in lanes:
+        table.add_column(width=width)
+    for row in zip(*parts, strict=True):
+        table.add_row(*row)
+    return table
+
+
+@contextlib.contextmanager
+def live(lane: Lane) -> Iterator[Callable[[Lap], None] | None]:
+    """Gives the function that draws the lane while its arm decodes, None without a terminal; leaves the whole text.
+
+    A generation that is broken off leaves what was drawn of it.
+    """
+    try:
+        if not lane.console.is_interactive:
+            yield None
+            return
+        with _screen(lane.console) as screen:
+            screen([lane])
+
+            def draw(lap: Lap) -> None:
+                lane.show(lap)
+                screen([lane])
+
+            yield draw
+    finally:
+        lane.end()
         if lane.num_tokens:
-            self._console.print(finished(lane, self._marks), soft_wrap=not self._console.is_terminal)
-
-    def wants_to_look(self, now: float) -> bool:
-        """Whether a frame is due: the first token at once, then so many frames a second."""
-        return now >= self._next_frame and self._console.is_interactive
-
-    def look(self, iterations: Sequence[Iteration], seconds: Sequence[float]) -> None:
-        """Draw a frame."""
-        began = time.perf_counter()
-        self._writer.write(iterations, seconds)
-        self._draw()
-        ended = time.perf_counter()
-        self._next_frame = ended + max(_FRAME_S, _COST_FACTOR * (ended - began))
-
-    def finish(self, lap: Lap) -> None:
-        """Take over what was decided since the last frame."""
-        self._writer.write(lap.iterations, lap.decided)
-        self._seconds = lap.generation.seconds
-
-    def _draw(self) -> None:
-        width, height = self._console.size
-        frame = running(self._writer.lane, width, height, self._marks, self._console)
-        self._live.update(frame, refresh=True)
+            lane.console.print(view([lane]), soft_wrap=not lane.console.is_terminal)
 
 
 def show_race(console: Console, laps: Sequence[Lap], tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
-    """Both arms side by side, in real proportion: on a terminal as a replay. Ctrl-C jumps to its end."""
-    marks = marks_instead_of_colours(console)
-    writers = [LaneWriter(lap.arm, tokenizer, prompt) for lap in laps]
+    """Both arms side by side, in proportion: on a terminal as a replay. Ctrl-C jumps to its end."""
+    lanes = [Lane(console, lap.arm, tokenizer, prompt) for lap in laps]
+
+    def show(at: float = math.inf) -> None:
+        for lane, lap in zip(lanes, laps, strict=True):
+            lane.show(lap, at)
+
     if console.is_interactive:
-        longest = max(lap.generation.seconds for lap in laps)
+        longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
-        pace = "at real speed"
-        if longest != shown_s:
-            pace = f"{shown_s / longest:.2g}× slower" if longest < shown_s else f"{longest / shown_s:.2g}× faster"
+        pace = f"{shown_s / longest:.2g}× slower" if longest < shown_s else f"{longest / shown_s:.2g}× faster"
+        pace = "at real speed" if longest == shown_s else pace
         console.print(f"Both were measured, one after the other. Replayed {pace}.", style="dim")
-        live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
-        with live, contextlib.suppress(KeyboardInterrupt):
-            _replay(console, live, laps, writers, longest / shown_s, marks)
-    lanes = []
-    for writer, lap in zip(writers, laps, strict=True):
-        writer.write(lap.iterations, lap.decided)
-        lanes.append(writer.end(lap.generation.seconds))
-    # Whole texts: as many lines as they take.
-    console.print(side_by_side(lanes, console.width, 1_000_000, marks, console))
+        with _screen(console) as screen, contextlib.suppress(KeyboardInterrupt):
+            began, at = time.perf_counter(), 0.0
+            while at < longest:
+                at = min((time.perf_counter() - began) * longest / shown_s, longest)
+                show(at)
+                screen(lanes)
+                time.sleep(FRAME_S)
+    show()
+    for lane in lanes:
+        lane.end()
+    console.print(view(lanes))
 
 
-def _replay(
-    console: Console, live: Live, laps: Sequence[Lap], writers: Sequence[LaneWriter], speed: float, marks: bool
-) -> None:
-    longest = max(lap.generation.seconds for lap in laps)
-    began, at = time.perf_counter(), 0.0
-    while at < longest:
-        at = min((time.perf_counter() - began) * speed, longest)
-        for lap, writer in zip(laps, writers, strict=True):
-            count = sum(decided <= at for decided in lap.decided)
-            writer.write(lap.iterations[:count], lap.decided)
-            writer.lane.seconds = min(at, lap.generation.seconds)
-            writer.lane.seconds_to_first_token = lap.decided[0] if count else None
-        width, height = console.size
-        live.update(side_by_side([writer.lane for writer in writers], width, height, marks, console), refresh=True)
-        time.sleep(_FRAME_S)
+@contextlib.contextmanager
+def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
+    """Gives the function that draws lanes in place; they are gone at the end of the block."""
+    with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as screen:
+        yield lambda lanes: screen.update(view(lanes, console.height), refresh=True)
+
+
+def _token(text: str, origin: Origin, marks: bool) -> Text:
+    """A token as its origin asks. The space around a word stays outside, so that words stay apart."""
+    text, (style, before, after) = visible(text), _LOOKS[origin]
+    body = text.strip()
+    start = text.index(body)
+    lead, tail = text[:start], text[start + len(body) :]
+    if not marks:
+        return Text.assemble(lead, (body, style), tail)
+    if text and before and not body:
+        # A token of nothing but space is named.
+        body, lead, tail = "⏎" if "\n" in text else "␣", "", text
+    return Text(f"{lead}{before}{body}{after}{tail}" if body else text)

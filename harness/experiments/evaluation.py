@@ -1,222 +1,204 @@
-"""`eval`: how many questions each arm answers rightly, on the same questions, batched, and resumed where it ended."""
+"""`eval`: how many questions each arm answers correctly; the same questions, batched, and resumed where a run ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import hashlib
+import statistics
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any
 
 from harness.config.commands import EvalSettings
-from harness.decoding.loops import Request
-from harness.decoding.randomness import uniforms
-from harness.experiments import evaluation_rows
-from harness.experiments.arms import warp
-from harness.experiments.progress import progress, say
+from harness.config.model_names import without_suffixes
+from harness.engines.protocol import Question
+from harness.engines.timing import Generation
+from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
-from harness.experiments.questions import (
-    Question,
-    check_answer_length,
-    draw_questions,
-    first_line,
-    line_end_tokens,
-    parse_answer,
-)
-from harness.experiments.setup import (
-    PairKeeper,
-    RunRecord,
-    append_run,
-    check_context,
-    device_names,
-    encode,
-    stop_tokens,
-    take_part,
-)
-from harness.experiments.tasks import Task, load_task
-from harness.experiments.timing import Generation, generate, quick_collections
-from harness.models.loading import Pair
-from harness.results.answers import Answer, read_answers
-from harness.results.environment import write_environment
-from harness.results.eval_report import print_report
-from harness.results.files import append_rows, check_appendable
+from harness.experiments.questions import Problem, check_answer_length, draw_problems, line_end_tokens, read_answer
+from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.tasks import TASKS
+from harness.report.accuracy import eval_document
+from harness.results.acceptance import Acceptance
+from harness.results.files import append_rows, read_answers
 from harness.results.measurement import measurement_digest
+from harness.results.schema import AnswerRow, EvalRow
+from harness.results.statistics import difference_of_paired_proportions, mcnemar_p_value, wald_interval, wilson_interval
 
-# Settings that say how much is asked, and nothing about an answer.
+PROMPTS_FILE = "eval_prompts.csv"
+
+# Settings that say how much is asked, and do not change an answer.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
 
-# By arm, seed and index of the question.
-Answers = dict[tuple[str, int, int], Answer]
+# Operands that the published accuracies are for.
+_PUBLISHED_OPERANDS = (1, 99)
+
+# By seed and index of the question: the answer of each arm.
+Answers = dict[tuple[int, int], dict[str, AnswerRow]]
 
 
-def run(settings: EvalSettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
-    """Ask all questions, print the table, write the files, and return the last arm's accuracy.
+class Evaluation(Experiment):
+    """Both arms on the questions of each seed.
 
-    Args:
-        directory: of this run; `eval.csv`, `eval_prompts.csv` and `environment.json` are written there.
-        keeper: holds the pair where several runs follow each other.
-
-    Raises:
-        SettingError: a mistake that only the models' configurations reveal.
-        RunError: the run failed. Its rows, with what was answered until then, are written first.
+    Answers are appended batch by batch to a store, a CSV file named after a digest of everything that determines an
+    answer and its time. So however a run ends, the same command continues from there.
     """
-    record = RunRecord(settings, directory)
-    keeper = keeper or PairKeeper()
-    check_appendable(settings.results.file)
-    task = load_task(settings.task)
-    questions = _questions(settings, task)
-    answers: Answers = {}
-    resumed: Answers = {}
-    planned = None
-    try:
-        with record.watch():
-            planned = keeper.plan(settings)
-            check_answer_length(planned.tokenizer, questions, settings.decoding.max_new_tokens)
-            token_ids = encode(
-                planned.tokenizer, [Prompt(question.prompt) for question in questions], settings.chat_template
+
+    document = staticmethod(eval_document)
+
+    def __init__(self, settings: EvalSettings) -> None:
+        self.settings = settings
+        task = TASKS[settings.task]
+        drawn = (draw_problems(task, settings.operands, seed, settings.num_prompts) for seed in settings.seeds)
+        self.problems = [problem for problems in drawn for problem in problems]
+        published = settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
+        self.published = task.published.get(without_suffixes(settings.model.name), {}) if published else {}
+        self.answers: Answers = {}
+        self.resumed: set[tuple[int, int]] = set()
+
+    def measure(self, session: Session) -> None:
+        settings, problems = self.settings, self.problems
+        token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
+        check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
+        session.place(min(settings.batch_size, len(problems)), max(map(len, token_ids)))
+        digest = measurement_digest(settings, leaving_out=_NOT_OF_AN_ANSWER)
+        store = Path(settings.results.file).parent / "eval_answers" / f"{digest}.csv"
+        if settings.resume and (found := self._answered(store)):
+            given = [dataclasses.replace(row, run=session.run) for arms in found.values() for row in arms.values()]
+            wanted = len(problems) * len(settings.arms)
+            say(f"{len(given)} of {wanted} answers are in {store} already; resume=false measures again")
+            session.append(PROMPTS_FILE, given)
+            self.answers |= found
+            self.resumed = set(found)
+        if len(self.answers) < len(problems):
+            self._answer(session, token_ids, store)
+
+    def rows(self, session: Session) -> list[EvalRow]:
+        """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
+
+        A seed without an answer, because the run ended before, has no row.
+        """
+        # What a process answered before it died is in its file.
+        answers = self.answers or self._answered(session.directory / PROMPTS_FILE)
+        rows = []
+        for seed in (*self.settings.seeds, "all"):
+            problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
+            keys = [problem.key for problem in problems if problem.key in answers]
+            if not keys and seed != "all":
+                continue
+            for arm in self.settings.arms:
+                mine = [answers[key][arm] for key in keys]
+                columns: dict[str, Any] = {
+                    "arm": arm,
+                    "seed": str(seed),
+                    "published_accuracy": self.published.get(arm),
+                    "operands": "-".join(map(str, self.settings.operands)),
+                    "prompts_digest": hashlib.sha256("\n".join(p.prompt for p in problems).encode()).hexdigest()[:12],
+                    "num_resumed": sum(key in self.resumed for key in keys),
+                }
+                if arm != "regular" and mine:
+                    regular = [answers[key]["regular"] for key in keys]
+                    columns |= _against(regular, mine, greedy=self.settings.decoding.temperature == 0)
+                rows.append(session.row(EvalRow, **columns, **_figures(mine)))
+        return rows
+
+    def _answer(self, session: Session, token_ids: Sequence[Sequence[int]], store: Path) -> None:
+        """Give every arm, batch by batch, the questions without an answer.
+
+        Both arms answer a batch before the next begins, and then it is written: a question is answered by all arms or
+        by none.
+        """
+        size = self.settings.batch_size
+        session.open(min(size, len(token_ids)), max(map(len, token_ids)), share_prefix=True)
+        asked = {problem.key: (problem, prompt) for problem, prompt in zip(self.problems, token_ids, strict=True)}
+        stop = line_end_tokens(session.tokenizer)
+        # A batch has one seed, because its random numbers have.
+        pending = [[key for key in asked if key[0] == seed and key not in self.answers] for seed in self.settings.seeds]
+        questions = [
+            session.ask(
+                [asked[key][1] for key in keys], [index for _, index in keys], seed=keys[0][0], stop_tokens=stop
             )
-            check_context(planned, token_ids, settings.decoding.max_new_tokens, "task")
-            longest, rows_at_once = max(map(len, token_ids)), min(settings.batch_size, len(questions))
-            planned = keeper.make_room(settings, rows_at_once, longest, settings.decoding.max_new_tokens)
-            say(planned.describe())
-            record.devices = device_names(planned.devices)
-            write_environment(directory, record.devices)
-            files = [directory / "eval_prompts.csv", answer_store(settings)]
-            wanted = len(questions) * len(settings.arms)
-            if settings.resume and (resumed := _answered(files[1], questions, settings.arms)):
-                say(f"{len(resumed)} of {wanted} answers are in {files[1]} already; resume=false measures anew")
-                append_rows(files[0], [answer.as_row() for answer in resumed.values()])
-                answers |= resumed
-            if len(answers) < wanted:
-                measure(settings, keeper.load(), questions, token_ids, answers, files, record)
-    finally:
-        rows = evaluation_rows.arm_rows(settings, task, questions, answers, resumed.keys(), planned, record)
-        written = append_run(settings, directory / "eval.csv", rows)
-        if answers:
-            print_report(rows)
-            say(f"written to {directory}/ and {written}")
-    return rows[-1]["accuracy"]
-
-
-def record_failure(settings: EvalSettings, directory: Path, reason: str) -> None:
-    """Write the rows of a run that ended before it could, with what it had answered."""
-    record = RunRecord(settings, directory, status="failed", error=reason)
-    task = load_task(settings.task)
-    questions = _questions(settings, task)
-    answers = _answered(directory / "eval_prompts.csv", questions, settings.arms)
-    rows = evaluation_rows.arm_rows(settings, task, questions, answers, (), None, record)
-    append_run(settings, directory / "eval.csv", rows)
-
-
-def measure(
-    settings: EvalSettings,
-    pair: Pair,
-    questions: Sequence[Question],
-    token_ids: Sequence[list[int]],
-    answers: Answers,
-    files: Sequence[Path],
-    record: RunRecord,
-) -> None:
-    """Ask every arm, batch by batch, what is not among the answers yet; add to `answers` and to the CSV `files`.
-
-    Both arms answer a batch before the next begins, and it is written once both have: a question is answered by all
-    arms or by none. Whatever ends this early, what was answered is in `answers` and in the files.
-    """
-    decoding = settings.decoding
-    taking_part = take_part(settings, pair, token_ids, record, share_prefix=True)
-    arms = taking_part.arms(decoding)
-    stop = line_end_tokens(pair.tokenizer) | (frozenset() if decoding.ignore_eos else stop_tokens(pair))
-    batches = list(_batches(settings, questions, answers))
-    with quick_collections(), progress("warming up", len(batches)) as advance:
-        for number, (seed, batch) in enumerate(batches):
-            indices = [questions[place].index for place in batch]
-            request = Request(
-                prompts=[token_ids[place] for place in batch],
-                uniforms=uniforms(seed, indices, decoding.max_new_tokens + 1, pair.target.input_device),
-                warp=warp(decoding),
-                max_new_tokens=decoding.max_new_tokens,
-                stop_tokens=stop,
-            )
-            if number == 0:
-                for arm in arms:
-                    generate(arm, request, pair.devices)
-            asked = [questions[place] for place in batch]
-            given: list[Answer] = []
-            # The order alternates, so that neither arm always runs on what the other has warmed.
-            for arm in arms if number % 2 == 0 else reversed(arms):
-                given += _answers(pair.tokenizer, arm.name, asked, generate(arm, request, pair.devices))
-            rows = [answer.as_row() for answer in given]
-            for file in files:
-                append_rows(file, rows)
-            answers |= {answer.key: answer for answer in given}
-            advance(_running_accuracy(answers, settings.arms))
-
-
-def answer_store(settings: EvalSettings) -> Path:
-    """The file beside `results.file` that collects answers given under the same circumstances, whatever was asked."""
-    digest = measurement_digest(settings, leaving_out=_NOT_OF_AN_ANSWER)
-    return Path(settings.results.file).parent / "eval_answers" / f"{digest}.csv"
-
-
-def _questions(settings: EvalSettings, task: Task) -> list[Question]:
-    return [
-        question
-        for seed in settings.seeds
-        for question in draw_questions(task, settings.operands, seed, settings.num_prompts)
-    ]
-
-
-def _answered(store: Path, questions: Sequence[Question], arms: Sequence[str]) -> Answers:
-    """What the store holds of these questions, as far as every arm has answered; of two answers the later."""
-    found = {answer.key: answer for answer in read_answers(store)}
-    keys = [[(arm, question.seed, question.index) for arm in arms] for question in questions]
-    return {key: found[key] for of_question in keys if all(key in found for key in of_question) for key in of_question}
-
-
-def _batches(
-    settings: EvalSettings, questions: Sequence[Question], answers: Mapping[tuple[str, int, int], Answer]
-) -> Iterator[tuple[int, list[int]]]:
-    """Seed and places in `questions` of each batch; a batch is of one seed, as its random numbers are."""
-    for seed in settings.seeds:
-        pending = [
-            place
-            for place, question in enumerate(questions)
-            if question.seed == seed and ("regular", seed, question.index) not in answers
+            for of_seed in pending
+            for keys in in_batches(of_seed, size)
         ]
-        for first in range(0, len(pending), settings.batch_size):
-            yield seed, pending[first : first + settings.batch_size]
+
+        def note(question: Question, generations: dict[str, Generation]) -> str:
+            problems = [asked[question.seed, index][0] for index in question.indices]
+            given = [row for arm, one in generations.items() for row in _read(session, arm, problems, one)]
+            session.append(PROMPTS_FILE, given)
+            append_rows(store, given)
+            self.answers |= _by_question(given)
+            correct = {arm: [of_one[arm].correct for of_one in self.answers.values()] for arm in self.settings.arms}
+            return ", ".join(f"{arm} {statistics.fmean(of_arm):.1%}" for arm, of_arm in correct.items())
+
+        session.race(questions, note, num_warmup=1)
+
+    def _answered(self, file: Path) -> Answers:
+        """The answers in a file to these questions, where every arm has answered; of two answers the later."""
+        found = _by_question(read_answers(file))
+        arms = set(self.settings.arms)
+        return {p.key: found[p.key] for p in self.problems if arms.issubset(found.get(p.key, ()))}
 
 
-def _answers(
-    tokenizer: PreTrainedTokenizerBase, arm: str, asked: Sequence[Question], generation: Generation
-) -> Iterator[Answer]:
-    """What an arm answered to a batch of questions. Every one of them takes an equal share of the batch's time."""
-    answered_at = datetime.now(UTC).isoformat(timespec="seconds")
-    for question, tokens, outcomes in zip(asked, generation.tokens, generation.outcomes, strict=True):
-        text = str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        completion = first_line(text)
-        answer = parse_answer(completion)
-        yield Answer(
-            prompt_index=question.index,
-            seed=question.seed,
+EXPERIMENT = Evaluation
+
+
+def _by_question(rows: Sequence[AnswerRow]) -> Answers:
+    answers: Answers = {}
+    for row in rows:
+        answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row
+    return answers
+
+
+def _read(session: Session, arm: str, batch: Sequence[Problem], generation: Generation) -> Iterator[AnswerRow]:
+    """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
+    for problem, tokens, outcomes in zip(batch, generation.tokens, generation.outcomes, strict=True):
+        text = session.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        completion, answer = read_answer(str(text))
+        yield session.row(
+            AnswerRow,
+            Acceptance.of(outcomes),
+            prompt_index=problem.index,
+            seed=problem.seed,
             arm=arm,
-            a=question.a,
-            b=question.b,
-            expected=question.expected,
+            a=problem.a,
+            b=problem.b,
+            expected=problem.expected,
             completion=completion,
             answer=answer,
-            correct=answer == question.expected,
+            correct=answer == problem.expected,
             num_tokens=len(tokens),
-            time_ms=1000 * generation.seconds / len(asked),
-            outcomes=tuple(outcomes),
-            answered_at=answered_at,
+            time_ms=1000 * generation.seconds / len(batch),
+            outcomes=[list(outcome) for outcome in outcomes],
+            answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
 
-def _running_accuracy(answers: Answers, arms: Sequence[str]) -> str:
-    """`regular 62.5 %, speculative 62.4 %` of what is answered so far."""
-    shares = []
-    for arm in arms:
-        correct = [answer.correct for answer in answers.values() if answer.arm == arm]
-        shares.append(f"{arm} {sum(correct) / len(correct):.1%}")
-    return ", ".join(shares)
+def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
+    """Figures of one arm; what cannot be had without an answer is None."""
+    correct, total = sum(answer.correct for answer in answers), len(answers)
+    return {
+        "acceptance": Acceptance.of(outcome for answer in answers for outcome in answer.outcomes),
+        "num_prompts": total,
+        "num_correct": correct,
+        "num_parsed": sum(answer.answer is not None for answer in answers),
+        "num_tokens": sum(answer.num_tokens for answer in answers),
+        "ms_per_answer": statistics.fmean(answer.time_ms for answer in answers) if answers else None,
+        **wald_interval(correct, total).columns("accuracy", "wald_low", "wald_high"),
+        **wilson_interval(correct, total).columns("accuracy", "wilson_low", "wilson_high"),
+    }
+
+
+def _against(regular: Sequence[AnswerRow], other: Sequence[AnswerRow], greedy: bool) -> dict[str, Any]:
+    """The other arm's answers compared with the regular arm's answers to the same questions."""
+    first, second = [answer.correct for answer in regular], [answer.correct for answer in other]
+    difference = difference_of_paired_proportions(first, second)
+    pairs = list(zip(first, second, strict=True))
+    same = sum(mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True))
+    return {
+        **difference.columns("difference", "difference_low", "difference_high"),
+        "mcnemar_p_value": mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True))),
+        # Sampled texts may differ; greedy ones must not.
+        "identical_prompts": same if greedy else None,
+    }

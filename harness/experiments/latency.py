@@ -4,143 +4,203 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from harness.config.commands import LatencySettings
-from harness.decoding.loops import Request
-from harness.decoding.randomness import uniforms
-from harness.experiments import latency_rows
-from harness.experiments.arms import Players, warp
-from harness.experiments.divergence import first_divergence
-from harness.experiments.latency_rows import Measurement
+from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
+from harness.engines.timing import Generation, Phases, generate
 from harness.experiments.profiling import profile_arms
-from harness.experiments.progress import progress, say
-from harness.experiments.prompts import Prompt, load_prompts
-from harness.experiments.roofline import Roof, roofs
-from harness.experiments.setup import (
-    PairKeeper,
-    RunRecord,
-    append_run,
-    check_context,
-    device_names,
-    encode,
-    stop_tokens,
-    take_part,
-)
-from harness.experiments.timing import Phases, generate, quick_collections
-from harness.models.devices import peak_memory_bytes, reset_peak_memory
-from harness.models.loading import Pair
-from harness.results.environment import write_environment
-from harness.results.files import append_rows, check_appendable
-from harness.results.latency_report import Profile, print_profiles, print_report
+from harness.experiments.prompts import load_prompts
+from harness.experiments.session import Experiment, Session, in_batches
+from harness.models.roofline import Roof, roofs
+from harness.report.latency import latency_document
+from harness.report.table import Document, Table
+from harness.results.acceptance import Acceptance, predicted_speedup
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.statistics import ratio_of_totals
 
 # `test=true`: enough to see that a pair works at all.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
 
+PROMPTS_FILE = "latency_prompts.csv"
 
-def run(settings: LatencySettings, directory: Path, keeper: PairKeeper | None = None) -> float | None:
-    """Measure one pair, print the table, write the files, and return the speed-up (None without a draft).
 
-    Args:
-        directory: of this run; `latency.csv`, `latency_prompts.csv` and `environment.json` are written there.
-        keeper: holds the pair where several runs follow each other.
+@dataclass
+class Measurement:
+    """What one arm did, batch by batch.
 
-    Raises:
-        SettingError: a mistake that only the models' configurations reveal.
-        RunError: the run failed. Its rows, with what was measured until then, are written first.
+    Attributes:
+        generations: the timed ones.
+        phases: from the pass under stopwatches.
+        divergences: of greedy speculative output from the regular one, one per prompt; None where there is none.
     """
-    record = RunRecord(settings, directory)
-    keeper = keeper or PairKeeper()
-    if settings.test:
-        settings = _shortened(settings)
-    check_appendable(settings.results.file)
-    prompt_set = load_prompts(settings.prompts)
-    prompts = prompt_set.take(settings.num_prompts)
-    measured = _nothing_measured(settings)
-    planned = None
-    roofline: list[Roof] = []
-    profiles: list[Profile] = []
-    try:
-        with record.watch():
-            planned = keeper.plan(settings)
-            token_ids = encode(planned.tokenizer, prompts, settings.chat_template)
-            check_context(planned, token_ids, settings.decoding.max_new_tokens)
-            longest = max(map(len, token_ids))
-            planned = keeper.make_room(settings, settings.batch_size, longest, settings.decoding.max_new_tokens)
-            say(planned.describe())
-            pair = keeper.load()
-            record.devices = device_names(pair.devices)
-            write_environment(directory, record.devices)
-            profiles = measure(settings, pair, prompts, token_ids, measured, directory / "latency_prompts.csv", record)
-            # On average half of the new tokens are there.
-            context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
-            roofline = roofs(planned, min(settings.batch_size, len(prompts)), round(context))
-    finally:
-        rows = latency_rows.arm_rows(settings, prompt_set, measured, planned, record, roofline)
-        written = append_run(settings, directory / "latency.csv", rows)
-        if any(measurement.generations for measurement in measured.values()):
-            print_report(latency_rows.report(prompts, measured, rows))
-            print_profiles(profiles)
-            say(f"written to {directory}/ and {written}")
-    return rows[-1]["speedup"]
+
+    generations: list[Generation] = field(default_factory=list)
+    phases: Phases | None = None
+    divergences: list[Divergence | None] = field(default_factory=list)
+
+    @property
+    def ms_per_token(self) -> list[float]:
+        return [generation.ms_per_token for generation in self.generations]
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return sum((generation.acceptance for generation in self.generations), Acceptance())
+
+    @property
+    def phase_ms(self) -> tuple[float | None, float | None]:
+        """Of a forward pass of the target after the prompt, and of drafting."""
+        return (self.phases.forward.mean_ms, self.phases.drafting.mean_ms) if self.phases else (None, None)
 
 
-def record_failure(settings: LatencySettings, directory: Path, reason: str) -> None:
-    """Write the rows of a run that ended before it could."""
-    record = RunRecord(settings, directory, status="failed", error=reason)
-    prompt_set = load_prompts(settings.prompts)
-    rows = latency_rows.arm_rows(settings, prompt_set, _nothing_measured(settings), None, record)
-    append_run(settings, directory / "latency.csv", rows)
-
-
-def measure(
-    settings: LatencySettings,
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    token_ids: list[list[int]],
-    measured: dict[str, Measurement],
-    prompts_file: Path,
-    record: RunRecord,
-) -> list[Profile]:
-    """Run every arm on every batch of prompts, arms interleaved, into `measured`; append each batch to `prompts_file`.
+class Latency(Experiment):
+    """Both arms on the same prompts, interleaved batch by batch.
 
     After the timed runs of a batch each arm runs once more under stopwatches, so that drift of the machine hits the
-    times and their split alike. Whatever ends this early, what was measured is in `measured` and in the file.
-
-    Returns:
-        Profiles of the arms, where the settings ask for them.
+    times and their split alike.
     """
-    decoding = settings.decoding
-    taking_part = take_part(settings, pair, token_ids, record)
-    arms = taking_part.arms(decoding)
-    watched = []
-    for arm in arms:
-        measured[arm.name].phases = phases = Phases(pair.devices)
-        watched += [same for same in phases.watch(taking_part).arms(decoding) if same.name == arm.name]
 
-    batches = list(_batches(settings, pair, token_ids))
-    with progress("measuring", len(batches)) as advance, quick_collections():
-        for _, request in batches[:1] * settings.num_warmup:
-            for arm in arms:
-                generate(arm, request, pair.devices)
-        for number, (indices, request) in enumerate(batches):
-            # The order alternates, so that neither arm always runs on what the other has warmed.
-            for arm in arms if number % 2 == 0 else reversed(arms):
-                reset_peak_memory(pair.devices)
-                generation = generate(arm, request, pair.devices)
-                measured[arm.name].add(generation, peak_memory_bytes(pair.devices))
-            for arm in watched:
-                generate(arm, request, pair.devices)
-            if decoding.temperature == 0 and decoding.synthetic_acceptance is None:
-                _compare_texts(taking_part, request, measured)
-            append_rows(prompts_file, list(latency_rows.prompt_rows(pair.tokenizer, prompts, indices, measured)))
-            advance()
-    return profile_arms(arms, batches[0][1], pair.devices, prompts_file.parent) if settings.profile else []
+    def __init__(self, settings: LatencySettings) -> None:
+        self.settings = _shortened(settings) if settings.test else settings
+        self.prompt_set = load_prompts(settings.prompts)
+        self.prompts = self.prompt_set.take(self.settings.num_prompts)
+        self.measured = {name: Measurement() for name in settings.arms}
+        self.prompt_rows: list[LatencyPromptRow] = []
+        self.roofs: list[Roof] = []
+        self.profiles: list[Table] = []
 
+    def measure(self, session: Session) -> None:
+        settings = self.settings
+        token_ids = session.encode(self.prompts)
+        batch_size, longest = min(settings.batch_size, len(token_ids)), max(map(len, token_ids))
+        placed = session.place(settings.batch_size, longest)
+        engine = session.open(batch_size, longest)
+        watched = engine.watched()
+        for arm, phases in watched:
+            self.measured[arm.name].phases = phases
 
-def _nothing_measured(settings: LatencySettings) -> dict[str, Measurement]:
-    return {name: Measurement() for name in (["regular"] if settings.draft is None else ["regular", "speculative"])}
+        def note(question: Question, generations: dict[str, Generation]) -> None:
+            for name, generation in generations.items():
+                self.measured[name].generations.append(generation)
+            for arm, _ in watched:
+                generate(engine, arm, question)
+            self._compare_texts(engine, question, generations)
+            names = [(name, row) for name in self.measured for row in range(len(question.indices))]
+            rows = [
+                self._prompt_row(session, name, question.indices[row], generations[name], row) for name, row in names
+            ]
+            self.prompt_rows += rows
+            session.append(PROMPTS_FILE, rows)
+
+        batches = in_batches(range(len(token_ids)), batch_size)
+        questions = [session.ask([token_ids[index] for index in batch], batch) for batch in batches]
+        session.race(questions, note, settings.num_warmup)
+        # On average half of the new tokens are there.
+        context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
+        self.roofs = roofs(placed, batch_size, round(context))
+        if settings.profile:
+            self.profiles = profile_arms(engine, questions[0], session.directory)
+
+    def rows(self, session: Session) -> list[LatencyRow]:
+        """One row per arm. What was not measured, or could not be, is None."""
+        digest = self.prompt_set.digest
+        return [
+            session.row(LatencyRow, measurement.acceptance, arm=name, prompts_digest=digest, **self._figures(name))
+            for name, measurement in self.measured.items()
+        ]
+
+    def document(self, rows: Sequence[LatencyRow]) -> Document:
+        """The report of this run, and its profiles."""
+        return [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
+
+    def _compare_texts(self, engine: LocalEngine, question: Question, generations: dict[str, Generation]) -> None:
+        """Greedy speculative output must be the regular one: note where the texts of a batch part."""
+        if (
+            question.decoding.temperature == 0
+            and question.decoding.synthetic_acceptance is None
+            and len(generations) > 1
+        ):
+            texts = (generations[name].tokens for name in self.measured)
+            found = [first_divergence(engine, *each) for each in zip(question.prompts, *texts, strict=True)]
+            self.measured["speculative"].divergences += found
+
+    def _prompt_row(self, session: Session, arm: str, index: int, generation: Generation, row: int) -> LatencyPromptRow:
+        """What an arm made of a prompt, which was a row of a batch."""
+        prompt, tokens, divergences = self.prompts[index], generation.tokens[row], self.measured[arm].divergences
+        parted = divergences[index] if divergences else None
+        return session.row(
+            LatencyPromptRow,
+            Acceptance.of(generation.outcomes[row]),
+            prompt_index=index,
+            category=prompt.category,
+            prompt=prompt.text,
+            arm=arm,
+            completion=session.tokenizer.decode(tokens, skip_special_tokens=False),
+            num_tokens=len(tokens),
+            # A row of a batch takes as long as its batch.
+            time_ms=1000 * generation.seconds,
+            time_to_first_token_ms=1000 * generation.seconds_to_first_token,
+            divergence_position=parted and parted.position,
+            logit_margin=parted and parted.logit_margin,
+        )
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        """The columns of an arm."""
+        measurement = self.measured[name]
+        generations, times = measurement.generations, measurement.ms_per_token
+        seconds = sum(generation.seconds for generation in generations)
+        num_tokens = sum(len(row) for generation in generations for row in generation.tokens)
+        forward_ms, draft_ms = measurement.phase_ms
+        figures: dict[str, Any] = {
+            "num_prompts": sum(len(generation.tokens) for generation in generations),
+            "num_tokens": num_tokens,
+            "tokens_per_second": num_tokens / seconds if seconds else None,
+            "draft_ms": draft_ms,
+        }
+        if generations:
+            peaks = [generation.peak_memory_bytes or 0 for generation in generations]
+            figures |= {
+                "ms_per_token": statistics.fmean(times),
+                "ms_per_token_median": statistics.median(times),
+                "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
+                "time_to_first_token_ms": statistics.fmean(1000 * g.seconds_to_first_token for g in generations),
+                "peak_memory_bytes": max(peaks) or None,
+            }
+        if self.roofs:
+            roof = self.roofs[0]
+            figures |= {"step_bytes": roof.step_bytes, "floor_ms": roof.floor_ms}
+            # Of the target's devices together; with one device it is that device's own.
+            figures["copy_bandwidth_bytes_per_s"] = roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
+        if name == "regular":
+            return figures | {"target_step_ms": forward_ms}
+        return figures | {"verify_ms": forward_ms} | self._against_regular(measurement)
+
+    def _against_regular(self, speculative: Measurement) -> dict[str, Any]:
+        """Columns of the speculative arm alone."""
+        regular, draft_roof = self.measured["regular"], self.roofs[1] if len(self.roofs) > 1 else None
+        columns: dict[str, Any] = {
+            "draft_step_bytes": draft_roof and draft_roof.step_bytes,
+            "draft_floor_ms": draft_roof and draft_roof.floor_ms,
+        }
+        # Paired by batch; with equal token counts this is the ratio of total times.
+        resampling = self.settings.num_resamples, self.settings.seed
+        found = ratio_of_totals(regular.ms_per_token, speculative.ms_per_token, *resampling)
+        columns |= found.columns("speedup", "speedup_low", "speedup_high")
+        # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
+        if num_iterations := sum(generation.num_iterations for generation in speculative.generations):
+            seconds = sum(g.seconds - g.seconds_to_first_token for g in speculative.generations)
+            columns["iteration_ms"] = 1000 * seconds / num_iterations
+        if speculative.divergences:
+            columns["identical_prompts"] = speculative.divergences.count(None)
+        length, (step_ms, _) = speculative.acceptance.mean_acceptance_length, regular.phase_ms
+        verify_ms, draft_ms = speculative.phase_ms
+        if length and draft_ms and verify_ms and step_ms:
+            columns["predicted_speedup"] = predicted_speedup(length, draft_ms, verify_ms, step_ms)
+        return columns
 
 
 def _shortened(settings: LatencySettings) -> LatencySettings:
@@ -149,27 +209,4 @@ def _shortened(settings: LatencySettings) -> LatencySettings:
     return dataclasses.replace(settings, num_prompts=min(TEST_PROMPTS, settings.num_prompts), decoding=decoding)
 
 
-def _batches(settings: LatencySettings, pair: Pair, token_ids: list[list[int]]) -> Iterator[tuple[list[int], Request]]:
-    """The prompts' indices and the request of each batch."""
-    decoding = settings.decoding
-    for first in range(0, len(token_ids), settings.batch_size):
-        indices = list(range(first, min(first + settings.batch_size, len(token_ids))))
-        yield (
-            indices,
-            Request(
-                prompts=[token_ids[index] for index in indices],
-                uniforms=uniforms(settings.seed, indices, decoding.max_new_tokens + 1, pair.target.input_device),
-                warp=warp(decoding),
-                max_new_tokens=decoding.max_new_tokens,
-                stop_tokens=frozenset() if decoding.ignore_eos else stop_tokens(pair),
-            ),
-        )
-
-
-def _compare_texts(taking_part: Players, request: Request, measured: dict[str, Measurement]) -> None:
-    """Greedy speculative output must be the regular one: note where the texts of the last batch part."""
-    if "speculative" not in measured:
-        return
-    regular, speculative = (measured[name].generations[-1].tokens for name in ("regular", "speculative"))
-    for prompt, expected, actual in zip(request.prompts, regular, speculative, strict=True):
-        measured["speculative"].divergences.append(first_divergence(taking_part.target, prompt, expected, actual))
+EXPERIMENT = Latency

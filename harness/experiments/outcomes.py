@@ -1,9 +1,9 @@
 """The target's exact distribution over the first tokens of a continuation, as a tree of prefixes.
 
-With a vocabulary of V tokens there are V^n continuations of n tokens, nearly all of them never drawn. So a prefix is
-known by its probability only where enough draws are expected to begin with it, and each draw is counted under the
-longest known prefix of its tokens. That is a partition: the probability of a prefix, less that of the known prefixes
-which are one token longer, is the probability of being counted under it, and the sum over all is 1.
+With a vocabulary of V tokens there are V^n continuations of n tokens, and nearly all of them are never drawn. So the
+probability of a prefix is computed only if enough draws are expected to begin with it, and each draw is counted under
+the longest known prefix of its tokens. That is a partition: the probability of a prefix, less that of the known
+prefixes which are one token longer, is the probability of being counted under it, and the sum over all is 1.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from harness.decoding.protocols import Runner
-from harness.decoding.warp import Warp
+from harness.config.settings import DecodingSettings
+from harness.engines.local import LocalEngine
+from harness.experiments.session import in_batches
 from harness.results.statistics import least_visible_shift
 
 Floats = NDArray[np.float64]
@@ -25,14 +26,14 @@ Prefix = tuple[int, ...]
 
 # Prefixes in one forward pass.
 _BATCH = 64
-# Where rounding decides whether a token belongs to the top p, a draw of it must not refute everything: what is
-# expected never is expected this often, and pooled with the rare.
+# Where rounding decides whether a token belongs to the top p, one draw of it must not refute everything: an outcome of
+# probability 0 gets this one, and is pooled with the rare ones.
 _NEVER = 1e-12
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Probabilities of the known prefixes, the empty one among them, after one prompt.
+    """Probabilities of the known prefixes after one prompt, the empty prefix included.
 
     Attributes:
         prefixes: from forward passes over prompt and prefix, without a cache.
@@ -44,10 +45,8 @@ class Outcomes:
 
     def first(self, num_tokens: int) -> Outcomes:
         """The distribution over the first tokens only."""
-        return Outcomes(
-            {prefix: p for prefix, p in self.prefixes.items() if len(prefix) <= num_tokens},
-            {prefix: p for prefix, p in self.cached.items() if len(prefix) <= num_tokens},
-        )
+        known = [prefix for prefix in self.prefixes if len(prefix) <= num_tokens]
+        return Outcomes({prefix: self.prefixes[prefix] for prefix in known}, {p: self.cached[p] for p in known})
 
     @property
     def probabilities(self) -> Floats:
@@ -60,7 +59,7 @@ class Outcomes:
         return _cells(self.cached)
 
     def shifted(self, position: int, distance: float) -> Floats:
-        """`probabilities`, had the token at `position` another distribution, whatever the tokens before it.
+        """`probabilities` if the token at `position` had another distribution, regardless of the tokens before it.
 
         Args:
             distance: total variation between that distribution and the exact one; see `least_visible_shift`.
@@ -87,25 +86,22 @@ class Outcomes:
 
 
 def exact_outcomes(
-    target: Runner, prompt: Sequence[int], warp: Warp, num_tokens: int, min_probability: float
+    engine: LocalEngine, prompt: Sequence[int], decoding: DecodingSettings, num_tokens: int, min_probability: float
 ) -> Outcomes:
-    """The exact distribution over the first `num_tokens` tokens after `prompt`; starts new batches on `target`.
+    """The exact distribution over the first `num_tokens` tokens after `prompt`.
 
     Args:
-        min_probability: of the prefixes that are told apart; what is rarer counts under the prefix it extends.
+        min_probability: of the prefixes that are counted separately; a rarer one counts under the prefix it extends.
     """
     prefixes: dict[Prefix, float] = {(): 1.0}
     cached = dict(prefixes)
     level: list[Prefix] = [()]
     for _ in range(num_tokens):
         longer: list[Prefix] = []
-        for first in range(0, len(level), _BATCH):
-            batch = level[first : first + _BATCH]
-            logits = cached_logits = target.start([[*prompt, *prefix] for prefix in batch])
-            if batch[0]:
-                target.start([prompt] * len(batch))
-                cached_logits = target.extend(torch.tensor(batch, device=logits.device))[:, -1]
-            rows, cached_rows = exact_probabilities(logits, warp), exact_probabilities(cached_logits, warp)
+        for batch in in_batches(level, _BATCH):
+            whole = engine.logits([[*prompt, *prefix] for prefix in batch])
+            behind_cache = engine.logits([prompt] * len(batch), batch) if batch[0] else whole
+            rows, cached_rows = (exact_probabilities(logits, decoding) for logits in (whole, behind_cache))
             for prefix, row, cached_row in zip(batch, rows, cached_rows, strict=True):
                 for token in np.flatnonzero(prefixes[prefix] * row >= min_probability).tolist():
                     longer.append((*prefix, token))
@@ -115,24 +111,24 @@ def exact_outcomes(
     return Outcomes(prefixes, cached)
 
 
-def exact_probabilities(logits: torch.Tensor, warp: Warp) -> Floats:
-    """Logits [B, V] -> probabilities [B, V]: what `Warp` does, in float64.
+def exact_probabilities(logits: Tensor, decoding: DecodingSettings) -> Floats:
+    """Logits [B, V] -> probabilities [B, V] in float64, with the settings' temperature, top-k and top-p.
 
-    Written again on purpose: a mistake in the one place that serves target and draft would be no loss between the two.
+    Written again on purpose: target and draft share `decoding.warp`, so a mistake there would not look like a loss.
     """
     values = logits.double().cpu().numpy()
-    if warp.temperature == 0:
+    if decoding.temperature == 0:
         return np.eye(values.shape[-1])[values.argmax(-1)]
-    values = values / warp.temperature
-    if 0 < warp.top_k < values.shape[-1]:
-        smallest_kept = np.sort(values, axis=-1)[:, -warp.top_k, None]
+    values = values / decoding.temperature
+    if 0 < decoding.top_k < values.shape[-1]:
+        smallest_kept = np.sort(values, axis=-1)[:, -decoding.top_k, None]
         values = np.where(values >= smallest_kept, values, -np.inf)
     weights = np.exp(values - values.max(-1, keepdims=True))
     probabilities = weights / weights.sum(-1, keepdims=True)
-    if warp.top_p < 1:
+    if decoding.top_p < 1:
         order = np.argsort(-probabilities, axis=-1, kind="stable")
         descending = np.take_along_axis(probabilities, order, -1)
-        kept = np.where(descending.cumsum(-1) - descending < warp.top_p, descending, 0)
+        kept = np.where(descending.cumsum(-1) - descending < decoding.top_p, descending, 0)
         np.put_along_axis(probabilities, order, kept / kept.sum(-1, keepdims=True), -1)
     return np.asarray(probabilities)
 

@@ -1,66 +1,63 @@
-"""Where the time of an arm goes, operator by operator: a trace for Perfetto or Chrome, and the top of it."""
+"""Where the time of an arm goes, operator by operator: a trace for Perfetto or Chrome, and the top of it as a table."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.decoding.loops import Request
-from harness.experiments.arms import Arm
-from harness.models.devices import synchronize
-from harness.results.latency_report import OperatorLine, Profile
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Arm, Question
+from harness.report.table import Column, Table, TableRow, number, percent
 
 # A few iterations say it all, and a trace of more takes long to open.
 NUM_TOKENS = 8
 _NUM_OPERATORS = 8
 
 
-def profile_arms(
-    arms: Iterable[Arm], request: Request, devices: Sequence[torch.device], directory: Path
-) -> list[Profile]:
+def profile_arms(engine: LocalEngine, question: Question, directory: Path) -> list[Table]:
     """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into `directory`.
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
     """
-    shortened = dataclasses.replace(request, max_new_tokens=min(NUM_TOKENS, request.max_new_tokens))
-    return [_profile(arm, shortened, devices, directory / f"trace_{arm.name}.json.gz") for arm in arms]
+    decoding = question.decoding
+    decoding = dataclasses.replace(decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens))
+    shortened = dataclasses.replace(question, decoding=decoding)
+    return [_profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz") for arm in engine.arms]
 
 
-def _profile(arm: Arm, request: Request, devices: Sequence[torch.device], file: Path) -> Profile:
-    on_gpu = any(device.type == "cuda" for device in devices)
+def _profile(engine: LocalEngine, arm: Arm, question: Question, file: Path) -> Table:
+    on_gpu = engine.on_gpu
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with _quiet_profiler(), profile(activities=activities) as profiler:
-        num_iterations = sum(1 for _ in arm.decode(request))
-        synchronize(devices)
+    # Its library would report its own starts and stops on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    with profile(activities=activities) as profiler:
+        num_iterations = sum(1 for _ in arm.stream(question))
+        engine.synchronize()
     profiler.export_chrome_trace(str(file))
     # On a GPU kernels are listed, because those of a CUDA graph belong to no operator.
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
     events = [event for event in profiler.key_averages() if event.device_type == kind and not event.is_user_annotation]
 
-    def microseconds(event: object) -> float:
-        return float(getattr(event, "self_device_time_total" if on_gpu else "self_cpu_time_total"))
-
+    microseconds = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
     total = sum(map(microseconds, events)) or 1.0
     top = sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]
-    lines = [OperatorLine(e.key, e.count, microseconds(e) / 1000, microseconds(e) / total) for e in top]
-    return Profile(arm.name, request.max_new_tokens, num_iterations, "GPU" if on_gpu else "CPU", lines, str(file))
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Keep the profiler's library from reporting its own starts and stops on stderr; errors stay."""
-    name = "KINETO_LOG_LEVEL"
-    before = os.environ.get(name)
-    os.environ[name] = before or "5"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
+    device = "GPU" if on_gpu else "CPU"
+    return Table(
+        f"profile-{arm.name}",
+        f"Where {question.decoding.max_new_tokens} tokens of {arm.name} decoding spend {device} time"
+        f" ({num_iterations} iterations, slowed down by the profiler)",
+        (
+            Column("kernel" if on_gpu else "operator", text=True),
+            Column("calls"),
+            Column("ms", number(2)),
+            Column("share", percent),
+        ),
+        tuple(TableRow((e.key, e.count, microseconds(e) / 1000, microseconds(e) / total)) for e in top),
+        notes=(f"trace for https://ui.perfetto.dev: {file}",),
+        look="plain",
+    )

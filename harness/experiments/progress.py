@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-
-class Advance(Protocol):
-    """Ends a step of a progress bar; `description` replaces what the bar says."""
-
-    def __call__(self, description: str | None = None) -> None: ...
 
 
 def say(message: str) -> None:
@@ -22,8 +15,10 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Advance]:
-    """A progress bar over `total` steps; yields the function that ends a step. Quiet when stderr is no terminal.
+def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
+    """A progress bar over `total` steps, quiet when stderr is no terminal; yields the function that ends a step.
+
+    Its argument replaces what the bar says, unless it is None.
 
     Nothing is drawn between two steps: a bar that refreshes itself would take its time from what is measured.
     """
@@ -35,7 +30,7 @@ def progress(description: str, total: int) -> Iterator[Advance]:
         task = bars.add_task(description, total=total)
         bars.refresh()
 
-        def advance(description: str | None = None) -> None:
+        def advance(description: str | None) -> None:
             bars.update(task, advance=1, description=description)
             bars.refresh()
 

@@ -1,4 +1,4 @@
-"""The questions of `eval`, drawn by seed, and the answers read from completions."""
+"""The problems of `eval`, drawn by seed, and the answers read from completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import SettingError
 from harness.experiments.tasks import Task
 
-# A sign counts where it touches the digits; a comma groups thousands where exactly three digits follow each.
+# A sign counts if it touches the digits; a comma groups thousands if exactly three digits follow each.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 
 # Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
@@ -20,8 +20,8 @@ _LONGEST_LINE = 4000
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question. `index` counts from 0 in its seed; seed and index determine the rest, and the random numbers."""
+class Problem:
+    """One problem. `index` counts from 0 within its seed; seed and index determine the rest and the random numbers."""
 
     seed: int
     index: int
@@ -30,27 +30,27 @@ class Question:
     expected: int
     prompt: str
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.seed, self.index
 
-def draw_questions(task: Task, operands: tuple[int, ...], seed: int, count: int) -> list[Question]:
-    """`count` questions with both operands drawn uniformly from `operands` (lowest and highest).
 
-    A longer list begins with the shorter one, so that more questions of a seed only add to those answered before.
+def draw_problems(task: Task, operands: tuple[int, ...], seed: int, count: int) -> list[Problem]:
+    """`count` problems with both operands drawn uniformly from `operands` (lowest and highest).
+
+    A longer list begins with the shorter one, so that more problems of a seed only add to those answered before.
     """
     low, high = operands
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
-    return [Question(seed, index, a, b, task.expected(a, b), task.prompt(a, b)) for index, (a, b) in enumerate(drawn)]
+    return [Problem(seed, index, a, b, task.expected(a, b), task.prompt(a, b)) for index, (a, b) in enumerate(drawn)]
 
 
-def first_line(completion: str) -> str:
-    """What a completion says before its first line break."""
-    return completion.partition("\n")[0]
-
-
-def parse_answer(completion: str) -> int | None:
-    """The first integer of the completion's first line; None where there is none. `1,234` is one integer."""
-    match = _INTEGER.search(first_line(completion)[:_LONGEST_LINE])
-    return int(match[0].replace(",", "")) if match else None
+def read_answer(completion: str) -> tuple[str, int | None]:
+    """A completion's first line, and the first integer in it; None if there is none. `1,234` is one integer."""
+    line = completion.partition("\n")[0]
+    match = _INTEGER.search(line[:_LONGEST_LINE])
+    return line, int(match[0].replace(",", "")) if match else None
 
 
 def line_end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -59,18 +59,18 @@ def line_end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(token for token, text in enumerate(texts) if "\n" in text)
 
 
-def check_answer_length(tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], max_new_tokens: int) -> None:
-    """Refuse a token limit under which a right answer would be cut off and count as wrong.
+def check_answer_length(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int) -> None:
+    """Refuse a token limit that would cut a correct answer off, which would then count as wrong.
 
     Raises:
         SettingError: with the longest answer and the tokens that it takes.
     """
-    prompts = tokenizer([question.prompt for question in questions])["input_ids"]
-    answered = tokenizer([f"{question.prompt} {question.expected}" for question in questions])["input_ids"]
+    prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
+    answered = tokenizer([f"{problem.prompt} {problem.expected}" for problem in problems])["input_ids"]
     lengths = [len(whole) - len(prompt) for prompt, whole in zip(prompts, answered, strict=True)]
     if (needed := max(lengths)) > max_new_tokens:
         raise SettingError(
             "decoding.max_new_tokens",
-            f"the answer {questions[lengths.index(needed)].expected} takes {needed} tokens and would be cut off",
+            f"the answer {problems[lengths.index(needed)].expected} takes {needed} tokens and would be cut off",
             max_new_tokens,
         )

@@ -1,4 +1,4 @@
-"""Token by token to text, for a reader who watches: what is half a character waits for its other half."""
+"""Token by token to text, as it is shown while it is generated: half a character waits for the other half."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# A character has at most four bytes; what is still broken after as many tokens will never be whole.
+# A character has at most four bytes; if it is still broken after as many tokens, it will never be whole.
 _LONGEST_WAIT = 4
 # Enough of the prompt that the first new token gets its leading space, and no more than must be decoded each time.
 _CONTEXT = 4
@@ -50,6 +50,4 @@ class Detokenizer:
         return text
 
     def _decode(self, tokens: list[int]) -> str:
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(decoded, str)  # a list of lists of tokens would give a list
-        return decoded
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

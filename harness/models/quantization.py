@@ -9,65 +9,62 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import ModelSettings, Quantization
+from harness.config.settings import Quantization
+from harness.models.checkpoints import Checkpoint
+from harness.models.failures import first_line
 
 
 def bitsandbytes_config(
     quantization: Quantization, dtype: torch.dtype, *, offloaded: bool = False
 ) -> BitsAndBytesConfig | None:
-    """What bitsandbytes is asked for; None where nothing is to be quantized.
+    """How bitsandbytes is to quantize; None for `none`.
 
     8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with quantized scales
     (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 
     Args:
-        quantization: `none`, `8bit` or `4bit`.
         dtype: what 4-bit weights are multiplied in.
-        offloaded: some layers lie outside the GPUs; those stay in `dtype`.
+        offloaded: some layers are outside the GPUs; those stay in `dtype`.
     """
-    if quantization == "8bit":
-        options: dict[str, Any] = {"load_in_8bit": True}
-    elif quantization == "4bit":
-        options = {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
-            "bnb_4bit_compute_dtype": dtype,
-        }
-    else:
+    if quantization == "none":
         return None
-    return BitsAndBytesConfig(llm_int8_enable_fp32_cpu_offload=offloaded, **options)
+    return BitsAndBytesConfig(
+        load_in_8bit=quantization == "8bit",
+        load_in_4bit=quantization == "4bit",
+        llm_int8_enable_fp32_cpu_offload=offloaded,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
     """How the repository's own weights are quantized: `8bit`, `4bit`, another method's name, or None."""
-    stored: Any = getattr(config, "quantization_config", None)
-    if stored is None:
-        stored = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    text = config.get_text_config(decoder=True)
+    stored: Any = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if stored is None:
         return None
     fields = stored if isinstance(stored, dict) else stored.to_dict()
-    if fields.get("load_in_8bit"):
-        return "8bit"
-    if fields.get("load_in_4bit"):
-        return "4bit"
+    for name in ("8bit", "4bit"):
+        if fields.get(f"load_in_{name}"):
+            return name
     return str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
 
 
-def check_quantization(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
-    """Raise a SettingError if weights that are quantized already should be quantized in another way."""
-    if settings.quantization == "none":
-        return
-    stored = "GGUF" if settings.gguf_file else stored_quantization(config)
-    if stored is not None and stored != settings.quantization:
+def check_quantization(checkpoint: Checkpoint) -> None:
+    """Raise a SettingError for weights that are stored quantized and asked for in another quantization."""
+    settings = checkpoint.settings
+    stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
+    if settings.quantization != "none" and stored not in (None, settings.quantization):
         rule = f"the weights of {settings.repository} are quantized already ({stored}): leave this setting out"
-        raise SettingError(f"{role}.quantization", rule, settings.quantization)
+        raise SettingError(f"{checkpoint.role}.quantization", rule, settings.quantization)
 
 
-def check_quantizer(role: str, settings: ModelSettings, config: PreTrainedConfig, device: torch.device) -> None:
+def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
     """Raise a RunError if the library that holds quantized weights is missing or fails on `device`."""
+    role, settings, config = checkpoint.role, checkpoint.settings, checkpoint.config
     stored = stored_quantization(config)
-    quantization = settings.quantization if stored is None else stored
+    quantization = stored or settings.quantization
     if quantization in ("8bit", "4bit"):
         _try_bitsandbytes(role, quantization, device)
     elif stored is not None:
@@ -76,7 +73,7 @@ def check_quantizer(role: str, settings: ModelSettings, config: PreTrainedConfig
             quantizer.validate_environment(device_map={"": str(device)})
         except (ImportError, RuntimeError, ValueError) as exception:
             what = f"{settings.repository} is quantized with {stored}, which does not load here"
-            raise RunError(f"{role}: {what}: {_first_line(exception)}") from exception
+            raise RunError(f"{role}: {what}: {first_line(exception)}") from exception
 
 
 def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> None:
@@ -85,7 +82,7 @@ def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> Non
         import bitsandbytes
     except Exception as exception:  # a broken native library raises more than ImportError
         raise RunError(
-            f"{role}: {quantization} needs bitsandbytes, which cannot be imported ({_first_line(exception)})\n"
+            f"{role}: {quantization} needs bitsandbytes, which cannot be imported ({first_line(exception)})\n"
             "install it with `pip install bitsandbytes`"
         ) from exception
     try:
@@ -96,12 +93,5 @@ def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> Non
             bitsandbytes.functional.quantize_4bit(sample, quant_type="nf4")
     except Exception as exception:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-        raise RunError(
-            f"{role}: bitsandbytes {bitsandbytes.__version__} cannot quantize to {quantization} on {name}: "
-            f"{_first_line(exception)}"
-        ) from exception
-
-
-def _first_line(exception: BaseException) -> str:
-    lines = str(exception).strip().splitlines()
-    return lines[0] if lines else type(exception).__name__
+        what = f"bitsandbytes {bitsandbytes.__version__} cannot quantize to {quantization} on {name}"
+        raise RunError(f"{role}: {what}: {first_line(exception)}") from exception

@@ -1,8 +1,8 @@
 """Models of random numbers: a checkpoint's architecture, quantization and placement without its weights.
 
-Times do not depend on what the weights say, so that a pair can be measured before anybody may download it. Everything
-but the numbers is as in loading: transformers is handed a state dict whose tensors come into being, each on its device,
-when it asks for them. So they are quantized by the same code, one at a time, and never lie in memory all at once.
+Times do not depend on the weights' values, so a pair can be measured before it can be downloaded. Everything but the
+numbers is as in loading: transformers gets a state dict whose tensors are made, each on its device, when it reads them.
+So the same code quantizes them, one at a time, and they are never in memory all at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
-from harness.models.checkpoints import Checkpoint, sketch_checkpoint
-from harness.models.placement import Placement
+from harness.models.checkpoints import Checkpoint, read_checkpoint
+from harness.models.meta import bare_model
 from harness.models.quantization import check_quantization, stored_quantization
-from harness.models.sizes import bare_model, covering
+from harness.models.sketch import DeviceMap, covering
 from harness.models.tokenizers import vocabulary_size
 
 # What most architectures start training with.
@@ -30,22 +30,22 @@ _PADDING = 0.02
 
 
 def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
-    """What `weights=random` needs to know of a model: a preset's own architecture, or a configuration.
+    """A model for `weights=random`: a preset's own architecture, or a configuration.
 
     A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
 
     Raises:
-        SettingError, RunError: as `sketch_checkpoint`; formats that cannot be made of random numbers.
+        SettingError, RunError: as `read_checkpoint`; formats that random numbers cannot have.
     """
     if settings.gguf_file is not None:
         raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
-    checkpoint = sketch_checkpoint(role, settings)
+    checkpoint = read_checkpoint(role, settings, weights=False)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
         if stored not in ("8bit", "4bit"):
             rule = f"cannot be random for {role}={settings.name}: its weights are quantized with {stored}"
             raise SettingError("weights", rule, "random")
-        check_quantization(role, settings, checkpoint.config)
+        check_quantization(checkpoint)
         for config in (checkpoint.config, checkpoint.config.get_text_config(decoder=True)):
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
@@ -53,8 +53,8 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     return dataclasses.replace(checkpoint, settings=settings, random=True)
 
 
-def random_tokenizer(target: Checkpoint, draft: Checkpoint | None) -> PreTrainedTokenizerBase:
-    """A tokenizer for text that nobody will read: a token for each byte, and a name for every id that is none.
+def random_tokenizer(target: Checkpoint, draft: Checkpoint | None = None) -> PreTrainedTokenizerBase:
+    """A tokenizer for text that nobody will read: a token for each byte, and a name for every other id.
 
     Raises:
         SettingError: the vocabularies differ by more than the padding within one family.
@@ -72,10 +72,10 @@ def random_tokenizer(target: Checkpoint, draft: Checkpoint | None) -> PreTrained
 
 
 def random_state(
-    checkpoint: Checkpoint, placement: Placement, dtype: torch.dtype
+    checkpoint: Checkpoint, device_map: DeviceMap, dtype: torch.dtype
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
     """The class of the model, and a state dict for its `from_pretrained`: the same random numbers every time."""
-    bare, device_map = bare_model(checkpoint, dtype), placement.device_map
+    bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository
     tensors = {
         name: RandomTensor(f"{repository} {name}", tensor.shape, tensor.dtype, device_map[covering(name, device_map)])
@@ -86,10 +86,10 @@ def random_state(
 
 @dataclasses.dataclass(frozen=True)
 class RandomTensor:
-    """A tensor that comes into being when it is indexed, as one in a safetensors file does.
+    """A tensor that is made when it is indexed, as one in a safetensors file is read.
 
     Attributes:
-        name: decides about its numbers, whatever is made before it and wherever its neighbours lie.
+        name: determines its numbers, independent of all other tensors.
         device: a GPU's index, `cpu` or `disk`.
     """
 

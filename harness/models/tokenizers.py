@@ -1,21 +1,19 @@
-"""Tokenizers: loading them, holding the draft's against the target's, and turning prompts into token ids."""
+"""Tokenizers: loading them, comparing the draft's with the target's, and turning prompts into token ids."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from harness.config.commands import ChatTemplate
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
-from harness.models.checkpoints import Checkpoint, explain, source, source_arguments
-
-if TYPE_CHECKING:
-    from harness.models.loading import Pair
+from harness.models.checkpoints import Checkpoint, source, source_arguments
+from harness.models.failures import explain
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
@@ -25,23 +23,22 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length
 
 
 def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTokenizerBase:
-    """The tokenizer that lies with the weights, or the one `settings.tokenizer` names.
+    """The tokenizer in the weights' repository, or the one `settings.tokenizer` names.
 
     Raises:
         SettingError, RunError: it is absent, gated or out of reach.
     """
-    setting, place = role, settings
+    setting, place = f"{role}.tokenizer", settings
     if settings.tokenizer is not None:
-        # Another repository, whose revisions and files are its own.
-        setting = f"{role}.tokenizer"
+        # Another repository has other revisions and files.
         place = dataclasses.replace(settings, repository=settings.tokenizer, revision=None, gguf_file=None)
     try:
         return AutoTokenizer.from_pretrained(source(place), **source_arguments(place))
     except Exception as exception:
         if Path(source(place)).is_dir() and place.gguf_file is None:
             rule = f"must name a directory or a repository with a tokenizer; {place.repository} holds none that loads"
-            raise SettingError(f"{role}.tokenizer", rule) from exception
-        raise explain(exception, setting, place) or exception from exception
+            raise SettingError(setting, rule) from exception
+        raise explain(exception, role if place is settings else setting, place) or exception from exception
 
 
 def check_compatible(
@@ -53,28 +50,23 @@ def check_compatible(
     """Raise a SettingError unless both models mean the same token by every id.
 
     The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Their logits then differ in width, and whoever
-    compares them cuts both to `shared_vocabulary_size`; what is cut off stands for no token.
+    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Their logits then differ in width and must be
+    cut to `shared_vocabulary_size` before they are compared; the rest stands for no token.
     """
-    target_tokens, draft_tokens = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if target_tokens != draft_tokens:
-        differs = _first_difference(target_tokens, draft_tokens)
-        rule = (
-            f"must have the vocabulary of model={target.settings.name}: "
-            f"{len(draft_tokens)} tokens against {len(target_tokens)}, {differs}"
-        )
-        raise SettingError("draft", rule, draft.settings.name)
-    widths = vocabulary_size(target.config), vocabulary_size(draft.config)
-    tokens = max(target_tokens.values()) + 1
-    if widths[0] != widths[1] and min(widths) < tokens:
-        rule = f"has {widths[1]} outputs against {widths[0]} of model={target.settings.name}, for {tokens} tokens"
+    tokens, others = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
+    number, whose = max(tokens.values()) + 1, f"model={target.settings.name}"
+    if tokens != others:
+        differs = f"{len(others)} tokens against {len(tokens)}, {_first_difference(tokens, others)}"
+        raise SettingError("draft", f"must have the vocabulary of {whose}: {differs}", draft.settings.name)
+    if size != other and min(size, other) < number:
+        rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
         raise SettingError("draft", rule, draft.settings.name)
 
 
-def shared_vocabulary_size(pair: Pair) -> int:
-    """The width that both models' logits have in common; cut both to it before comparing them."""
-    models = [pair.target] if pair.draft is None else [pair.target, pair.draft]
-    return min(vocabulary_size(loaded.model.config) for loaded in models)
+def shared_vocabulary_size(pair: Any) -> int:
+    """The width that the logits of both models of a `Pair` have; cut both to it before comparing them."""
+    return min(vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft) if loaded is not None)
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -98,17 +90,17 @@ def encode_prompts(
     """
     if chat_template == "always" and not tokenizer.chat_template:
         raise SettingError("chat_template", "this model's tokenizer has none; use auto or never", chat_template)
-    if chat_template != "never" and tokenizer.chat_template:
-        encoded = [
-            tokenizer.apply_chat_template(list(map(dict, chat)), add_generation_prompt=True, return_dict=False)
-            for chat in chats
-        ]
-    else:
-        encoded = [tokenizer(chat[-1]["content"])["input_ids"] for chat in chats]
-    for index, (chat, tokens) in enumerate(zip(chats, encoded, strict=True)):
+    encoded = []
+    for index, chat in enumerate(chats):
+        if chat_template != "never" and tokenizer.chat_template:
+            messages = list(map(dict, chat))
+            tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        else:
+            tokens = tokenizer(chat[-1]["content"])["input_ids"]
         if not tokens:
             raise SettingError("prompts", f"prompt {index} ({chat[-1]['content']!r}) has no tokens")
-    return [list(map(int, tokens)) for tokens in encoded]
+        encoded.append([int(token) for token in tokens])
+    return encoded
 
 
 def max_context(config: PreTrainedConfig) -> int | None:
@@ -117,27 +109,30 @@ def max_context(config: PreTrainedConfig) -> int | None:
     None where positions have no end: ALiBi (BLOOM, MPT, some Falcon) and configurations that name no limit.
     """
     text = config.get_text_config(decoder=True)
-    if _uses_alibi(text):
+    attention: Any = getattr(text, "attn_config", None)
+    inside = attention.get("alibi") if isinstance(attention, dict) else getattr(attention, "alibi", False)
+    # MPT says it inside its attention settings; BLOOM knows nothing else and does not say it.
+    if getattr(text, "alibi", False) or inside or text.model_type == "bloom":
         return None
     limits = (getattr(text, name, None) for name in _CONTEXT_NAMES)
     return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
-def _uses_alibi(config: PreTrainedConfig) -> bool:
-    attention: Any = getattr(config, "attn_config", None)
-    inside = attention.get("alibi") if isinstance(attention, dict) else getattr(attention, "alibi", False)
-    # MPT says it inside its attention settings; BLOOM knows nothing else and does not say it.
-    return bool(getattr(config, "alibi", False) or inside or config.model_type == "bloom")
+def check_context(
+    checkpoint: Checkpoint, num_tokens: int, new_tokens: int, setting: str, said: str = "", value: object = ...
+) -> None:
+    """Raise a SettingError, about `setting`, if a prompt and what follows it are too long for the model's context."""
+    limit, length = max_context(checkpoint.config), num_tokens + new_tokens
+    if limit is not None and length > limit:
+        that = f"{said}with decoding.max_new_tokens={new_tokens} that is {length} tokens"
+        rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}"
+        raise SettingError(setting, rule, value)
 
 
 def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     """The token with the smallest id that the two vocabularies disagree on, in words."""
 
-    def place(tokens: dict[str, int], token: str) -> str:
-        return f"is {tokens[token]}" if token in tokens else "is missing"
-
-    def smallest_id(token: str) -> tuple[int, str]:
-        return min(tokens[token] for tokens in (target, draft) if token in tokens), token
-
-    token = min((t for t in target.keys() | draft.keys() if target.get(t) != draft.get(t)), key=smallest_id)
-    return f"{token!r} {place(draft, token)} in the draft and {place(target, token)} in the model"
+    differ = [token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)]
+    first = min(differ, key=lambda token: (min(v[token] for v in (target, draft) if token in v), token))
+    said = [f"is {tokens[first]}" if first in tokens else "is missing" for tokens in (draft, target)]
+    return f"{first!r} {said[0]} in the draft and {said[1]} in the model"

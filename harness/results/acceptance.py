@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,9 @@ class Acceptance:
     iterations: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, outcomes: Iterable[tuple[int, int]]) -> Acceptance:
-        """From one (num_proposed, num_accepted) an iteration and row; iterations that proposed nothing do not count."""
-        return cls(Counter(outcome for outcome in outcomes if outcome[0] > 0))
+    def of(cls, outcomes: Iterable[Sequence[int]]) -> Acceptance:
+        """From [num_proposed, num_accepted] of each iteration and row; those that proposed nothing do not count."""
+        return cls(Counter((proposed, accepted) for proposed, accepted in outcomes if proposed > 0))
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(self.iterations + other.iterations)
@@ -34,56 +35,39 @@ class Acceptance:
         return sum(accepted * times for (_, accepted), times in self.iterations.items())
 
     @property
-    def num_tested(self) -> int:
-        """Draft tokens that verification looked at: the accepted ones and the first rejected one of an iteration."""
-        return sum(min(accepted + 1, proposed) * times for (proposed, accepted), times in self.iterations.items())
-
-    @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / proposed."""
         return _ratio(self.num_accepted, self.num_proposed)
 
     @property
-    def conditional_acceptance_rate(self) -> float | None:
-        """Accepted / tested: alpha of Leviathan et al. 2023."""
-        return _ratio(self.num_accepted, self.num_tested)
-
-    @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens an iteration yields: 1 + accepted / iterations, the recovered or bonus token counted."""
+        """Tokens per iteration: 1 + accepted / iterations, the recovered or bonus token counted."""
         accepted = _ratio(self.num_accepted, self.num_iterations)
         return None if accepted is None else 1 + accepted
 
-    @property
-    def mean_proposed(self) -> float | None:
-        """Draft tokens an iteration; K, or a little less where the end of a generation needed fewer."""
-        return _ratio(self.num_proposed, self.num_iterations)
-
-    @property
-    def by_position(self) -> list[float | None]:
-        """Accepted / tested at the first, second, ... draft position."""
+    def columns(self) -> dict[str, Any]:
+        """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
         longest = max((proposed for proposed, _ in self.iterations), default=0)
-        rates = []
-        for position in range(longest):
-            tested = sum(
-                n for (proposed, accepted), n in self.iterations.items() if position < min(accepted + 1, proposed)
-            )
-            accepted_here = sum(n for (_, accepted), n in self.iterations.items() if position < accepted)
-            rates.append(_ratio(accepted_here, tested))
-        return rates
-
-    @property
-    def histogram(self) -> list[int]:
-        """Iterations in which 0, 1, ... draft tokens were accepted."""
-        longest = max((proposed for proposed, _ in self.iterations), default=-1)
-        counts = [0] * (longest + 1)
-        for (_, accepted), times in self.iterations.items():
-            counts[accepted] += times
-        return counts
+        # Verification looks at the accepted tokens and the first rejected one.
+        tested: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        histogram = [0] * (longest + 1)
+        for (num_proposed, num_accepted), times in self.iterations.items():
+            tested.update(dict.fromkeys(range(min(num_accepted + 1, num_proposed)), times))
+            accepted.update(dict.fromkeys(range(num_accepted), times))
+            histogram[num_accepted] += times
+        rates = [_ratio(accepted[position], tested[position]) for position in range(longest)]
+        return {
+            "acceptance_rate": self.acceptance_rate,
+            "conditional_acceptance_rate": _ratio(self.num_accepted, tested.total()),
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
+            "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
+            "acceptance_histogram": histogram if longest else None,
+        }
 
 
 def predicted_speedup(mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float) -> float:
-    """What theory predicts: tokens an iteration over its cost in target steps.
+    """The speed-up that theory predicts: tokens per iteration over the cost of one in target steps.
 
     This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1
     tokens measured (v) instead of taken as one target step.

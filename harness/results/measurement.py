@@ -1,4 +1,4 @@
-"""What makes two measurements the same: a digest of everything that determines their numbers, known before torch is."""
+"""What makes two measurements the same: a digest of everything that determines their figures, known before torch is."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.config.commands import RunSettings
+from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.settings import ModelSettings
-from harness.results.environment import cpu_name, environment_columns, gpu_names, num_usable_cores
+from harness.results.environment import environment_columns
 from harness.results.files import read_rows
+from harness.results.schema import RunRow
 
-# Settings that say where results go and how a run is carried out, and nothing about a number.
+AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
+
+# Settings that say where results go and how a run is carried out, and change no figure.
 _NOT_MEASURED = ("results", "resume", "job_timeout_s", "gpus_per_job", "force")
-# Without a draft these have nothing to act on: one measurement serves all their values.
+# Without a draft these have no effect: one measurement serves all their values.
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+# The rooms that decode and measure. The others change no figure.
+_MEASURING = ("decoding", "drafting", "runners", "models", "engines", "experiments")
 
 
 def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ()) -> str:
-    """16 hex digits of settings, weights, prompts, machine, versions and our own source.
+    """16 hex digits of settings, weights, prompts, machine, versions and the source that decodes and measures.
 
-    Of weights on a hub the repository and revision count, of weights in a directory its files' sizes and times.
+    Weights on a hub count with repository and revision, weights in a directory with their files' sizes and times.
 
     Args:
         leaving_out: names of further settings that do not matter.
@@ -51,25 +57,23 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def measured_rows(path: str | Path, measurement: str) -> list[dict[str, str]]:
-    """The rows of the newest complete run of a measurement in a shared file and those beside it; [] without one."""
-    rows = [row for row in read_rows(path) if row.get("measurement") == measurement and row.get("status") == "ok"]
-    return _newest(rows)
+def measured_rows(path: str | Path, kind: type[AnyRunRow], measurement: str) -> list[AnyRunRow]:
+    """The rows of the newest complete run of a measurement in a shared file and its siblings; [] without one."""
+    return _newest([row for row in read_rows(path, kind) if row.measurement == measurement and row.status == "ok"])
 
 
-def newest_run(path: str | Path) -> list[dict[str, str]]:
-    """The rows that were written last, all of one run; [] where there is no file."""
-    return _newest(read_rows(path))
+def newest_run(path: str | Path, kind: type[AnyRunRow]) -> list[AnyRunRow]:
+    """The rows of the newest run; [] where there is no file."""
+    return _newest(read_rows(path, kind))
 
 
-def _newest(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    # Rows of one run are written at once, with one time.
-    latest = max((row["timestamp"] for row in rows), default=None)
-    return [row for row in rows if row["timestamp"] == latest]
+def _newest(rows: list[AnyRunRow]) -> list[AnyRunRow]:
+    latest = max((row.run or "" for row in rows), default=None)
+    return [row for row in rows if (row.run or "") == latest]
 
 
 def _weights(model: ModelSettings) -> object:
-    """What tells these weights from others of the same name."""
+    """What distinguishes these weights from others of the same name."""
     directory = Path(model.repository)
     if not directory.is_dir():
         return model.repository, model.revision
@@ -86,4 +90,5 @@ def _contents(file: Path) -> str | None:
 
 @functools.cache
 def _source() -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(_PACKAGE.rglob("*.py")))).hexdigest()
+    files = sorted(file for room in _MEASURING for file in (_PACKAGE / room).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,1 +1,1 @@
-"""Models with a KV cache that can be rolled back, behind `decoding.protocols.Runner`."""
+"""Runners: transformers models behind `decoding.protocols.Runner`, from plain to compiled and captured."""

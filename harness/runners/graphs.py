@@ -1,4 +1,4 @@
-"""A call of one shape on fixed buffers, and as a CUDA graph: recorded once, replayed without the host's part in it.
+"""A call of one shape on fixed buffers, and as a CUDA graph: recorded once, replayed without work on the host.
 
 After the torch documentation of CUDA graphs: warm up on a side stream, capture, then write inputs into the captured
 ones and replay.
@@ -6,61 +6,84 @@ ones and replay.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-# Before a capture: kernels are loaded, workspaces allocated and autotuning done by then.
+# Before a capture: after these, kernels are loaded, workspaces allocated, and autotuning is done.
 _NUM_WARMUPS = 3
 
 
-class FixedCall:
-    """A function of tensors, called on buffers of its own; recorded as a CUDA graph it is replayed on them.
+class Recorder:
+    """Records CUDA graphs on one device. They share memory, so no two of them may run at the same time."""
 
-    Buffers alone are worth having: compiled code is made for one kind of tensor, and what is copied into them is always
-    of that kind. On a CPU nothing is recorded, so that the logic around it can be tested there.
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # torch's own stream for captures is on whichever device captured first; elsewhere it records an empty graph.
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        """The graph of `call`, and the outputs that a replay overwrites. Raises the first error of `call`."""
+        failure: Exception | None = None
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(_NUM_WARMUPS):
+                    call()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    try:
+                        outputs = call()
+                    except Exception as error:
+                        failure = error
+                        raise
+            except Exception as error:
+                # Ending a broken capture fails too, with an error that says less, and leaves the side stream current.
+                raise (failure or error) from None
+            finally:
+                torch.cuda.set_stream(current)
+        return graph, outputs
+
+
+class FixedCall:
+    """A function of tensors, called on fixed buffers; with a recorder it is a CUDA graph, which is replayed on them.
+
+    The buffers are useful without a graph, too: compiled code is made for one kind of tensor, and all inputs are copied
+    into tensors of that kind. And the logic around graphs can be tested on a CPU.
 
     Args:
         call: to be recorded it must not wait for the device, and must find everything but `inputs` at the same
-            addresses every time. It runs several times then, on whatever lies in `inputs`.
-        inputs: their copies become the buffers.
-        record: as a CUDA graph.
-        pool: a handle of memory, shared by graphs that never run at the same time.
+            addresses every time. It then runs several times, on copies of `inputs`.
     """
 
     def __init__(
-        self, call: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], *, record: bool, pool: Any = None
+        self, call: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], recorder: Recorder | None
     ) -> None:
         self._call = call
         self._inputs = tuple(tensor.clone() for tensor in inputs)
-        self._device = inputs[0].device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, ...] = ()
-        if record and self._device.type == "cuda":
-            self._record(pool)
-
-    def _record(self, pool: Any) -> None:
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_NUM_WARMUPS):
-                    self._call(*self._inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._outputs = self._call(*self._inputs)
-            self._graph = graph
+        if recorder is not None:
+            self._graph, self._outputs = recorder(functools.partial(call, *self._inputs))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The function of `inputs`; the results are the caller's to keep."""
+        """The function of `inputs`; later calls leave the results alone."""
         for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer.copy_(tensor)
         if self._graph is None:
             return self._call(*self._inputs)
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._inputs[0].device):
             self._graph.replay()
         # The next replay overwrites the outputs.
         return tuple(output.clone() for output in self._outputs)
+
+    def clear(self) -> None:
+        """Zero the outputs, so that a replay that writes nothing shows."""
+        for output in self._outputs:
+            output.zero_()

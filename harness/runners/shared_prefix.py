@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import Runner
+from harness.decoding.protocols import Runner, Step
+from harness.decoding.warp import Warp
+from harness.runners.base import right_aligned
 
 
-class SharedPrefixRunner:
-    """A `Runner` over another one: `start` reads the common beginning once, then every prompt's own end.
+class SharedPrefixRunner(Runner):
+    """A `Runner` over another one: `start` reads the common beginning once, then the rest of each prompt.
 
-    The other runner reads a batch of equal prompts once, and takes back what pads the shorter ends.
+    The other runner reads a batch of equal prompts once, and drops what pads the shorter ends.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """See `Runner.start`."""
-        # The last token of every prompt is left for its end, because the logits after it are wanted.
-        num_shared = min(_common_length(min(map(list, prompts)), max(map(list, prompts))), min(map(len, prompts)) - 1)
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        smallest, largest = min(map(list, prompts)), max(map(list, prompts))
+        # What these two share, all prompts share. A prompt's last token is left over: the logits after it are needed.
+        common = takewhile(lambda pair: pair[0] == pair[1], zip(smallest, largest, strict=False))
+        num_shared = min(len(list(common)), min(map(len, prompts)) - 1)
         if len(prompts) == 1 or num_shared == 0:
             return self._runner.start(prompts)
-        device = self._runner.start([prompts[0][:num_shared]] * len(prompts)).device
+        shared = self._runner.start([prompts[0][:num_shared]] * len(prompts))
+        device = shared.logits.device
         ends = [list(prompt[num_shared:]) for prompt in prompts]
         lengths = list(map(len, ends))
         padded = [end + [0] * (max(lengths) - len(end)) for end in ends]
-        logits = self._runner.extend(torch.tensor(padded, device=device))
+        step = self._runner.extend(torch.tensor(padded, device=device))
         self._runner.keep(lengths)
-        return logits[torch.arange(len(ends), device=device), torch.tensor(lengths, device=device) - 1]
+        logits = step.logits[torch.arange(len(ends), device=device), torch.tensor(lengths, device=device) - 1]
+        if shared.hidden is None or step.hidden is None:
+            return Step(logits)
+        return Step(logits, right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))))
 
-    def extend(self, tokens: Tensor) -> Tensor:
-        """See `Runner.extend`."""
+    def extend(self, tokens: Tensor) -> Step:
         return self._runner.extend(tokens)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """See `Runner.keep`."""
         self._runner.keep(counts)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `Runner.select`."""
         self._runner.select(rows)
 
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with; of the smallest and the largest prompt that is what all begin with."""
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+        return self._runner.draw(tokens, uniforms, warp)

@@ -1,8 +1,8 @@
-"""A KV cache of fixed size: what one forward pass of an unmodified transformers model writes and reads there.
+"""A KV cache of fixed size, and how an unmodified transformers model runs over it.
 
-A row's token at position p lies in slot p of that row, whatever the other rows hold. So a roll-back only moves the
+A row's token at position p is in slot p of that row, independent of the other rows. So a roll-back only changes the
 row's length, positions and sliding windows need no bookkeeping (a mask that compares slots compares positions), and
-what lies behind a row's length is never seen, only overwritten.
+slots from a row's length on are never read, only overwritten.
 """
 
 from __future__ import annotations
@@ -17,78 +17,56 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from harness.runners.base import Options, run_model
+
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class UnsupportedModelError(RuntimeError):
-    """A model that needs the eager runner; the message says why, as the end of a sentence that begins with its name."""
+    """A model that needs the eager runner. The message says why and completes a sentence that begins with its name."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Buffers of all layers, keys and values [B * S, heads, D] each, for B rows of S slots."""
+    """For B rows of S slots, the keys and the values of each layer in turn, [B * S, heads, D] each."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    buffers: list[Tensor]
     num_rows: int
     num_slots: int
 
     @classmethod
-    def like(cls, states: Sequence[tuple[Tensor, Tensor]], num_rows: int, num_slots: int) -> Slots:
-        """Empty buffers for keys and values such as these of each layer, [B, heads, n, D] each."""
-
-        def empty(states: Tensor) -> Tensor:
-            _, num_heads, _, dimension = states.shape
-            return states.new_zeros(num_rows * num_slots, num_heads, dimension)
-
-        keys, values = [empty(keys) for keys, _ in states], [empty(values) for _, values in states]
-        return cls(keys, values, num_rows, num_slots)
+    def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
+        """Empty buffers for keys and values such as these, [..., heads, D]."""
+        buffers = [state.new_zeros(num_rows * num_slots, *state.shape[-2:]) for state in states]
+        return cls(buffers, num_rows, num_slots)
 
     @property
-    def buffers(self) -> list[Tensor]:
-        return self.keys + self.values
+    def by_row(self) -> list[Tensor]:
+        """The buffers as [B, S, heads, D]."""
+        return [buffer.view(self.num_rows, self.num_slots, *buffer.shape[1:]) for buffer in self.buffers]
 
     def first_rows(self, num_rows: int) -> Slots:
         """The same memory, of the first rows only."""
         if num_rows == self.num_rows:
             return self
-        end = num_rows * self.num_slots
-        keys, values = [states[:end] for states in self.keys], [states[:end] for states in self.values]
-        return Slots(keys, values, num_rows, self.num_slots)
+        return Slots([buffer[: num_rows * self.num_slots] for buffer in self.buffers], num_rows, self.num_slots)
 
-    def read(self, layers: list[Any]) -> None:
-        """Copy from layers with `keys` and `values` [1 or B, heads, n, D] into the first n slots of all rows."""
-        states = [layer.keys for layer in layers] + [layer.values for layer in layers]
-        for buffer, new in zip(self.buffers, states, strict=True):
-            self._by_row(buffer)[:, : new.shape[2]] = new.transpose(1, 2)
-
-    def copied_to(self, num_slots: int) -> Slots:
-        """The same rows in buffers of more slots."""
-        larger = Slots([], [], self.num_rows, num_slots)
-        for old, new in ((self.keys, larger.keys), (self.values, larger.values)):
-            for states in old:
-                new.append(states.new_zeros(self.num_rows * num_slots, *states.shape[1:]))
-                larger._by_row(new[-1])[:, : self.num_slots] = self._by_row(states)
-        return larger
+    def write(self, states: Sequence[Tensor]) -> None:
+        """Copy states [1 or B, n, heads, D] into the first n slots of all rows."""
+        for buffer, new in zip(self.by_row, states, strict=True):
+            buffer[:, : new.shape[1]] = new
 
     def select(self, rows: Tensor) -> None:
         """Move these rows [B or fewer] to the front, in this order."""
-        for buffer in self.buffers:
-            by_row = self._by_row(buffer)
-            by_row[: len(rows)] = by_row[rows]
-
-    def _by_row(self, states: Tensor) -> Tensor:
-        return states.view(self.num_rows, self.num_slots, *states.shape[1:])
+        for buffer in self.by_row:
+            buffer[: len(rows)] = buffer[rows]
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's buffers as transformers wants to see them, for one forward pass that writes at given slots.
+    """One layer's buffers [B * S, heads, D] as transformers expects them, for one forward pass.
 
-    Args:
-        keys, values: [B * S, heads, D].
-        indices: [B * n], where the n new tokens of each row go.
-        num_rows: B.
+    `indices` [B * n] are where the n new tokens of each row go.
     """
 
     is_compileable = True
@@ -101,7 +79,7 @@ class _SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the buffers are there."""
+        """Nothing to do: the buffers exist."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """States [B, heads, n, D] of new tokens -> those of all slots, [B, heads, S, D] each."""
@@ -118,72 +96,63 @@ class _SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._buffers[0].shape[0] // self._num_rows
 
-    def get_max_cache_shape(self) -> int:
-        return self.get_max_length()
+    get_max_cache_shape = get_max_length
 
     def get_seq_length(self) -> int:
-        """Rows differ, so there is none; positions and masks are given explicitly, and nobody should need it."""
+        """Not defined, because rows differ; never used, because positions and masks are given explicitly."""
         return 0
 
 
 class SlotForward:
-    """A forward pass over slots, as a function of tensors alone: what can be compiled and captured.
+    """A forward pass over slots, as a function of tensors alone, so that it can be compiled and captured.
 
-    Args:
-        vocabulary_size: logits are cut to this width.
-
-    Raises:
-        UnsupportedModelError: if positions or masks cannot be given to the model explicitly.
+    Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
 
-    def __init__(self, model: PreTrainedModel, vocabulary_size: int | None) -> None:
-        self._model = model
-        self._vocabulary_size = vocabulary_size
+    def __init__(self, model: PreTrainedModel, options: Options) -> None:
+        self._model, self._options = model, options
         self._windows = _windows(model)
         self._identity = f"{type(model).__name__} {model.config.to_json_string()}"
 
-    def __call__(self, slots: Slots, tokens: Tensor, starts: Tensor, num_real: Tensor) -> Tensor:
-        """Write tokens [B, n] into the slots from starts [B] on -> logits [B, n, V].
+    def __call__(self, slots: Slots, tokens: Tensor, starts: Tensor, num_real: Tensor) -> tuple[Tensor, ...]:
+        """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
-        Args:
-            num_real: [] how many of the n tokens count; what follows fills the shape up and takes the position of the
-                last one, so that no position lies outside of the model's context.
+        Only the first num_real [] of the n tokens count. The others fill the shape up and take the position of the last
+        one that counts, so that no position is outside of the model's context.
         """
-        # What a compiler takes for constant is in the configuration. It checks what is read here, and so does not take
-        # one model's code for another of the same sizes.
+        # The compiler treats values from the configuration as constants. It checks what is read here, and so does not
+        # take one model's code for another of the same sizes.
         assert self._identity
         num_rows, num_tokens = tokens.shape
         steps = torch.arange(num_tokens, device=tokens.device)
         written = starts.unsqueeze(1) + steps
         first = torch.arange(num_rows, device=tokens.device).unsqueeze(1) * slots.num_slots
         indices = (first + written).flatten()
-        pairs = zip(slots.keys, slots.values, strict=True)
-        cache = Cache(layers=[_SlotLayer(keys, values, indices, num_rows) for keys, values in pairs])
-        logits = self._model(
-            input_ids=tokens,
+        pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
+        return run_model(
+            self._model,
+            self._options,
+            tokens,
+            Cache(layers=[_SlotLayer(keys, values, indices, num_rows) for keys, values in pairs]),
             attention_mask=self._masks(written, slots),
             position_ids=starts.unsqueeze(1) + torch.minimum(steps, num_real - 1),
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
-        return logits[..., : self._vocabulary_size]
+        )
 
     def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
         """Additive masks [B, 1, n, S] for queries in the slots `written` [B, n], one for each type of layer."""
-        queries = written[:, None, :, None]
+        queries, dtype = written[:, None, :, None], slots.buffers[0].dtype
         index = torch.arange(slots.num_slots, device=written.device)
         masks = {}
         for name, window in self._windows.items():
             seen = index <= queries
             if window is not None:
                 seen = seen & (index > queries - window)
-            dtype = slots.keys[0].dtype
             masks[name] = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
         return masks.pop("") if "" in masks else masks
 
 
 def _windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """The sliding window of each type of layer, None without one; under the name "" where a model takes one mask only.
+    """The sliding window of each type of layer, None without one; under the name "" if the model takes a single mask.
 
     Mirrors how `generate` chooses masks for static caches, `transformers.masking_utils.create_masks_for_generate`.
     """
@@ -191,10 +160,10 @@ def _windows(model: PreTrainedModel) -> dict[str, int | None]:
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError("takes no positions")
     if getattr(config, "alibi", False):
-        raise UnsupportedModelError("reads positions off its mask (ALiBi)")
+        raise UnsupportedModelError("reads positions from its mask (ALiBi)")
     own = getattr(type(model), "create_masks_for_generate", None)
     if own is not getattr(GenerationMixin, "create_masks_for_generate", None):
-        raise UnsupportedModelError("makes masks of its own")
+        raise UnsupportedModelError("makes its own masks")
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if types is None:
@@ -209,8 +178,8 @@ def _windows(model: PreTrainedModel) -> dict[str, int | None]:
 def lay_out_for_few_tokens(model: nn.Module) -> None:
     """Store the weights of linear layers with the input dimension first, their values and shapes unchanged.
 
-    On a CPU a product of few float32 rows with a transposed matrix takes up to half as long again as one with a matrix
-    that lies the right way round. Weights that an embedding shares stay as they are.
+    On a CPU a product of few float32 rows takes up to 1.5 times as long with a transposed matrix. Weights that are
+    shared with an embedding stay as they are.
     """
     embedded = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():

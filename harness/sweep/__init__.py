@@ -1,1 +1,1 @@
-"""Sweeps that survive: each pair in a process of its own, every job a row, nothing measured twice."""
+"""Sweeps that survive: jobs in separate processes, a row for every job, nothing measured twice."""

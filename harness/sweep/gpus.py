@@ -1,72 +1,49 @@
-"""GPUs dealt out among jobs that run side by side: a lock file a GPU, held for as long as it is used."""
+"""GPUs for jobs that run side by side: one lock file per GPU, held by the processes that use it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import tempfile
 import time
 from pathlib import Path
 
-import filelock
-
 from harness.config.errors import SettingError
-from harness.results.environment import gpu_names
+from harness.config.machine import gpu_names
 
 
-class Lease:
-    """GPUs that nobody else has, until they are released or this process ends.
+def lease(num_gpus: int | None) -> dict[str, int]:
+    """Wait until `num_gpus` of the visible GPUs are free, and lock them. None, or no GPU in this machine: no locks.
 
-    Attributes:
-        variables: environment variables that show these GPUs alone.
-    """
-
-    def __init__(self, locks: dict[str, filelock.BaseFileLock]) -> None:
-        self._locks = locks
-        self.variables = {"CUDA_VISIBLE_DEVICES": ",".join(locks)} if locks else {}
-
-    def release(self) -> None:
-        """Give the GPUs back."""
-        for lock in self._locks.values():
-            lock.release()
-        self._locks = {}
-
-
-def lease(num_gpus: int | None) -> Lease:
-    """Wait until `num_gpus` of the visible GPUs are free, and take them; None, or a machine without GPUs, takes none.
+    Returns:
+        GPU -> file descriptor of its lock, which is held until this process and those that inherit it have closed it.
 
     Raises:
-        SettingError: if more are wanted than are visible.
+        SettingError: if fewer are visible.
     """
-    visible = _visible()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(len(gpu_names()))) if chosen is None else map(str.strip, chosen.split(","))
+    visible = list(filter(None, names))
     if num_gpus is None or not visible:
-        return Lease({})
+        return {}
     if num_gpus > len(visible):
         raise SettingError("gpus_per_job", f"must not exceed the number of visible GPUs, {len(visible)}", num_gpus)
+    directory = Path(tempfile.gettempdir()) / "harness-gpus"
+    directory.mkdir(exist_ok=True)
     while True:
-        held: dict[str, filelock.BaseFileLock] = {}
+        held: dict[str, int] = {}
         for gpu in visible:
-            lock = filelock.FileLock(_directory() / f"{gpu}.lock", mode=0o666)
+            lock = os.open(directory / f"{gpu}.lock", os.O_RDONLY | os.O_CREAT, 0o666)
             try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
                 continue
             held[gpu] = lock
             if len(held) == num_gpus:
-                return Lease(held)
-        # All or nothing: two jobs that hold one GPU each and want two would wait for ever.
-        Lease(held).release()
+                return held
+        # All or nothing: two jobs that hold one GPU each and need two would wait for ever.
+        for lock in held.values():
+            os.close(lock)
         time.sleep(random.uniform(0.1, 0.5))
-
-
-def _visible() -> list[str]:
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return [str(index) for index in range(len(gpu_names()))]
-    return [device.strip() for device in chosen.split(",") if device.strip()]
-
-
-def _directory() -> Path:
-    directory = Path(tempfile.gettempdir()) / "harness-gpus"
-    directory.mkdir(exist_ok=True)
-    return directory

@@ -1,10 +1,8 @@
-"""One job of a sweep: reused where it was measured before, else run in a worker, and a row however that ends."""
+"""One job of a sweep: reused if it was measured before, else run in a worker; it always gets a row."""
 
 from __future__ import annotations
 
-import atexit
-import importlib
-import json
+import dataclasses
 import os
 import sys
 import threading
@@ -13,167 +11,149 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harness.config.commands import RunSettings
-from harness.config.errors import HarnessError
-from harness.results.files import replace_rows, write_rows
-from harness.results.measurement import measured_rows, measurement_digest, newest_run
-from harness.results.sweep_report import job_line
-from harness.sweep import ranks
-from harness.sweep.gpus import Lease, lease
-from harness.sweep.sweep import SWEEP_FILE
-from harness.sweep.worker import Job, Worker
+from harness.config.errors import HarnessError, RunError
+from harness.report.sweep import exit_code, job_line, print_sweep
+from harness.results.files import read_rows, replace_rows, write_rows
+from harness.results.measurement import measured_rows, measurement_digest
+from harness.results.schema import RunRow
+from harness.sweep.gpus import lease
+from harness.sweep.manifest import Manifest
+from harness.sweep.ranks import num_ranks
+from harness.sweep.worker import Job, Worker, row_kind
 
-# A worker that holds GPUs others may be waiting for is ended when no job comes for so long.
+# A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
 _IDLE_S = 5.0
-
-
-@dataclass(frozen=True)
-class SweepJob:
-    """Where a job stands in its sweep.
-
-    Attributes:
-        command: `latency` and the like; names the files.
-        experiment: module with `run` and `record_failure`.
-        number: among the sweep's jobs, from 0.
-        overrides: the job's settings, as typed.
-        directory: of the job.
-        sweep_directory: of all of them.
-    """
-
-    command: str
-    experiment: str
-    number: int
-    overrides: Sequence[str]
-    directory: Path
-    sweep_directory: Path
 
 
 @dataclass
 class _Crew:
-    """The worker of this process, if one lives, and the pairs that failed to load."""
+    """The worker of this process, if it has one, what ends it when no job comes, and why pairs failed to load."""
 
     worker: Worker | None = None
-    pair: object = None
-    lease: Lease = field(default_factory=lambda: Lease({}))
-    failed_pairs: list[tuple[object, str]] = field(default_factory=list)
-    busy: threading.Lock = field(default_factory=threading.Lock)
+    pair: str = ""
     idle: threading.Timer | None = None
+    failures: dict[str, str] = field(default_factory=dict)
 
     def dismiss(self) -> None:
-        """End the worker and give its GPUs back."""
+        """End the worker, and free its GPUs."""
         if self.worker is not None:
             self.worker.close()
-        self.worker, self.pair = None, None
-        self.lease.release()
+        self.worker = None
 
 
 _crew = _Crew()
 
 
-def run_job(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
+def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
     """The rows of a job, measured now or before; they are also put into the sweep's file.
+
+    Args:
+        measures: whether it runs in a worker, and is not repeated.
 
     Raises:
         SettingError: GPUs that are not there, or a place where no file can be written.
     """
-    started = time.monotonic()
-    measurement = measurement_digest(settings)
-    rows = measured_rows(settings.results.file, measurement) if settings.resume else []
-    if reused := bool(rows):
-        write_rows(job.directory / f"{job.command}.csv", rows)
-    else:
-        with _crew.busy:
-            rows = _measure(job, settings)
-    record(job, rows, None if reused else time.monotonic() - started)
+    started, seconds = time.monotonic(), None
+    rows: Sequence[RunRow] = []
+    if measures and job.settings.resume:
+        digest = measurement_digest(job.settings)
+        rows = measured_rows(job.settings.results.file, row_kind(job.command), digest)
+        write_rows(job.file, rows)
+    if not rows:
+        rows = _measure(job) if measures else _run_quietly(job)
+        seconds = time.monotonic() - started
+    _record(job, rows, seconds)
     return rows
 
 
-def dismiss_crew() -> None:
-    """The sweep is over: end its worker, and forget what failed."""
-    _crew.dismiss()
-    _crew.failed_pairs.clear()
+def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
+    """The rows of a single run by several processes. Rank 0 prints and writes; if it dies, this process writes.
 
-
-def run_here(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
-    """The rows of a job that measures nothing and so runs in this process."""
-    started = time.monotonic()
-    with suppress(HarnessError), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        importlib.import_module(job.experiment).run(settings, job.directory)
-    rows = newest_run(job.directory / f"{job.command}.csv")
-    record(job, rows, time.monotonic() - started)
-    return rows
-
-
-def record(job: SweepJob, rows: Sequence[dict[str, Any]], seconds: float | None) -> None:
-    """Put a job's rows into the sweep's file, in the place of any it has there, and say so.
-
-    Args:
-        seconds: that the job took; None where it was measured before.
+    Raises:
+        HarnessError: what ended the run; RunError if a process died.
     """
-    file = job.sweep_directory / f"{job.command}.csv"
-    num_done = replace_rows(file, [{"job": str(job.number), **row} for row in rows], "job")
-    sweep = json.loads((job.sweep_directory / SWEEP_FILE).read_text(encoding="utf-8"))
-    label = " ".join(given for given in job.overrides if given.lstrip("+").partition("=")[0] in sweep["varying"])
-    took = "measured before" if seconds is None else _duration(seconds)
-    if num_left := max(0, sweep["num_jobs"] - num_done):
-        each = (time.time() - sweep["started"]) / num_done
-        took += f"; {num_left} left, about {_duration(num_left * each)}"
-    # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_done}/{sweep['num_jobs']}] {label}: {job_line(job.command, rows)} ({took})\n")
-    sys.stderr.flush()
+    worker = Worker(num_ranks)
+    try:
+        error = worker.run(job)
+    finally:
+        worker.close()
+    if error is not None:
+        job.rows_or_failure(str(error))
+        raise error
+    return job.rows()
 
 
-def _measure(job: SweepJob, settings: RunSettings) -> list[dict[str, str]]:
-    pair = settings.pair
-    file = job.directory / f"{job.command}.csv"
-    for failed, reason in _crew.failed_pairs:
-        if failed == pair:
-            return _fail(job, settings, f"not tried, because the pair failed to load before: {reason}")
+def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
+    """End the sweep in a directory, which this process started: print its table, and return its rows and exit code."""
+    _crew.dismiss()
+    _crew.failures.clear()
+    file = directory / f"{command}.csv"
+    rows = read_rows(file, row_kind(command))
+    num_jobs = Manifest.read(directory).num_jobs
+    print_sweep(command, rows, file, num_jobs)
+    # A job without a row had a wrong setting.
+    missing = len({row.job for row in rows}) < num_jobs
+    return rows, exit_code(command, rows) or (2 if missing else 0)
+
+
+def _run_quietly(job: Job) -> Sequence[RunRow]:
+    with suppress(HarnessError), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        job.run()
+    return job.rows()
+
+
+def _measure(job: Job) -> Sequence[RunRow]:
+    pair, settings = repr(job.settings.pair), job.settings
+    if reason := _crew.failures.get(pair):
+        return job.rows_or_failure(f"not tried, because the pair failed to load before: {reason}")
     if _crew.idle is not None:
+        # Afterwards it has ended the worker, or never will.
         _crew.idle.cancel()
+        _crew.idle.join()
     if _crew.worker is None or _crew.pair != pair:
         _crew.dismiss()
-        _crew.lease = lease(settings.gpus_per_job)
-        variables = _crew.lease.variables
-        _crew.worker, _crew.pair = Worker(variables, ranks.num_ranks(settings, variables)), pair
-        atexit.register(_crew.dismiss)
-    worker = _crew.worker
+        gpus = lease(settings.gpus_per_job)
+        _crew.worker, _crew.pair = Worker(num_ranks(settings, len(gpus)), gpus), pair
     try:
-        death = worker.run(Job(job.experiment, settings, job.directory), settings.job_timeout_s)
+        error = _crew.worker.run(job, settings.job_timeout_s)
     except KeyboardInterrupt:
         _crew.dismiss()
-        if rows := newest_run(file):
-            record(job, rows, 0.0)
+        if rows := job.rows():
+            _record(job, rows, 0.0)
         raise
-    rows = newest_run(file) or _fail(job, settings, death or "its process wrote no row")
-    if any(row["status"] != "ok" for row in rows):
-        # Whatever went wrong may have left something behind.
-        if worker.loading:
-            _crew.failed_pairs.append((pair, rows[0]["error"]))
+    rows = job.rows_or_failure(str(error or "its process wrote no row"))
+    failed = any(row.status != "ok" for row in rows)
+    if failed and _crew.worker.loading:
+        _crew.failures[pair] = str(rows[0].error)
+    if failed or isinstance(error, RunError):
+        # A failure may have left something behind.
         _crew.dismiss()
-    elif death:
-        _crew.dismiss()
-    elif _crew.lease.variables:
-        _crew.idle = threading.Timer(_IDLE_S, _dismiss_if_idle)
+    elif settings.gpus_per_job is not None:
+        _crew.idle = threading.Timer(_IDLE_S, _crew.dismiss)
         _crew.idle.daemon = True
         _crew.idle.start()
     return rows
 
 
-def _dismiss_if_idle() -> None:
-    if _crew.busy.acquire(blocking=False):
-        try:
-            _crew.dismiss()
-        finally:
-            _crew.busy.release()
+def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
+    """Put a job's rows into the sweep's file, in place of any that it has there, and print a line about it.
 
-
-def _fail(job: SweepJob, settings: RunSettings, reason: str) -> list[dict[str, str]]:
-    """Rows of a job whose process could not write them. Imports torch here, and touches no GPU."""
-    importlib.import_module(job.experiment).record_failure(settings, job.directory, reason)
-    return newest_run(job.directory / f"{job.command}.csv")
+    Args:
+        seconds: that the job took; None if it was measured before.
+    """
+    assert job.sweep is not None
+    file = job.sweep / f"{job.command}.csv"
+    num_done = replace_rows(file, [dataclasses.replace(row, job=str(job.number)) for row in rows], "job")
+    manifest = Manifest.read(job.sweep)
+    label = " ".join(given for given in job.overrides if given.lstrip("+").partition("=")[0] in manifest.varying)
+    took = "measured before" if seconds is None else _duration(seconds)
+    if num_left := max(0, manifest.num_jobs - num_done):
+        each = (time.time() - manifest.started) / num_done
+        took += f"; {num_left} left, about {_duration(num_left * each)}"
+    # One write, so that lines of jobs side by side do not mix.
+    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {label}: {job_line(job.command, rows)} ({took})\n")
+    sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from harness.cli import COMMANDS
 from harness.config import commands, conversion, names
 from harness.config.names import CONF
 
-# model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is not ours to choose from.
+# model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
 CHOICES = [
     f"{group.name}={preset.stem}"
     for group in sorted(CONF.iterdir())
@@ -63,7 +63,8 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert chosen.model.name == "tiny"
     assert chosen.draft.name == "tiny_draft"
     assert Path(chosen.model.repository).name == "tiny"
-    # A plan is no measurement: it is collected only where a file is named.
+    assert chosen.strategy == "auto"
+    # A plan is no measurement: it is collected only in a file that is named.
     assert chosen.results.file == ("" if command == "plan" else f"results/{command}.csv")
 
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import pickle
+import typing
 from typing import Any
 
 import pytest
 
+from harness.config import commands
 from harness.config.commands import LatencySettings
 from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
+from harness.experiments.tasks import TASKS
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {
@@ -42,7 +45,7 @@ def test_a_complete_mapping_becomes_settings() -> None:
         ({"num_prompts": 0}, "num_prompts=0: must be at least 1"),
         ({"decoding": {"top_p": float("nan")}}, "decoding.top_p=nan: must be a number"),
         ({"decoding": {"max_new_tokens": 0}}, "decoding.max_new_tokens=0: must be at least 1"),
-        ({"placement": {"strategy": "even"}}, "placement.strategy=even: must be one of balanced, auto"),
+        ({"placement": {"strategy": "even"}}, "placement.strategy=even: must be one of auto, balanced"),
         ({"placement": {"reserve_gb": -1}}, "placement.reserve_gb=-1.0: must not be negative"),
         ({"placement": {"device_map": [1]}}, "placement.device_map=[1]: must be a mapping"),
         ({"draft": {**MODEL, "quantization": "2bit"}}, "draft.quantization=2bit: must be one of none, 8bit, 4bit"),
@@ -72,11 +75,24 @@ def test_lenience_is_lossy_and_googles_alone() -> None:
 
 
 def test_errors_survive_pickling_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must lie in (0, 1]", 2)))
-    assert str(error) == "decoding.top_p=2: must lie in (0, 1]"
+    error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must be in (0, 1]", 2)))
+    assert str(error) == "decoding.top_p=2: must be in (0, 1]"
     assert error.exit_code == 2
 
 
 def test_every_setting_has_a_name_to_type() -> None:
     names = setting_names(LatencySettings)
     assert {"decoding.top_p", "model.gpus", "draft.gpus", "num_prompts", "results.file"} <= set(names)
+
+
+def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
+    assert set(typing.get_args(commands.Task)) == set(TASKS)
+
+
+def test_a_split_target_is_the_strategy_of_the_run_and_its_draft_is_copied() -> None:
+    settings = from_config(LatencySettings, {**COMPLETE, "draft": MODEL, "placement": {"strategy": "tensor_parallel"}})
+    assert settings.strategy == "tensor_parallel"
+    assert settings.strategies["draft"] == "single"
+    assert from_config(LatencySettings, COMPLETE).strategy == "auto"
+    own = from_config(LatencySettings, {**COMPLETE, "model": {**MODEL, "placement": "cpu"}})
+    assert own.strategy == "cpu"

@@ -1,4 +1,5 @@
-"""A runner whose model is a table: the distribution after a token depends on that token alone."""
+"""A runner whose model is a table, where the distribution after a token depends on that token alone; and a drafter
+that looks tokens up."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 
-class MarkovRunner:
-    """A `Runner` over transition probabilities [V, V]. It checks that it is fed what it was told was kept."""
+
+class MarkovRunner(Runner):
+    """A `Runner` over transition probabilities [V, V]. Its hidden states [.., 1, 2] are each position and its token."""
 
     def __init__(self, transitions: Tensor) -> None:
         self._logits = transitions.log()
@@ -17,17 +20,23 @@ class MarkovRunner:
         self._num_extended = 0
         self.num_calls = 0
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         self.rows = [list(prompt) for prompt in prompts]
         self._num_extended = 0
-        return self._logits[torch.tensor([row[-1] for row in self.rows])]
+        width = max(map(len, prompts))
+        return Step(self._logits[torch.tensor([row[-1] for row in self.rows])], self._hidden(width))
 
-    def extend(self, tokens: Tensor) -> Tensor:
+    def extend(self, tokens: Tensor) -> Step:
         self.num_calls += 1
         for row, new in zip(self.rows, tokens.tolist(), strict=True):
             row += new
         self._num_extended += tokens.shape[1]
-        return self._logits[tokens]
+        return Step(self._logits[tokens], self._hidden(tokens.shape[1]))
+
+    def _hidden(self, count: int) -> Tensor:
+        """Of each row's last `count` tokens; before the first one there is (-1, -1)."""
+        seen = [[(-1, -1)] * count + list(enumerate(row)) for row in self.rows]
+        return torch.tensor([pairs[-count:] for pairs in seen]).unsqueeze(2)
 
     def keep(self, counts: Sequence[int]) -> None:
         for row, count in zip(self.rows, counts, strict=True):
@@ -37,4 +46,49 @@ class MarkovRunner:
 
     def select(self, rows: Sequence[int]) -> None:
         assert self._num_extended == 0
+        self.rows = [self.rows[row] for row in rows]
+
+
+class TableDrafter(Drafter):
+    """Deterministic: proposes what a table says follows each token, as far as it says anything.
+
+    It follows the target's hidden states, which must tell it the same sequences as the verdicts do.
+    """
+
+    layers = (0,)
+
+    def __init__(self, following: dict[int, int]) -> None:
+        self._following = following
+        self.rows: list[list[int]] = []
+        self.num_offered: list[int] = []
+
+    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+        assert step.hidden is not None
+        for states, prompt in zip(step.hidden[:, :, 0].tolist(), prompts, strict=True):
+            assert states[-len(prompt) :] == [list(pair) for pair in enumerate(prompt)]
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        assert uniforms.shape == (len(self.rows), num_draft_tokens)
+        offered: list[list[int]] = []
+        for row in self.rows:
+            tokens: list[int] = []
+            while len(tokens) < num_draft_tokens and (last := [*row, *tokens][-1]) in self._following:
+                tokens.append(self._following[last])
+            offered.append(tokens)
+        lengths = list(map(len, offered))
+        self.num_offered += lengths
+        padded = [tokens + [0] * (num_draft_tokens - len(tokens)) for tokens in offered]
+        return Proposal(torch.tensor(padded), None, lengths)
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        assert step.hidden is not None
+        decided = zip(self.rows, num_accepted, next_tokens, step.hidden[:, :, 0].tolist(), strict=True)
+        for row, count, next_token, states in decided:
+            for position, token in states[1 : count + 1]:
+                assert position == len(row)
+                row.append(token)
+            row.append(next_token)
+
+    def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from architectures import ARCHITECTURES, random_model
-from decoding.fakes import MarkovRunner
-from harness.decoding.drafters import ModelDrafter
+from decoding.fakes import MarkovRunner, TableDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
-from harness.decoding.protocols import Iteration, Origin
-from harness.decoding.randomness import uniforms
+from harness.decoding.protocols import Iteration, Origin, Step
+from harness.decoding.randomness import inverse_cdf, uniforms
+from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
+from harness.drafting.model import ModelDrafter
 from harness.runners.eager import EagerRunner
 
 SIZE = 12
@@ -72,7 +75,7 @@ def test_the_same_model_as_draft_is_never_rejected() -> None:
     assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
 
 
-def test_a_draft_that_is_always_wrong_costs_nothing_but_time() -> None:
+def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
     draft = torch.eye(SIZE).roll(2, dims=1)
     iterations, _ = run_speculative(target, draft, request(RAGGED, Warp(1.0)))
@@ -82,7 +85,7 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time() -> None:
     assert iterations[-1].origins == [[Origin.TARGET]] * 3, "the last token leaves room for no proposal"
 
 
-def test_origins_and_proposals_tell_who_wrote_what() -> None:
+def test_origins_and_proposals_match_the_tokens() -> None:
     target = chain(0)
     iterations, _ = run_speculative(target, 0.5 * target + 0.5 * chain(1), request(RAGGED, Warp(1.0), 40), 3)
     for iteration in iterations[1:]:
@@ -122,7 +125,7 @@ def test_short_generations(length: int) -> None:
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 30])
 def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
-    """The short lengths are all end: rows of one batch then have different numbers of tokens left to propose."""
+    """With a short length, rows of one batch soon have different numbers of tokens left to propose."""
     target, num_rows = chain(0), 40
     draft = 0.5 * target + 0.5 * chain(1)
     prompts = [[index % SIZE] for index in range(num_rows)]
@@ -135,9 +138,9 @@ def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("batch", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
 def test_greedy_output_equals_generate(name: str, batch: list[list[int]]) -> None:
-    """Both arms give token for token what transformers' own `generate` gives, row by row."""
+    """Both arms give the tokens of transformers' own `generate`, row by row."""
     model, draft = random_model(name), random_model(name, seed=1)
-    with torch.no_grad():  # a draft that agrees now and then: the target, disturbed
+    with torch.no_grad():  # a draft that agrees sometimes: the target, disturbed
         for parameter, original in zip(draft.parameters(), model.parameters(), strict=True):
             parameter.copy_(original + 0.05 * parameter)
     length = 24
@@ -153,7 +156,7 @@ def test_greedy_output_equals_generate(name: str, batch: list[list[int]]) -> Non
     iterations = list(speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4))
     assert texts(iterations, len(batch)) == expected
     accepted = [count for iteration in iterations[1:] for count in iteration.num_accepted]
-    assert 0 < sum(accepted) < 4 * len(accepted), "the draft should be right now and then, and wrong now and then"
+    assert 0 < sum(accepted) < 4 * len(accepted), "the draft should be right sometimes, and wrong sometimes"
 
 
 def test_two_architectures_as_a_pair() -> None:
@@ -161,3 +164,90 @@ def test_two_architectures_as_a_pair() -> None:
     what = request(RAGGED, Warp(1.0), 16)
     mixed = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), what.warp), what, 3)
     assert [len(row) for row in texts(mixed, 3)] == [16, 16, 16]
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("following", [{}, {9: 8}, {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}], ids=len)
+def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: Warp) -> None:
+    """Some rows of a batch get K tokens, some fewer and some none; `TableDrafter` checks what it is given."""
+    target, num_rows = MarkovRunner(chain(0)), 40
+    what = request([[row % 5, row % SIZE] for row in range(num_rows)], warp)
+    drafter = TableDrafter(following)
+    iterations = list(speculative(target, drafter, what, 4))
+    if warp == GREEDY:
+        assert texts(iterations, num_rows) == texts(autoregressive(MarkovRunner(chain(0)), what), num_rows)
+    assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
+    lasts = {
+        (len(proposed), accepted, origins[-1])
+        for step in iterations[1:]
+        for proposed, accepted, tokens, origins in zip(
+            step.proposed, step.num_accepted, step.tokens, step.origins, strict=True
+        )
+        if len(tokens) > accepted
+    }
+    for offered, accepted, origin in lasts:
+        whole = Origin.BONUS if offered else Origin.TARGET
+        assert origin == (whole if accepted == offered else Origin.RECOVERED)
+    assert len({origin for _, _, origin in lasts}) >= {0: 1, 1: 2, 7: 3}[len(following)]
+
+
+def test_without_an_offer_the_target_sees_the_pending_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    original = MarkovRunner.extend
+
+    def extend(self: MarkovRunner, tokens: Tensor) -> Step:
+        widths.append(tokens.shape[1])
+        return original(self, tokens)
+
+    def never(*arguments: Tensor) -> Verdict:
+        raise AssertionError("nothing to verify")
+
+    monkeypatch.setattr(MarkovRunner, "extend", extend)
+    what = request(RAGGED, Warp(1.0), 6)
+    silent = list(speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never))
+    assert widths == [1] * 5
+    assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
+    assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+
+
+def test_nothing_is_drafted_where_one_token_is_missing() -> None:
+    drafter = ModelDrafter(draft := MarkovRunner(chain(0)), GREEDY)
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, request(RAGGED, length=7), 4))
+    assert [step.proposed for step in iterations[-1:]] == [[[]] * 3]
+    assert draft.num_calls == 4, "one proposal of four tokens, all accepted; then one token is missing"
+
+
+def test_an_answer_does_not_depend_on_what_others_are_offered() -> None:
+    following = {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}
+    prompts = [[row % SIZE] for row in range(24)]
+    together = list(speculative(MarkovRunner(chain(0)), TableDrafter(following), request(prompts, Warp(0.9), 9), 4))
+    for index, prompt in enumerate(prompts):
+        what = request([prompt], Warp(0.9), 9, indices=[index])
+        alone = speculative(MarkovRunner(chain(0)), TableDrafter(following), what, 4)
+        assert texts(alone, 1)[0] == texts(together, len(prompts))[index]
+
+
+def without_exclusion(
+    target: Tensor, tokens: Tensor, draft: None, accept: Tensor, following: Tensor, *others: Any
+) -> Verdict:
+    """Draws the recovered token from the whole target."""
+    verdict = verify(target, tokens, draft, accept, following, *others)
+    rows = torch.arange(len(tokens))
+    drawn = inverse_cdf(target[rows, verdict.num_accepted], following[rows, verdict.num_accepted])
+    return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
+
+
+@pytest.mark.parametrize("verification", [verify, without_exclusion])
+def test_a_table_as_drafter_keeps_the_target_s_distribution(verification: Callable[..., Verdict]) -> None:
+    """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
+    target = chain(5, 0.7)[:6, :6].double()
+    target = target / target.sum(-1, keepdim=True)
+    num_rows = 30_000
+    what = request([[0]] * num_rows, Warp(1.0), 3)
+    table = TableDrafter({token: int(target[token].argmax()) for token in (0, 1, 2, 4)})  # of two tokens, nothing
+    drawn = texts(speculative(MarkovRunner(target.float()), table, what, 2, 1.0, verification), num_rows)
+    assert set(table.num_offered) == {0, 1}, "the first token is drawn, and the last one never drafted"
+    codes = torch.tensor(drawn) @ torch.tensor([36, 6, 1])
+    exact = target[0][:, None, None] * target[:, :, None] * target[None]
+    p_value = stats.chisquare(codes.bincount(minlength=216).numpy(), num_rows * exact.flatten().numpy()).pvalue
+    assert (p_value > 1e-9) == (verification is verify)

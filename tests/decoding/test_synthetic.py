@@ -1,4 +1,4 @@
-"""The coin in place of the rule: its bias is the acceptance rate, whatever the models say."""
+"""The coin in place of the rule: its bias is the acceptance rate, independent of the models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 40_000, 3, 7
 
 
 def proposal() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `verify` takes: distributions that agree on little, with uniforms from the streams of as many prompts."""
+    """Arguments of `verify`: distributions that agree on little, with uniforms from the streams of as many prompts."""
     generator = torch.Generator().manual_seed(3)
     target = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS + 1, SIZE, generator=generator) ** 6
     draft = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS, SIZE, generator=generator) ** 6
@@ -52,16 +52,26 @@ def test_what_follows_is_drawn_as_the_rule_draws_it() -> None:
     assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
 
 
-def test_what_verify_reports_besides_is_the_same() -> None:
+def test_the_probabilities_reported_are_the_same() -> None:
     by_coin, by_rule = verify_by_coin(0.5, *proposal()), verify(*proposal())
     assert torch.equal(by_coin.target_probability, by_rule.target_probability)
     assert torch.equal(by_coin.draft_probability, by_rule.draft_probability)
 
 
-def test_rows_keep_to_their_own_limits() -> None:
-    limits = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
-    verdict = verify_by_coin(1.0, *proposal(), limits=limits)
-    assert torch.equal(verdict.num_accepted, limits)
+def test_rows_keep_to_the_tokens_they_were_offered() -> None:
+    lengths = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
+    verdict = verify_by_coin(1.0, *proposal(), lengths=lengths)
+    assert torch.equal(verdict.num_accepted, lengths)
     empty = verify_by_coin(1.0, torch.eye(3)[None, :1], torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 3),
                            torch.empty(1, 0), torch.zeros(1, 1))  # fmt: skip
     assert (empty.num_accepted.tolist(), empty.next_token.tolist()) == ([0], [0])
+
+
+def test_a_deterministic_proposal_is_accepted_by_the_same_coin() -> None:
+    target, tokens, _, *numbers = proposal()
+    verdict, drawn = verify_by_coin(0.5, target, tokens, None, *numbers), verify_by_coin(0.5, *proposal())
+    assert torch.equal(verdict.num_accepted, drawn.num_accepted)
+    assert (verdict.draft_probability == 1).all()
+    rejected = verdict.num_accepted < NUM_DRAFT_TOKENS
+    place = verdict.num_accepted.clamp(max=NUM_DRAFT_TOKENS - 1)
+    assert (tokens[torch.arange(NUM_ROWS), place] != verdict.next_token)[rejected].all()

@@ -1,4 +1,4 @@
-"""Verification as a unit: chosen numbers first, then the distribution of what it lets through."""
+"""Verification as a unit: chosen numbers first, then the distribution of its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_accepted_ends_with_a_bonus_token() -> None:
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [3])
 
 
-def test_never_accepted_when_the_target_cannot_say_it() -> None:
+def test_a_token_that_the_target_cannot_produce_is_never_accepted() -> None:
     target = torch.stack([one_hot(0, 0, 3)])
     verdict = verify(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.zeros(1, 2), torch.zeros(1, 3))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
@@ -76,12 +76,14 @@ def test_lenience_accepts_more() -> None:
     assert verify(*arguments, lenience=0.5).num_accepted.item() == 1
 
 
-def test_behind_a_row_s_own_limit_the_token_is_a_bonus() -> None:
+def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
     target = torch.tensor([[[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]]]).expand(3, 3, 2)
     draft = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).expand(3, 2, 2)
     tokens = torch.zeros(3, 2, dtype=torch.long)
-    # All would be accepted; at the limit the target alone decides, not what is left of it beside the draft.
-    verdict = verify(target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), limits=torch.tensor([0, 1, 2]))
+    # All would be accepted; after the offered ones the target alone decides, not the residual.
+    verdict = verify(
+        target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), lengths=torch.tensor([0, 1, 2])
+    )
     assert verdict.num_accepted.tolist() == [0, 1, 2]
     assert verdict.next_token.tolist() == [0, 0, 0]
     unlimited = verify(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05))
@@ -97,29 +99,38 @@ def test_equal_distributions_are_never_rejected() -> None:
     assert (verify(probabilities, tokens, probabilities[:, :3], uniforms, torch.rand(500, 4)).num_accepted == 3).all()
 
 
-def first_two_tokens(judge: Callable[..., Verdict], num_draws: int) -> tuple[Tensor, Tensor]:
+def first_two_tokens(
+    judge: Callable[..., Verdict], num_draws: int, deterministic: bool = False
+) -> tuple[Tensor, Tensor]:
     """Counts of the first two output tokens [V, V] over many draws with K = 2, and the target's exact probabilities.
 
-    The target is a Markov chain, so that the distribution after a prefix depends on its last token alone.
+    The target is a Markov chain, so that the distribution after a prefix depends on its last token alone. Deterministic
+    proposals are ragged: a third of the rows is offered no token, a third one, and a third two.
     """
     generator = torch.Generator().manual_seed(20)
     size = 5
     target_first, target_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
     draft_first, draft_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
-    target_next[2, 1] = draft_next[3, 0] = 0  # tokens only one of the two can say
+    target_next[2, 1] = draft_next[3, 0] = 0  # tokens only one of the two can produce
     for weights in (target_first, target_next, draft_first, draft_next):
         weights /= weights.sum(-1, keepdim=True)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
-    x1 = inverse_cdf(draft_first.expand(num_draws, size), uniform(num_draws))
-    x2 = inverse_cdf(draft_next[x1], uniform(num_draws))
-    draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
+    draft: Tensor | None = None
+    if deterministic:
+        x1 = draft_first.argmax().expand(num_draws)
+        x2 = draft_next.argmax(-1)[x1]
+    else:
+        x1 = inverse_cdf(draft_first.expand(num_draws, size), uniform(num_draws))
+        x2 = inverse_cdf(draft_next[x1], uniform(num_draws))
+        draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
     target = torch.stack([target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1)
-    verdict = judge(target, torch.stack([x1, x2], 1), draft, uniform(num_draws, 2), uniform(num_draws, 3))
+    lengths = {"lengths": torch.arange(num_draws) % 3} if deterministic else {}
+    verdict = judge(target, torch.stack([x1, x2], 1), draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
-    # A row that stopped after its first token goes on with regular decoding.
+    # A row that stopped after its first token continues with regular decoding.
     regular = inverse_cdf(target_next[first], uniform(num_draws))
     second = torch.where(
         verdict.num_accepted > 1, x2, torch.where(verdict.num_accepted == 1, verdict.next_token, regular)
@@ -140,13 +151,15 @@ def test_output_follows_the_target() -> None:
     assert p_value(*first_two_tokens(verify, 200_000)) > FALSE_ALARM_RATE
 
 
-def lenient(*arguments: Tensor) -> Verdict:
-    return verify(*arguments, lenience=0.7)
+def lenient(*arguments: Tensor, **lengths: Tensor) -> Verdict:
+    return verify(*arguments, lenience=0.7, **lengths)
 
 
-def without_residual(target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor) -> Verdict:
+def without_residual(
+    target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor, **lengths: Tensor
+) -> Verdict:
     """Draws the recovered token from the target itself, as many first attempts do."""
-    verdict = verify(target, tokens, draft, accept, following)
+    verdict = verify(target, tokens, draft, accept, following, **lengths)
     rows = torch.arange(len(tokens))
     drawn = inverse_cdf(target[rows, verdict.num_accepted], following[rows, verdict.num_accepted])
     return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
@@ -160,3 +173,49 @@ def ignoring_draft(target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor
 @pytest.mark.parametrize("broken", [lenient, without_residual, ignoring_draft])
 def test_the_same_test_catches_a_broken_verifier(broken: Callable[..., Verdict]) -> None:
     assert p_value(*first_two_tokens(broken, 200_000)) < FALSE_ALARM_RATE
+
+
+def always_excluding(
+    target: Tensor, tokens: Tensor, draft: None, accept: Tensor, following: Tensor, lengths: Tensor
+) -> Verdict:
+    """Excludes the next token of the batch's width even where the row was not offered it."""
+    verdict = verify(target, tokens, draft, accept, following, lengths=lengths)
+    rows, place = torch.arange(len(tokens)), verdict.num_accepted.clamp(max=1)
+    weights = target[rows, verdict.num_accepted].scatter(-1, tokens[rows, place].unsqueeze(-1), 0.0)
+    drawn = inverse_cdf(weights, following[rows, verdict.num_accepted])
+    next_token = torch.where(verdict.num_accepted < 2, drawn, verdict.next_token)
+    return Verdict(verdict.num_accepted, next_token, verdict.target_probability, verdict.draft_probability)
+
+
+def test_output_of_deterministic_proposals_follows_the_target() -> None:
+    assert p_value(*first_two_tokens(verify, 200_000, deterministic=True)) > FALSE_ALARM_RATE
+
+
+@pytest.mark.parametrize("broken", [lenient, without_residual, always_excluding])
+def test_the_same_test_catches_a_broken_verifier_of_deterministic_proposals(broken: Callable[..., Verdict]) -> None:
+    assert p_value(*first_two_tokens(broken, 200_000, deterministic=True)) < FALSE_ALARM_RATE
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.6])
+def test_a_deterministic_proposal_is_one_drawn_with_certainty(lenience: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    target = torch.rand(3000, 4, 6, generator=generator) ** 4
+    target /= target.sum(-1, keepdim=True)
+    tokens = target[:, :3].argmax(-1)
+    certain = torch.nn.functional.one_hot(tokens, 6).float()
+    numbers = torch.rand(3000, 3, generator=generator), torch.rand(3000, 4, generator=generator)
+    lengths = torch.arange(3000) % 4
+    ours = verify(target, tokens, None, *numbers, lenience, lengths)
+    dense = verify(target, tokens, certain, *numbers, lenience, lengths)
+    assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
+    assert torch.equal(ours.num_accepted, dense.num_accepted)
+    assert torch.equal(ours.next_token, dense.next_token)
+    assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
+
+
+def test_lenience_accepts_more_of_a_deterministic_proposal() -> None:
+    target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
+    arguments = (target, torch.tensor([[0]]), None, torch.tensor([[0.7]]), torch.zeros(1, 2))
+    strict, lenient = verify(*arguments), verify(*arguments, lenience=0.5)
+    assert (strict.num_accepted.item(), strict.next_token.item()) == (0, 1), "the rejected token cannot follow"
+    assert (lenient.num_accepted.item(), lenient.next_token.item()) == (1, 0)

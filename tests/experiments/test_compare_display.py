@@ -1,24 +1,25 @@
-"""Frames of a race: when they are due, what they leave behind, and a replay that is cut short."""
+"""The screen of a race: colours and marks, texts that would steer the terminal, narrow screens, frames, the replay."""
 
 from __future__ import annotations
 
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 from transformers import AutoTokenizer
 
-from chain_pair import CHAIN, MARKED, TEXT, save_chain_pair
+from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.decoding.protocols import Iteration, Origin
+from harness.engines.timing import Lap
 from harness.experiments import compare_display
-from harness.experiments.compare_display import LiveLane, show_race
-from harness.experiments.compare_race import Lap
-from harness.experiments.timing import Generation
-from harness.results.compare_report import plain_console
+from harness.experiments.compare_display import Lane, live, plain_console, show_race, view
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(save_chain_pair(tmp_path_factory.mktemp("pair"))[0])
 
 
@@ -27,7 +28,7 @@ def iteration(tokens: list[int], origins: list[Origin]) -> Iteration:
 
 
 @pytest.fixture
-def lap(tokenizer) -> Lap:
+def lap(tokenizer: Any) -> Lap:
     """The chain's speculative lap: half of 漢 comes with one iteration, the rest with the next."""
     tokens = [token for word in CHAIN[1:] for token in tokenizer(word)["input_ids"]]
     draft = Origin.DRAFT
@@ -38,50 +39,150 @@ def lap(tokenizer) -> Lap:
         iteration(tokens[4:7], [draft, draft, Origin.BONUS]),
         iteration(tokens[7:], [draft, draft, draft, draft, Origin.BONUS]),
     ]
-    decided = [1.0, 2.0, 3.0, 4.0, 5.0]
-    return Lap("speculative", iterations, decided, Generation.of(iterations, 6, 1))
+    return Lap("speculative", iterations, [1.0, 2.0, 3.0, 4.0, 5.0], 6.0)
 
 
-def screen(interactive: bool) -> tuple[io.StringIO, dict[str, object]]:
-    file = io.StringIO()
-    return file, {"file": file, "width": 100, "height": 24, "force_terminal": interactive, "color_system": None}
+def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
+    return plain_console(
+        **({"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive} | arguments)
+    )
 
 
-def test_without_a_terminal_only_the_end_is_printed(tokenizer, lap: Lap) -> None:
-    file, arguments = screen(interactive=False)
-    with LiveLane(plain_console(**arguments), "speculative", tokenizer, [1]) as lane:
-        assert not lane.wants_to_look(1e9)
-        lane.finish(lap)
-    assert file.getvalue().count(MARKED) == 1
-    assert "13" not in file.getvalue().splitlines()[0]
-    assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in file.getvalue()
+def printed(screen: Console) -> str:
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
 
 
-def test_the_first_token_is_due_at_once_and_half_a_character_waits(
-    tokenizer, lap: Lap, monkeypatch: pytest.MonkeyPatch
+class Words:
+    """A tokenizer whose tokens are these texts."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(self.words[token] for token in tokens)
+
+
+def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
+    """A lane in which each word is a token of its origin."""
+    lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
+    lane.show(Lap(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0))
+    lane.end()
+    return lane
+
+
+WORDS = {
+    " one": Origin.TARGET,
+    " two": Origin.RECOVERED,
+    "漢": Origin.DRAFT,
+    "\n": Origin.RECOVERED,
+    " end": Origin.BONUS,
+}
+
+
+def test_marks_replace_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, coloured = (console(True, color_system=system) for system in (None, "truecolor"))
+    for screen in (plain, coloured):
+        screen.print(view([lane_of(screen, WORDS)]))
+    assert "\n one [two]漢[⏎]\n {end}\n" in printed(plain)
+    assert "accepted draft · [recovered] · {bonus}" in printed(plain)
+    assert " \x1b[4;38;2;213;94;0mtwo" in printed(coloured)
+    assert "[recovered]" not in printed(coloured)
+
+
+def test_the_regular_arm_has_no_legend() -> None:
+    screen = console(False)
+    screen.print(view([lane_of(screen, dict.fromkeys(WORDS, Origin.TARGET), "regular")]))
+    assert printed(screen).startswith("regular\n one two漢\n end\n5 tokens")
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "marks"),
+    [
+        ({}, {"color_system": "truecolor"}, False),
+        ({"NO_COLOR": "1"}, {"color_system": "truecolor"}, True),
+        ({"NO_COLOR": ""}, {"color_system": "truecolor"}, False),
+        ({}, {"force_terminal": False}, True),
+        ({"TERM": "dumb"}, {}, True),
+    ],
+)
+def test_when_marks_are_needed(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: dict[str, Any], marks: bool
 ) -> None:
-    file, arguments = screen(interactive=True)
-    monkeypatch.setattr(compare_display, "time", SimpleNamespace(perf_counter=lambda: 100.0))
-    with LiveLane(plain_console(**arguments), "speculative", tokenizer, [1]) as lane:
-        assert lane.wants_to_look(100.0)
-        lane.look(lap.iterations[:1], lap.decided[:1])
-        assert not lane.wants_to_look(100.0)
-        assert lane.wants_to_look(100.11)
-        lane.look(lap.iterations[:3], lap.decided[:3])
-    assert "one [two]" in file.getvalue()
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    screen = console(True, **arguments)
+    screen.print(view([lane_of(screen, WORDS)]))
+    assert ("{end}" in printed(screen)) is marks
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    screen = console(False)
+    screen.print(view([lane_of(screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular")]))
+    assert "␛[2J␇a\nb␡1m␡ [bold]:smile:\n" in printed(screen)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_growing_lane_fits_its_screen(width: int) -> None:
+    """Wide characters count twice; the newest text is what shows."""
+    words = {f" 漢字{number}שלום": Origin.DRAFT for number in range(200)}
+    for count in (1, 2):
+        screen = console(False, width)
+        screen.print(view([lane_of(screen, words)] * count, 24))
+        lines = printed(screen).splitlines()
+        assert len(lines) <= 24
+        assert any("199" in line for line in lines)
+        assert max(Text(line).cell_len for line in lines) <= width
+
+
+def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Lap) -> None:
+    screen = console(False)
+    lane = Lane(screen, "speculative", tokenizer, [1])
+    with live(lane) as draw:
+        assert draw is None
+        lane.show(lap)
+    assert printed(screen).count(MARKED) == 1
+    assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
+
+
+def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
+    screen = console(True, color_system=None)
+    with live(Lane(screen, "speculative", tokenizer, [1])) as draw:
+        assert draw is not None
+        draw(Lap("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+    assert "one [two]" in printed(screen)
     # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.
-    *frames, last = file.getvalue().split("speculative")
+    *frames, last = printed(screen).split("speculative")
     assert "\N{REPLACEMENT CHARACTER}" in last
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
 
 
-def test_a_replay_that_is_cut_short_ends_with_both_texts(tokenizer, lap: Lap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_is_cut_short_ends_with_both_texts(
+    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    file, arguments = screen(interactive=True)
+    screen = console(True, color_system=None)
     monkeypatch.setattr(compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt))
-    regular = Lap("regular", lap.iterations, lap.decided, lap.generation)
-    show_race(plain_console(**arguments), [regular, lap], tokenizer, [1])
-    last = file.getvalue().splitlines()[-6:]
-    assert any(TEXT.split("字")[0].strip() in line and MARKED.split("字")[0].strip() in line for line in last), last
+    show_race(screen, [Lap("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1])
+    last = printed(screen).splitlines()[-6:]
+    start = MARKED.split("字")[0].strip()
+    assert any(line.count(start) == 2 for line in last), last
+
+
+def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Lap) -> None:
+    lane = Lane(console(False), "speculative", tokenizer, [1])
+    shown = []
+    for at in (0.5, 1.0, 3.5, 100.0):
+        lane.show(lap, at)
+        shown.append((lane.num_tokens, str(lane.parts(100, None)[2])))
+    assert shown == [
+        (0, "0 tokens · 0.50 s"),
+        (1, "1 token · 1.00 s · 1.0 tokens/s · first token 1000.0 ms"),
+        (4, "4 tokens · 3.50 s · 1.1 tokens/s · first token 1000.0 ms"),
+        (12, "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms"),
+    ]

@@ -1,24 +1,24 @@
-"""The clock of a race, its rejections, and where two texts part."""
+"""The clock of a race, its rejections, and where two texts differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from harness.decoding.loops import Request
+from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.decoding.randomness import uniforms
 from harness.decoding.verify import Verdict
-from harness.decoding.warp import Warp
-from harness.experiments import compare_race
-from harness.experiments.arms import Arm
-from harness.experiments.compare_race import Lap, Rejection, rejections, run_lap
-from harness.experiments.timing import Generation
+from harness.engines import timing
+from harness.engines.protocol import Question
+from harness.engines.timing import Lap, run_lap
+from harness.experiments.compare_race import find_rejections, outcome
+from harness.report.races import Rejection
 
-REQUEST = Request([[1, 2]], uniforms(0, [0], 8), Warp(), 8)
+QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
 
 
 def regular(token: int) -> Iteration:
@@ -35,103 +35,106 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> It
     return Iteration([0], [tokens], [origins], [proposed], [num_accepted], verdict)
 
 
-class Watch:
-    """A clock that goes only when something takes time."""
+class Engine:
+    """An engine whose logits are the token ids, and whose arm takes these seconds per token."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "regular"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0
-        monkeypatch.setattr(compare_race, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.seconds = seconds
+        self.prompts: Sequence[Sequence[int]] = []
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
-    def arm(self, seconds: Sequence[float]) -> Arm:
-        def decode(_: Request) -> Iterator[Iteration]:
-            for token, taken in enumerate(seconds):
-                self.now += taken
-                yield regular(token)
-            self.now += 0.25  # what an arm does after its last token counts
+    def stream(self, _: Question) -> Iterator[Iteration]:
+        for token, taken in enumerate(self.seconds):
+            self.now += taken
+            yield regular(token)
+        self.now += 0.25  # what an arm does after its last token counts
 
-        return Arm("regular", decode)
+    def synchronize(self) -> None: ...
 
+    def check(self, tokens: list[list[int]]) -> None: ...
 
-class SlowScreen:
-    """Looks at every second iteration, and takes its time."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.seen: list[tuple[int, float]] = []
-        self.asked = 0
-
-    def wants_to_look(self, now: float) -> bool:
-        assert now == self.watch.now
-        self.asked += 1
-        return self.asked % 2 == 1
-
-    def look(self, iterations: Sequence[Iteration], seconds: Sequence[float]) -> None:
-        self.seen.append((len(iterations), seconds[-1]))
-        self.watch.now += 100
+    def logits(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        self.prompts = prompts
+        return torch.arange(10.0)[None]
 
 
-def test_the_clock_stands_while_the_screen_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch)
-    screen = SlowScreen(watch)
-    lap = run_lap(watch.arm([2.0, 1.0, 1.0]), REQUEST, [torch.device("cpu")], screen)
-    assert lap.decided == [2, 3, 4]
-    assert lap.generation.seconds == 4.25
+def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token is drawn at once; a frame that takes a second stays for nine."""
+    engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
+    seen = []
+
+    def draw(lap: Lap) -> None:
+        seen.append((len(lap.iterations), lap.seconds))
+        engine.now += 1
+
+    lap = run_lap(engine, engine, QUESTION, draw)
+    assert seen == [(1, 2), (3, 12)]
+    assert lap.decided == [2, 10, 12, 13]
+    assert lap.seconds == lap.generation.seconds == 13.25
     assert lap.generation.seconds_to_first_token == 2
-    assert screen.seen == [(1, 2), (3, 4)]
-    assert watch.now == 204.25
+    assert engine.now == 15.25
 
 
-def test_without_a_screen_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch)
-    lap = run_lap(watch.arm([2.0, 1.0, 1.0]), REQUEST, [torch.device("cpu")])
-    assert (lap.decided, lap.generation.seconds, lap.tokens) == ([2, 3, 4], 4.25, [0, 1, 2])
+def test_frames_are_a_tenth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = Engine(monkeypatch, [1.0, 0.06, 0.06, 0.06, 0.06])
+    seen: list[int] = []
+    run_lap(engine, engine, QUESTION, lambda lap: seen.append(len(lap.iterations)))
+    assert seen == [1, 3, 5]
 
 
-def lap(arm: str, *iterations: Iteration) -> Lap:
-    return Lap(arm, list(iterations), [1.0] * len(iterations), Generation.of(iterations, 1, 1))
+def test_without_frames_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
+    lap = run_lap(engine, engine, QUESTION)
+    assert (lap.decided, lap.seconds, lap.generation.tokens) == ([2, 10, 12, 13], 13.25, [[0, 1, 2, 3]])
+
+
+class Digits:
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return str(tokens[0])
 
 
 def test_every_rejection_of_the_text_is_found() -> None:
-    found = rejections(
-        lap(
-            "speculative",
-            regular(5),
-            speculative([6, 7], [6, 8, 9], 1),  # 8 refused at position 2, 7 in its place
-            speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
-            speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token, before the rejection
-        )
-    )
-    probability, draft_probability = 0.2, 0.7
-    assert [(r.position, r.rejected, r.replacement) for r in found] == [(2, 8, 7)]
-    assert found[0].target_probability == pytest.approx(probability)
-    assert found[0].draft_probability == pytest.approx(draft_probability)
-    assert isinstance(found[0], Rejection)
+    iterations = [
+        regular(5),
+        speculative([6, 7], [6, 8, 9], 1),  # 8 rejected at position 2, 7 in its place
+        speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
+        speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token, before the rejection
+    ]
+    found = find_rejections(Lap("speculative", iterations), Digits())  # type: ignore[arg-type]
+    assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
 
 
-class Runner:
-    """Logits that are the token ids."""
-
-    def start(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        self.prompts = prompts
-        return torch.arange(10.0)[None]
+def test_an_engine_may_tell_no_probabilities() -> None:
+    silent = Iteration([0], [[7]], [[Origin.RECOVERED]], [[8, 9]], [0])
+    assert find_rejections(Lap("speculative", [silent]), Digits()) == [Rejection(0, "8", None, None, "7")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("temperature", "actual", "expected"),
     [
-        (0, [1, 2, 3], None),
-        (1, [1, 2, 3], None),
+        (0, [1, 2, 3], (None, None)),
+        (1, [1, 2, 3], (None, None)),
         (0, [1, 4, 3], (1, -2.0)),
         (1, [1, 4, 3], (1, None)),
-        # The same as far as they go, but one ended earlier.
+        # The same until one of them ends.
         (1, [1, 2], (2, None)),
+        (0, [1, 2], (2, None)),
     ],
 )
-def test_where_texts_part(temperature: float, actual: list[int], expected: tuple[int, float | None] | None) -> None:
-    request = Request([[1, 2]], uniforms(0, [0], 8), Warp(temperature), 8)
-    laps = [lap(name, *map(regular, tokens)) for name, tokens in [("regular", [1, 2, 3]), ("speculative", actual)]]
-    target = Runner()
-    parting = compare_race.parting(target, request, *laps)  # type: ignore[arg-type]
-    assert (parting and (parting.position, parting.logit_margin)) == expected
-    if temperature == 0 and expected:
-        assert target.prompts == [[1, 2, 1]]
+def test_where_texts_differ(
+    temperature: float, actual: list[int], expected: tuple[int | None, float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
+    engine: Any = Engine(monkeypatch)
+    laps = [
+        Lap(name, [regular(token) for token in tokens], [1.0] * len(tokens), 6.0).generation
+        for name, tokens in [("regular", [1, 2, 3]), ("speculative", actual)]
+    ]
+    figures = outcome(engine, question, *laps)
+    assert (figures["parted_at"], figures["logit_margin"]) == expected
+    assert figures["identical"] is (expected[0] is None)
+    assert figures["speedup"] == len(actual) / 3
+    assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])

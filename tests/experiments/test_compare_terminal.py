@@ -1,19 +1,18 @@
-"""`compare` as a user meets it: in a real terminal, by what stands on its screen; and without one, through pipes."""
+"""`compare` as a user sees it: on the screen of a real terminal, and through pipes."""
 
 from __future__ import annotations
 
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import pytest
 
 from chain_pair import MARKED, TEXT, save_chain_pair
-from harness import cli
+from in_process import Harness, Outcome, in_process
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 
 PAIR = ("model=./chain", "draft=./chain_draft")
@@ -21,15 +20,6 @@ PAIR = ("model=./chain", "draft=./chain_draft")
 ACCEPTED, RECOVERED, BONUS = "009e73", "d55e00", "cc79a7"
 
 Open = Callable[..., Terminal]
-
-
-class Outcome(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Pipe = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +43,14 @@ def open_terminal(directory: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def pipe(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipe:
+def pipe(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
     """Runs the command in this process, which has torch loaded already; stdin and stdout are no terminals."""
+    harness = in_process(monkeypatch, capsys)
 
-    def run(*arguments: str, lines: str = "") -> Outcome:
+    def run(*arguments: str, lines: str = "", pair: Sequence[str] = PAIR) -> Outcome:
         monkeypatch.chdir(directory)
-        monkeypatch.setattr(sys, "argv", ["harness", "compare", *PAIR, *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"))
-        monkeypatch.setattr(cli, "_exit_code", 0)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert isinstance(end.value.code, int)
-        return Outcome(end.value.code, *capsys.readouterr())
+        return harness("compare", *pair, *arguments)
 
     return run
 
@@ -81,7 +66,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     terminal.wait_for("Ctrl-D ends.")
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
-    assert "75% of the draft tokens accepted, 4.00 tokens an iteration" in terminal.prose
+    assert "75% of the draft tokens accepted, 4.00 tokens per iteration" in terminal.prose
     for word, colour in [
         ("two", RECOVERED),
         ("漢", ACCEPTED),
@@ -93,7 +78,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     for name, colour in [("accepted draft", ACCEPTED), ("recovered", RECOVERED), ("bonus", BONUS)]:
         assert terminal.colours(name) == {colour}, name
 
-    # Nothing happens on an empty line; what is wrong is one line, and the session goes on.
+    # Nothing happens on an empty line; a mistake is reported in one line, and the session goes on.
     terminal.type(ENTER)
     ask(terminal, ":set temperature=-1", "decoding.temperature=-1.0: must not be negative")
     ask(terminal, ":set tempratur=1", "tempratur: no such setting (did you mean temperature?)")
@@ -102,7 +87,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     ask(terminal, ":help", "Ctrl-C stops a generation.")
     ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
     ask(terminal, "Panama", "and model=./chain takes 100000")
-    ask(terminal, ":set temperature=0 num_draft_tokens=2 max_new_tokens=64", "greedy · K=2 · 64 new tokens")
+    ask(terminal, ":set temperature=0 num_draft_tokens=2 max_new_tokens=64", "64 new tokens · K=2 · greedy")
 
     # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
     terminal.type(UP)
@@ -118,6 +103,8 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert rows["num_draft_tokens"].tolist()[-2:] == [4, 2]
     assert rows["temperature"].tolist()[-2:] == [0.5, 0]
     assert rows["identical"].tolist()[-2:] == [True, True]
+    assert rows["run"].tail(2).nunique() == 1
+    assert rows["measurement"].tail(2).nunique() == 2
     assert rows["speculative_completion"].tolist()[-1] == TEXT
 
 
@@ -137,6 +124,43 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(open_terminal: Open, dir
     assert pd.isna(rows["speedup"].tolist()[-2])
 
 
+def test_every_ctrl_c_stops_its_generation(open_terminal: Open, directory: Path) -> None:
+    terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
+    terminal.wait_for("Ctrl-D ends.")
+    for stops in (1, 2):
+        ask(terminal, "Banana", TEXT.strip(), stops)
+        terminal.type(CTRL_C)
+        terminal.wait_for("Stopped. The models stay loaded", stops)
+    terminal.type(CTRL_D)
+    assert terminal.wait_for_end() == 0
+    rows = pd.read_csv(directory / "results" / "compare.csv")
+    assert rows["status"].tolist()[-2:] == ["interrupted", "interrupted"]
+    assert rows["run"].tolist()[-2] == rows["run"].tolist()[-1]
+
+
+@pytest.mark.parametrize("typed", ["", "half a prompt"])
+def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open, typed: str) -> None:
+    terminal = open_terminal(*PAIR)
+    terminal.wait_for("Ctrl-D ends.")
+    ask(terminal, "Banana", "identical, token for token")
+    terminal.type(typed)
+    terminal.wait_for(f"> {typed}".strip())
+    terminal.terminate()
+    assert terminal.wait_for_end() == 130
+    assert "written to" in terminal.text
+    assert "Traceback" not in terminal.text
+
+
+def test_sigterm_during_a_race_leaves_its_row(open_terminal: Open, directory: Path) -> None:
+    terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
+    terminal.wait_for("Ctrl-D ends.")
+    ask(terminal, "Banana", TEXT.strip())
+    terminal.terminate()
+    assert terminal.wait_for_end() == 130
+    last = pd.read_csv(directory / "results" / "compare.csv").iloc[-1]
+    assert (last["status"], last["error"]) == ("interrupted", "stopped by SIGTERM")
+
+
 def test_forty_columns_without_colour(open_terminal: Open) -> None:
     """A small screen, marks for colours, a paste of several lines, and the two other views."""
     terminal = open_terminal(*PAIR, columns=40, NO_COLOR="1")
@@ -151,7 +175,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
 
     ask(terminal, ":set view=log", "view=log")
     ask(terminal, "Sahara", "identical, token for token", 2)
-    assert '1  " won"' in terminal.text
+    assert '1 " won"' in terminal.prose
     assert "0.000" in terminal.text
     assert "1.000" in terminal.text
 
@@ -166,16 +190,16 @@ def test_a_race_is_replayed_side_by_side(open_terminal: Open) -> None:
     terminal = open_terminal(*PAIR, "view=race", "prompt=Banana", columns=100)
     assert terminal.wait_for_end() == 0
     heading = next(line for line in terminal.text.splitlines() if line.startswith("regular"))
-    assert heading.split() == ["regular", "speculative"]
+    assert heading.split()[:2] == ["regular", "speculative"]
     column = heading.index("speculative")
     text = next(line for line in terminal.text.splitlines() if line.startswith(" one"))
     assert text[column:].startswith(" one two漢 three") or text.count(" three") == 2
 
 
-def test_prompt_setting_is_text_whatever_stands_in_it(pipe: Pipe) -> None:
+def test_the_prompt_setting_is_always_text(pipe: Harness) -> None:
     prompt = "8 * [12], ${x} = 'a' \\ \"b\"\n(a"
     result = pipe(f"prompt={prompt}", "json=true")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
     assert record["prompt"] == prompt
     assert record["speculative_completion"] == record["regular_completion"] == TEXT
@@ -185,21 +209,37 @@ def test_prompt_setting_is_text_whatever_stands_in_it(pipe: Pipe) -> None:
     ]
 
 
-def test_piped_lines(pipe: Pipe) -> None:
-    """A prompt a line; one that comes to nothing leaves the others be and shows in the exit code."""
-    # A blank line counts for nothing; a byte that is no text becomes a replacement character.
+def test_piped_lines(pipe: Harness) -> None:
+    """One prompt per line; one that fails does not stop the others, and the exit code shows it."""
+    # A blank line does not count; a byte that is no text becomes a replacement character.
     result = pipe(lines="Banana\n\n:set top_p=2\nma\udcffla\n" + "a" * 600 + "\nSahara")
-    assert result.returncode == 1
+    assert result.exit_code == 1
     assert result.stdout.count(MARKED) == 4
     assert "> Banana\n" in result.stdout
     assert "\x1b" not in result.stdout
-    assert "harness: decoding.top_p=2.0: must lie in (0, 1]" in result.stderr
-    assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines came to nothing"
+    assert "harness: decoding.top_p=2.0: must be in (0, 1]" in result.stderr
+    assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
 
 
-def test_json_records_also_tell_what_was_refused(pipe: Pipe) -> None:
+def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Harness) -> None:
+    settings = ("json=true", "decoding.max_new_tokens=12", "decoding.temperature=1")
+    sessions = [pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=["model=tiny"]).stdout for _ in range(2)]
+    texts = [[json.loads(line)["speculative_completion"] for line in lines.splitlines()] for lines in sessions]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_a_prompt_that_never_came_to_its_race_has_a_failed_row(pipe: Harness, directory: Path) -> None:
+    result = pipe("prompt=Ghana", "decoding.max_new_tokens=100000", "results.file=failed.csv")
+    assert result.exit_code == 2
+    (row,) = pd.read_csv(directory / "failed.csv").to_dict("records")
+    assert (row["prompt"], row["status"]) == ("Ghana", "failed")
+    assert "takes 100000" in row["error"]
+
+
+def test_json_records_include_failed_lines(pipe: Harness) -> None:
     result = pipe("json=true", "decoding.max_new_tokens=99990", lines="Banana\nCasablanca, Bratislava\n")
-    assert result.returncode == 1
+    assert result.exit_code == 1
     first, second = map(json.loads, result.stdout.splitlines())
     assert (first["status"], second["status"]) == ("ok", "failed")
     assert "takes 100000" in second["error"]
@@ -208,23 +248,23 @@ def test_json_records_also_tell_what_was_refused(pipe: Pipe) -> None:
 @pytest.mark.parametrize(
     ("arguments", "lines", "expected"),
     [
-        ([], "", "prompt: must be given where there is no terminal"),
+        ([], "", "prompt: must be given without a terminal"),
         (["prompt= "], "", "prompt= : must hold text"),
         (["prompt=a", "batch_size=2"], "", "batch_size=2: must be 1"),
         (["prompt=a", "view=rase"], "", "view=rase: must be one of text, race, log (did you mean race?)"),
         (["prompt=Sahara", "decoding.max_new_tokens=100000"], "", "prompt: it has 6 tokens"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(pipe: Pipe, arguments: list[str], lines: str, expected: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(pipe: Harness, arguments: list[str], lines: str, expected: str) -> None:
     result = pipe(*arguments, lines=lines)
-    assert result.returncode == 2, result.stderr
+    assert result.exit_code == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"harness: {expected}")
     assert result.stdout == ""
 
 
-def test_without_a_draft_and_with_the_model_as_its_own(pipe: Pipe) -> None:
+def test_without_a_draft_and_with_the_model_as_its_own(pipe: Harness) -> None:
     alone = pipe("draft=none", "prompt=Banana")
-    assert alone.returncode == 0, alone.stderr
+    assert alone.exit_code == 0, alone.stderr
     assert "regular\n" in alone.stdout
     assert "speculative" not in alone.stdout
     own = pipe("draft=./chain", "prompt=Banana", "view=log")

@@ -17,7 +17,7 @@ import pytest
 from harness.config.commands import EvalSettings
 from harness.config.conversion import from_config
 from harness.config.errors import SettingError
-from harness.experiments import evaluation
+from harness.experiments import evaluation, session
 from harness.results.statistics import wald_interval, wilson_interval
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 
@@ -47,13 +47,13 @@ def configuration(taught: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def evaluate(configuration: dict[str, Any], tmp_path: Path) -> Evaluate:
-    """Run with changed settings; gives the arm rows and the prompt rows of this run."""
+    """Run with changed settings; gives this run's arm rows and prompt rows."""
     runs: list[Path] = []
 
     def run(**changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
         directory = tmp_path / f"run{len(runs)}"
         runs.append(directory)
-        evaluation.run(from_config(EvalSettings, configuration | changes), directory)
+        session.run(evaluation.__name__, from_config(EvalSettings, configuration | changes), directory)
         return pd.read_csv(directory / "eval.csv"), pd.read_csv(directory / "eval_prompts.csv")
 
     return run
@@ -100,7 +100,7 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
     assert (speculative["mcnemar_p_value"] == 1).all()
     assert (speculative["identical_prompts"] == speculative["num_prompts"]).all()
     assert arms[arms["arm"] == "regular"]["difference"].isna().all()
-    # The draft was taught other answers: it is right often, and not always.
+    # The draft was taught other answers: it is often correct, and not always.
     assert speculative["acceptance_rate"].between(0.3, 0.95).all()
 
 
@@ -144,16 +144,18 @@ def test_the_same_command_takes_over_what_was_answered(evaluate: Evaluate, confi
     assert list(merged["num_resumed"]) == [40, 40]
     assert list(merged["num_prompts"]) == [90, 90]
     keys = ["arm", "seed", "prompt_index"]
-    taken_over = prompts.set_index(keys).loc[first.set_index(keys).index]
-    pd.testing.assert_frame_equal(taken_over, first.set_index(keys), check_dtype=False)
+    before = first.set_index(keys).drop(columns="run")
+    taken_over = prompts.set_index(keys).loc[before.index].drop(columns="run")
+    pd.testing.assert_frame_equal(taken_over, before, check_dtype=False)
     assert not prompts.duplicated(keys).any()
+    assert set(prompts["run"]) == set(arms["run"]) != set(first["run"])
 
     everything, _ = evaluate(num_prompts=30)
     assert list(everything[everything["seed"] == "all"]["num_resumed"]) == [60, 60]
     assert everything["weight_bytes"].notna().all()
 
 
-def test_what_changes_an_answer_or_its_time_is_asked_anew(evaluate: Evaluate) -> None:
+def test_other_circumstances_ask_every_question_again(evaluate: Evaluate) -> None:
     evaluate()
     for changes in (
         {"resume": False},
@@ -167,7 +169,7 @@ def test_what_changes_an_answer_or_its_time_is_asked_anew(evaluate: Evaluate) ->
         assert (arms["num_resumed"] == 0).all(), changes
 
 
-def test_new_weights_are_asked_anew(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
+def test_new_weights_ask_every_question_again(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
     evaluate()
     weights = taught[0] / "model.safetensors"
     os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
@@ -175,7 +177,7 @@ def test_new_weights_are_asked_anew(evaluate: Evaluate, taught: tuple[Path, Path
     assert (arms["num_resumed"] == 0).all()
 
 
-def test_published_accuracies_stand_beside(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
+def test_published_accuracies_are_in_the_rows(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
     preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
     arms, _ = evaluate(model=preset, operands=[1, 99])
     assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {"regular": 0.429, "speculative": 0.431}
@@ -186,7 +188,7 @@ def test_published_accuracies_stand_beside(evaluate: Evaluate, taught: tuple[Pat
 def test_a_failed_run_is_a_row_and_keeps_its_answers(
     evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, calls = evaluation.generate, []
+    generate, calls = session.generate, []
 
     def out_of_memory_later(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -194,7 +196,7 @@ def test_a_failed_run_is_a_row_and_keeps_its_answers(
             raise MemoryError
         return generate(*arguments)
 
-    monkeypatch.setattr(evaluation, "generate", out_of_memory_later)
+    monkeypatch.setattr(session, "generate", out_of_memory_later)
     with pytest.raises(Exception, match="out of main memory"):
         evaluate()
     monkeypatch.undo()
@@ -207,14 +209,29 @@ def test_a_failed_run_is_a_row_and_keeps_its_answers(
     assert list(resumed[resumed["seed"] == "all"]["num_resumed"]) == [12, 12]
 
 
+def test_a_process_that_died_has_rows_with_its_answers(
+    evaluate: Evaluate, configuration: dict[str, Any], tmp_path: Path
+) -> None:
+    evaluate()
+    died = tmp_path / "died"
+    died.mkdir()
+    prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
+    prompts[:24].to_csv(died / "eval_prompts.csv", index=False)
+    session.record_failure(evaluation.__name__, from_config(EvalSettings, configuration), died, "killed by signal 9")
+    arms = pd.read_csv(died / "eval.csv")
+    assert list(arms["num_prompts"]) == [12] * 4
+    assert set(arms["error"]) == {"killed by signal 9"}
+    assert (arms["num_resumed"] == 0).all()
+
+
 def test_the_table_says_what_was_found(evaluate: Evaluate, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate()
     shown = capsys.readouterr().out
     assert "identical on all 40 questions" in shown
-    assert "No sure difference" in shown
+    assert "No significant difference" in shown
     assert "earlier runs" not in shown
     evaluate()
-    assert "80 of 80 answers are from earlier runs" in capsys.readouterr().out
+    assert "80 of 80 answers, with their times, are from earlier runs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -228,7 +245,7 @@ def test_the_table_says_what_was_found(evaluate: Evaluate, capsys: pytest.Captur
         ({"seeds": [0, 0]}, r"seeds=\[0, 0\]: must not name a seed twice"),
         ({"seeds": [0, -1]}, r"seeds=\[0, -1\]: must not be negative"),
         ({"num_prompts": 0}, "num_prompts=0: must be at least 1"),
-        ({"task": "divsion"}, "task=divsion: must be one of addition, multiplication"),
+        ({"task": "divsion"}, "task=divsion: must be one of multiplication, addition"),
         ({"task": "../latency"}, "task=../latency: must be one of"),
     ],
 )
@@ -249,7 +266,7 @@ def harness(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     [
         (["operands=[5,1]"], "operands=[5, 1]: must be"),
         (["seeds=[]"], "seeds=[]: must name at least one seed"),
-        (["task=multiplicaton"], "task=multiplicaton: must be one of addition, multiplication (did you mean multip"),
+        (["task=multiplicaton"], "task=multiplicaton: must be one of multiplication, addition (did you mean multip"),
         (["seeds=0,1"], "seeds=0,1: several values need -m (a sweep) or brackets (a list)"),
     ],
 )
@@ -270,7 +287,7 @@ def test_the_seed_of_every_command_is_the_default_of_seeds(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signal_sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_what_a_stopped_run_answered_is_never_asked_again(
+def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path], signal_sent: signal.Signals, exit_code: int
 ) -> None:
     arguments = [f"model={taught[0]}", f"draft={taught[1]}", "num_prompts=60", "batch_size=2", "operands=[1,3]"]
@@ -284,7 +301,7 @@ def test_what_a_stopped_run_answered_is_never_asked_again(
     _, errors = process.communicate(timeout=120)
     assert process.returncode == exit_code, errors
     (store,) = tmp_path.glob("results/eval_answers/*.csv")
-    stopped = pd.read_csv(store, dtype=str)
+    stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert 0 < len(stopped) < 120
     if signal_sent == signal.SIGINT:
         assert set(pd.read_csv(tmp_path / "results" / "eval.csv")["status"]) == {"interrupted"}
@@ -294,7 +311,7 @@ def test_what_a_stopped_run_answered_is_never_asked_again(
     assert process.returncode == 0, errors
     assert f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already" in errors
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
-    prompts = pd.read_csv(last, dtype=str)
+    prompts = pd.read_csv(last, dtype=str).drop(columns="run")
     counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
     assert counts == {(arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(60)}
     keys = ["arm", "prompt_index"]

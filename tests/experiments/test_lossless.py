@@ -6,92 +6,86 @@ The sampled tests have a false-alarm rate of 1e-9.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from architectures import random_model
 from harness.config.commands import Fault
-from harness.config.settings import DecodingSettings
-from harness.decoding.drafters import ModelDrafter
-from harness.decoding.loops import Request, autoregressive
-from harness.decoding.randomness import uniforms
-from harness.decoding.warp import Warp
-from harness.experiments.arms import Arm, Players, warp
-from harness.experiments.divergence import Divergence
-from harness.experiments.faults import faulty_arm
-from harness.experiments.lossless import (
-    MIN_EXPECTED,
-    GreedyCheck,
-    SampledCheck,
-    check_greedy,
-    check_sampled,
-    logit_rounding,
-    together,
-)
+from harness.config.settings import DecodingSettings, ModelSettings
+from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
+from harness.engines.timing import Generation, generate
+from harness.experiments.lossless import MIN_EXPECTED, GreedyCheck, SampledCheck, check_sampled, together
 from harness.experiments.outcomes import Outcomes, exact_outcomes
-from harness.runners.eager import EagerRunner
+from harness.models.pair import LoadedModel, Pair
 
 PROMPT = [3, 1, 4, 1, 5]
-FAULTS: list[Fault] = [
-    "residual_warped_twice",
-    "bonus_from_wrong_position",
-    "rollback_off_by_one",
-    "draft_probabilities_ignored",
-    "lenience",
-]
+FAULTS = [fault for fault in get_args(Fault) if fault != "none"]
 NUM_DRAWS = 16_000
+BATCH = 5000
+CPU = torch.device("cpu")
 
 
 @functools.cache
-def runners(dtype: torch.dtype = torch.float32) -> tuple[EagerRunner, EagerRunner]:
+def pair(dtype: torch.dtype) -> Pair:
     """A target and a draft that often disagree, over a vocabulary of 8 tokens."""
-    target, draft = (random_model("llama", seed=seed, vocab_size=8).to(dtype) for seed in (0, 1))
-    return EagerRunner(target), EagerRunner(draft)
-
-
-def players(decoding: DecodingSettings, dtype: torch.dtype = torch.float32) -> Players:
-    target, draft = runners(dtype)
-    return Players(target, ModelDrafter(draft, warp(decoding)))
+    loaded = []
+    for seed, name in enumerate(("target", "draft")):
+        model, settings = (
+            random_model("llama", seed=seed, vocab_size=8).to(dtype),
+            ModelSettings(name=name, repository=name),
+        )
+        loaded.append(LoadedModel(model, settings, None, dtype, 0, [CPU], CPU))  # type: ignore[arg-type]
+    return Pair(*loaded, tokenizer=None)  # type: ignore[arg-type]
 
 
 @functools.cache
-def outcomes(warping: Warp, dtype: torch.dtype = torch.float32) -> Outcomes:
-    return exact_outcomes(runners(dtype)[0], PROMPT, warping, num_tokens=5, min_probability=MIN_EXPECTED / NUM_DRAWS)
+def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEngine:
+    return LocalEngine(pair(dtype), DecodingSettings(), runner="eager", fault=fault)
+
+
+@functools.cache
+def outcomes(decoding: DecodingSettings, dtype: torch.dtype) -> Outcomes:
+    return exact_outcomes(engine(dtype=dtype), PROMPT, decoding, num_tokens=5, min_probability=MIN_EXPECTED / NUM_DRAWS)
 
 
 def sample(
     fault: Fault = "none",
     num_draft_tokens: int = 1,
     num_draws: int = NUM_DRAWS,
-    arm: Arm | None = None,
     dtype: torch.dtype = torch.float32,
+    arm: str = "speculative",
+    drawn_at: float = 0.7,
     **changes: Any,
 ) -> SampledCheck:
-    decoding = DecodingSettings(**({"temperature": 0.7, "num_draft_tokens": num_draft_tokens} | changes))
-    return check_sampled(
-        arm or faulty_arm(players(decoding, dtype), decoding, fault),
-        PROMPT,
-        outcomes(warp(decoding), dtype),
-        warp(decoding),
-        num_tokens=num_draft_tokens + 2,
-        num_draws=num_draws,
-        significance_level=1e-9,
-        shift=0.15,
-        seed=0,
-        batch_size=5000,
-    )
+    """Check an arm that draws at one temperature against what is exact at 0.7."""
+    num_tokens = num_draft_tokens + 2
+    asked = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": num_tokens} | changes
+    faulty = engine(fault, dtype)
+    tested = next(one for one in faulty.arms if one.name == arm)
+
+    def draws() -> Iterator[Generation]:
+        for first in range(0, num_draws, BATCH):
+            streams = range(first, min(first + BATCH, num_draws))
+            decoding = DecodingSettings(temperature=drawn_at, **asked)
+            yield generate(faulty, tested, Question([PROMPT] * len(streams), decoding, 0, streams))
+
+    warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
+    exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype)
+    return check_sampled(draws(), exact, num_tokens, significance_level=1e-9, shift=0.15)
 
 
 def compare(fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3) -> GreedyCheck:
     decoding = DecodingSettings(temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24)
-    taking_part = players(decoding, dtype)
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
-    request = Request(prompts, uniforms(0, range(4), 25), warp(decoding), 24)
-    speculative = faulty_arm(taking_part, decoding, fault)
-    regular = taking_part.arms(decoding)[0]
-    return check_greedy(regular, speculative, taking_part.target, [request], logit_rounding(dtype))
+    faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
+    texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
+    divergences = [first_divergence(faulty, *parts) for parts in zip(prompts, texts, others, strict=True)]
+    return GreedyCheck(sum(map(len, texts)), divergences, faulty.logit_rounding)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +111,13 @@ def test_faults_are_caught_with_more_draft_tokens_too(fault: Fault) -> None:
     assert sample(fault, num_draft_tokens=3).verdict == "lossy"
 
 
-def test_lenience_that_was_asked_for_is_caught_too() -> None:
+def test_lenience_from_the_settings_is_caught_too() -> None:
     assert sample(rule="google", lenience=0.7).verdict == "lossy"
 
 
-def test_any_arm_can_be_judged() -> None:
-    target = runners()[0]
-    assert sample(arm=Arm("regular", lambda request: autoregressive(target, request))).verdict == "lossless"
-
-    def too_cold(request: Request) -> Any:
-        return autoregressive(target, Request(request.prompts, request.uniforms, Warp(0.65), request.max_new_tokens))
-
-    assert sample(arm=Arm("too cold", too_cold)).verdict == "lossy"
+def test_any_arm_can_be_tested() -> None:
+    assert sample(arm="regular").verdict == "lossless"
+    assert sample(arm="regular", drawn_at=0.65).verdict == "lossy"
 
 
 def test_few_draws_decide_nothing() -> None:
@@ -172,10 +161,8 @@ def test_greedy_texts_give_faults_away(fault: Fault, dtype: torch.dtype) -> None
 def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     tie = Divergence(position=3, expected=1, actual=2, logit_margin=0.1, largest_logit=20.0)
     clear = Divergence(position=9, expected=1, actual=2, logit_margin=1.0, largest_logit=20.0)
-    half, single = logit_rounding(torch.bfloat16), logit_rounding(torch.float32)
+    half, single = engine(dtype=torch.bfloat16).logit_rounding, engine().logit_rounding
     assert GreedyCheck(64, [None, tie], half).verdict == "lossless"
     assert GreedyCheck(64, [None, tie], single).verdict == "lossy"
     check = GreedyCheck(64, [tie, clear, None], half)
     assert (check.verdict, check.worst, check.num_identical) == ("lossy", clear, 1)
-    # 8-bit activations are coarse whatever the format of the rest.
-    assert logit_rounding(torch.float32, quantized_activations=True) > half

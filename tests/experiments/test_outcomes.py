@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.fakes import MarkovRunner
+from experiments.table_engine import TableEngine
+from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
-from harness.experiments.outcomes import exact_outcomes, exact_probabilities
+from harness.experiments.outcomes import Outcomes, exact_outcomes, exact_probabilities
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 
 
+def chain(num_tokens: int, min_probability: float, **decoding: float) -> Outcomes:
+    settings = DecodingSettings(**({"temperature": 1.0} | decoding))
+    return exact_outcomes(TableEngine(CHAIN), [0], settings, num_tokens, min_probability)
+
+
 def test_every_continuation_has_the_product_of_its_steps() -> None:
-    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=3, min_probability=0.0)
+    outcomes = chain(num_tokens=3, min_probability=0.0)
     assert len(outcomes.prefixes) == 1 + 3 + 9 + 27
     for tokens in itertools.product(range(3), repeat=3):
         by_hand = CHAIN[0, tokens[0]] * CHAIN[tokens[0], tokens[1]] * CHAIN[tokens[1], tokens[2]]
@@ -27,8 +33,8 @@ def test_every_continuation_has_the_product_of_its_steps() -> None:
     assert sum(probabilities.values()) == pytest.approx(1)
 
 
-def test_what_is_rare_counts_under_the_prefix_it_extends() -> None:
-    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=2, min_probability=0.14)
+def test_a_rare_prefix_counts_under_the_prefix_it_extends() -> None:
+    outcomes = chain(num_tokens=2, min_probability=0.14)
     # 0.6 (1, then 2: 0.36), 0.3 (2, then 0: 0.15); all else is rarer.
     assert set(outcomes.prefixes) == {(), (1,), (2,), (1, 2), (2, 0)}
     expected = {(): 0.1, (1,): 0.24, (2,): 0.15, (1, 2): 0.36, (2, 0): 0.15}
@@ -39,14 +45,13 @@ def test_what_is_rare_counts_under_the_prefix_it_extends() -> None:
 
 
 def test_fewer_tokens_are_a_marginal() -> None:
-    runner = MarkovRunner(CHAIN)
-    longer, shorter = (exact_outcomes(runner, [0], Warp(), number, 0.01) for number in (3, 1))
+    longer, shorter = (chain(number, 0.01) for number in (3, 1))
     assert longer.first(1) == shorter
     assert longer.first(1).probabilities == pytest.approx(shorter.probabilities)
 
 
 def test_a_shift_of_one_token_leaves_the_tokens_before_it() -> None:
-    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(), num_tokens=2, min_probability=0.0)
+    outcomes = chain(num_tokens=2, min_probability=0.0)
     probabilities = dict(zip(outcomes.prefixes, outcomes.shifted(1, 0.1), strict=True))
     for first in range(3):
         rows = [probabilities[first, second] / CHAIN[0, first].item() for second in range(3)]
@@ -55,17 +60,24 @@ def test_a_shift_of_one_token_leaves_the_tokens_before_it() -> None:
 
 
 def test_what_rounding_may_put_in_or_out_is_not_impossible() -> None:
-    outcomes = exact_outcomes(MarkovRunner(CHAIN), [0], Warp(top_k=1), num_tokens=1, min_probability=0.01)
+    outcomes = chain(num_tokens=1, min_probability=0.01, top_k=1)
     assert 0 < outcomes.probabilities[0] < 1e-9
 
 
 @pytest.mark.parametrize(
     "warp",
-    [Warp(), Warp(0.5), Warp(1.5, top_k=7), Warp(1.0, top_p=0.8), Warp(0.7, top_k=20, top_p=0.9), Warp(0.0)],
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 1.5, "top_k": 7},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.0},
+    ],
     ids=str,
 )
-def test_the_reference_warps_as_the_loops_do(warp: Warp) -> None:
+def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     logits = 3 * torch.randn(50, 100, generator=torch.Generator().manual_seed(0))
-    exact = exact_probabilities(logits, warp)
+    exact = exact_probabilities(logits, DecodingSettings(**warp))
     assert exact.dtype == np.float64
-    assert exact == pytest.approx(warp(logits).double().numpy(), abs=1e-6)
+    assert exact == pytest.approx(Warp(**warp)(logits).double().numpy(), abs=1e-6)

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 
+from harness.config.commands import Task
 from harness.config.errors import SettingError
-from harness.config.names import PACKAGE
-from harness.experiments.questions import check_answer_length, draw_questions, line_end_tokens, parse_answer
-from harness.experiments.tasks import load_task
+from harness.experiments.questions import check_answer_length, draw_problems, line_end_tokens, read_answer
+from harness.experiments.tasks import TASKS
 from tiny_checkpoints import make_tokenizer
 
-MULTIPLICATION = load_task("multiplication")
+MULTIPLICATION = TASKS["multiplication"]
 
 
 @pytest.mark.parametrize(
@@ -41,37 +42,41 @@ MULTIPLICATION = load_task("multiplication")
     ],
 )
 def test_the_answer_is_the_first_integer_of_the_first_line(completion: str, answer: int | None) -> None:
-    assert parse_answer(completion) == answer
+    assert read_answer(completion) == (completion.split("\n")[0], answer)
 
 
 def test_prompts_are_the_published_ones() -> None:
     assert MULTIPLICATION.prompt(14, 2) == "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
     assert MULTIPLICATION.expected(14, 2) == 28
-    assert load_task("addition").prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
-    assert load_task("addition").expected(14, 2) == 16
+    assert TASKS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
+    assert TASKS["addition"].expected(14, 2) == 16
 
 
-@pytest.mark.parametrize("task", sorted(file.stem for file in (PACKAGE / "experiments/tasks").glob("[!_]*.py")))
-def test_the_solved_lines_of_every_task_are_right(task: str) -> None:
+def test_every_task_can_be_set() -> None:
+    assert set(TASKS) == set(get_args(Task))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
     """And have the form of the question."""
-    lines = load_task(task).prompt(1, 1).split("\n")
+    lines = TASKS[task].prompt(1, 1).split("\n")
     assert len(lines) == 4
     for line in lines[:3]:
         a, _, b, _, answer = line.split()
-        assert load_task(task).expected(int(a), int(b)) == int(answer)
-        assert load_task(task).prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
+        assert TASKS[task].expected(int(a), int(b)) == int(answer)
+        assert TASKS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
 
 
 def test_questions_are_a_function_of_the_seed() -> None:
-    first = draw_questions(MULTIPLICATION, (1, 99), 0, 50)
-    assert first == draw_questions(MULTIPLICATION, (1, 99), 0, 80)[:50]
-    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in draw_questions(MULTIPLICATION, (1, 99), 1, 50)]
+    first = draw_problems(MULTIPLICATION, (1, 99), 0, 50)
+    assert first == draw_problems(MULTIPLICATION, (1, 99), 0, 80)[:50]
+    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in draw_problems(MULTIPLICATION, (1, 99), 1, 50)]
     # Held here, because published rows name a seed: another generator would ask other questions.
     assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
 
 
 def test_operands_are_uniform_with_both_ends() -> None:
-    questions = draw_questions(MULTIPLICATION, (3, 5), 0, 9000)
+    questions = draw_problems(MULTIPLICATION, (3, 5), 0, 9000)
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
@@ -85,7 +90,7 @@ def test_every_token_with_a_line_break_ends_the_line() -> None:
 
 
 def test_a_limit_that_cuts_answers_off_is_refused() -> None:
-    questions = draw_questions(MULTIPLICATION, (98, 99), 0, 20)
+    questions = draw_problems(MULTIPLICATION, (98, 99), 0, 20)
     check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"):
         check_answer_length(make_tokenizer(), questions, 4)

@@ -1,9 +1,8 @@
-"""`recovery` through the command line: its verdicts as exit codes, its rows, and what a hurried person types."""
+"""`recovery` through the command line: its verdicts as exit codes, its rows, and mistakes in its settings."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from architectures import random_model
+from in_process import Harness, in_process
 from tiny_checkpoints import make_tokenizer
 
 SMALL = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2"]
@@ -32,27 +32,27 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
 
 
-def recovery(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", "recovery", *arguments],
-        cwd=directory, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+@pytest.fixture
+def recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    """The command, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(in_process(monkeypatch, capsys), "recovery")
 
 
 @pytest.mark.slow
-def test_the_verdict_is_the_exit_code(pair: list[str], tmp_path: Path) -> None:
+def test_the_verdict_is_the_exit_code(recovery: Harness, pair: list[str]) -> None:
     draws = "num_draws=20000"
-    honest = recovery(tmp_path, *pair, *SMALL, draws, "shift=0.2")
-    assert honest.returncode == 0, honest.stdout + honest.stderr
+    honest = recovery(*pair, *SMALL, draws, "shift=0.2")
+    assert honest.exit_code == 0, honest.stdout + honest.stderr
     assert "Lossless: greedy output is identical token for token on 3 of 3 prompts (24 tokens)" in honest.stdout
-    broken = recovery(tmp_path, *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one")
-    assert broken.returncode == 1, broken.stdout + broken.stderr
-    assert broken.stderr.splitlines()[-1].startswith("harness: lossy: ")
-    undecided = recovery(tmp_path, *pair, *SMALL, "num_draws=1000")
-    assert undecided.returncode == 3, undecided.stdout + undecided.stderr
-    assert undecided.stderr.splitlines()[-1].startswith("harness: undecided: 498 draws with K=")
+    broken = recovery(*pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one")
+    assert broken.exit_code == 1, broken.stdout + broken.stderr
+    assert broken.complaint.startswith("harness: lossy: ")
+    undecided = recovery(*pair, *SMALL, "num_draws=1000")
+    assert undecided.exit_code == 3, undecided.stdout + undecided.stderr
+    assert undecided.complaint.startswith("harness: undecided: 498 draws with K=")
 
-    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    rows = pd.read_csv("results/recovery.csv")
     assert list(rows["check"]) == ["greedy", *["sampled"] * 8] * 3
     assert list(rows["num_draft_tokens"]) == [2, *[1, 2] * 4] * 3
     assert (rows["status"] == "ok").all()
@@ -62,29 +62,29 @@ def test_the_verdict_is_the_exit_code(pair: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slight_fault_shows_on_the_shipped_pair(tmp_path: Path) -> None:
+def test_a_slight_fault_shows_on_the_shipped_pair(recovery: Harness) -> None:
     """Where rejections decide something: not at the end of this prompt, where the draft is as sure as the target."""
-    (tmp_path / "prompt.txt").write_text("8 * 12 = 96\n")
-    broken = recovery(tmp_path, "prompts=prompt.txt", "num_prompts=1", "num_draws=4000", "fault=residual_warped_twice")
-    assert broken.returncode == 1, broken.stdout + broken.stderr
-    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    Path("prompt.txt").write_text("8 * 12 = 96\n")
+    broken = recovery("prompts=prompt.txt", "num_prompts=1", "num_draws=4000", "fault=residual_warped_twice")
+    assert broken.exit_code == 1, broken.stdout + broken.stderr
+    rows = pd.read_csv("results/recovery.csv")
     assert rows["verdict"][0] == "lossless", "greedy texts have no residual"
     assert rows["p_value"].min() < 1e-15
     assert rows["context_end"].dropna().unique().tolist() == [6]
 
 
 @pytest.mark.slow
-def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
-    greedy = recovery(tmp_path, *pair, *SMALL, "decoding=greedy")
-    assert greedy.returncode == 0, greedy.stdout + greedy.stderr
+def test_greedy_alone_and_a_failed_run(recovery: Harness, pair: list[str]) -> None:
+    greedy = recovery(*pair, *SMALL, "decoding=greedy")
+    assert greedy.exit_code == 0, greedy.stdout + greedy.stderr
     assert "nothing was sampled" in greedy.stdout
-    too_long = recovery(tmp_path, *pair, *SMALL, "decoding.max_new_tokens=1000")
-    assert too_long.returncode == 2
+    too_long = recovery(*pair, *SMALL, "decoding.max_new_tokens=1000")
+    assert too_long.exit_code == 2
     assert "decoding.max_new_tokens=1000" in too_long.stderr
-    too_wide = recovery(tmp_path, *pair, *SMALL, "batch_size=100000000")
-    assert too_wide.returncode == 1
-    assert "what would fit: a batch_size" in too_wide.stderr
-    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    too_wide = recovery(*pair, *SMALL, "batch_size=100000000")
+    assert too_wide.exit_code == 1
+    assert "what would fit: batch_size=" in too_wide.stderr
+    rows = pd.read_csv("results/recovery.csv")
     assert list(rows["status"]) == ["ok", "failed", "failed"]
     assert rows["verdict"].isna().tolist() == [False, True, True]
 
@@ -95,8 +95,8 @@ def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
         (["draft=none"], "draft=none: must be a model"),
         (["fault=rollback"], "fault=rollback: must be one of none, residual_warped_twice"),
         (["num_draws=10"], "num_draws=10: must be at least 1000"),
-        (["shift=0"], "shift=0.0: must lie in (0, 0.5]"),
-        (["false_alarm_rate=2"], "false_alarm_rate=2.0: must lie in (0, 1)"),
+        (["shift=0"], "shift=0.0: must be in (0, 0.5]"),
+        (["false_alarm_rate=2"], "false_alarm_rate=2.0: must be in (0, 1)"),
         (["num_prompts=0"], "num_prompts=0: must be at least 1"),
         (["fault=lenience", "decoding=greedy"], "fault=lenience: changes nothing at decoding.temperature=0"),
         (
@@ -107,8 +107,8 @@ def test_greedy_alone_and_a_failed_run(pair: list[str], tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], expected: str) -> None:
-    result = recovery(tmp_path, *arguments)
-    assert result.returncode == 2
+def test_a_mistake_is_one_line(recovery: Harness, arguments: list[str], expected: str) -> None:
+    result = recovery(*arguments)
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"harness: {expected}")
     assert len(result.stderr.splitlines()) == 1

@@ -19,8 +19,7 @@ from transformers import AutoConfig
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.checkpoints import check_rollback, read_checkpoint
-from harness.models.loading import load_pair
-from tiny_checkpoints import make_config
+from tiny_checkpoints import load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]
 

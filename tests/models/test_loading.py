@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.models.devices import free_memory
-from harness.models.loading import LoadedModel, load_pair, resolve_dtype
+from harness.models.pair import LoadedModel, resolve_dtype
 from harness.models.quantization import stored_quantization
-from tiny_checkpoints import ARCHITECTURES, held_bytes, make_config, make_tokenizer
+from tiny_checkpoints import ARCHITECTURES, held_bytes, load_pair, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
 CPU = torch.device("cpu")
@@ -181,7 +181,7 @@ def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_pa
 
 
 def test_main_memory_that_is_too_small(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.models.loading.free_memory", lambda gpus: {"cpu": 1_500_000})
+    monkeypatch.setattr("harness.models.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
     with pytest.raises(RunError, match=r"does not fit: .*\nwhat would fit: dtype=bfloat16"):
         load(save_model())
 
@@ -333,7 +333,7 @@ def test_pair_that_does_not_fit_on_the_gpu(save_model: SaveModel) -> None:
 
 
 @pytest.mark.gpu
-def test_draft_on_the_cpu_beside_a_target_on_the_gpu(save_model: SaveModel) -> None:
+def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
     target, draft = save_model("llama"), save_model("gpt2", settings={"placement": "cpu"})
     pair = load_pair(target, draft, PlacementSettings())
     assert pair.draft is not None

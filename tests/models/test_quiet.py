@@ -27,7 +27,8 @@ def test_quantized_models_run_quietly(save_model: Callable[..., ModelSettings]) 
     result = run(f"""
         import dataclasses, logging, sys, torch
         from harness.config.settings import ModelSettings, PlacementSettings
-        from harness.models.loading import load_pair
+        sys.path.insert(0, "tests")
+        from tiny_checkpoints import load_pair
         settings = ModelSettings(name="x", repository={save_model().repository!r})
         def forward(model):
             with torch.no_grad():
@@ -67,7 +68,7 @@ def test_importing_the_room_does_nothing() -> None:
     result = run("""
         import logging, warnings
         before = list(warnings.filters), logging.root.handlers[:], logging.root.level
-        import harness.models.loading, harness.models.devices
+        import harness.models.pair, harness.models.devices
         import torch, sys
         assert not torch.cuda.is_initialized()
         assert not logging.getLogger("bitsandbytes.autograd._functions").filters

@@ -14,9 +14,9 @@ from accelerate.utils import compute_module_sizes
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
-from harness.models.loading import LoadedModel, Pair, load_pair, plan_pair
+from harness.models.pair import LoadedModel, Pair, plan_pair
 from harness.models.random_weights import RandomTensor
-from tiny_checkpoints import ARCHITECTURES, held_bytes, make_config
+from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, held_bytes, load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -42,7 +42,11 @@ def preset(name: str = "30B", quantization: Quantization = "none", **architectur
 
 
 def load(target: ModelSettings, draft: ModelSettings | None = None, **placement: Any) -> Pair:
-    return plan_pair(target, draft, PlacementSettings(**placement), "bfloat16", weights="random").load()
+    return (
+        plan_pair(target, draft, PlacementSettings(**placement), "bfloat16", weights="random")
+        .place(SMALL_DEMAND)
+        .load()
+    )
 
 
 @torch.no_grad()
@@ -171,11 +175,12 @@ def test_a_part_of_a_tensor_is_that_part_and_no_more() -> None:
 
 def test_what_is_planned_says_so() -> None:
     planned = plan_pair(preset(), preset("7B", "4bit"), PlacementSettings(strategy="cpu"), weights="random")
-    first, second, third = planned.describe().splitlines()
+    ready = planned.place(SMALL_DEMAND)
+    first, second, third = ready.describe().splitlines()
     assert first.startswith("model 30B: random weights, float32 on cpu")
     assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
     assert "byte by byte" in third
-    assert json.loads(json.dumps(planned.placements[0].device_map)) == {"": "cpu"}
+    assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
 
 # On a GPU ------------------------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ def test_memory_stays_near_what_was_planned_while_building(quantization: Quantiz
     planned = loaded.placement.bytes_per_device["cuda:0"]
     assert loaded.placement.device_map == {"": 0}
     assert torch.cuda.memory_allocated(0) - before == pytest.approx(planned, rel=0.01)
-    # One matrix in bfloat16, and what quantizing it takes beside it.
+    # One matrix in bfloat16, and what quantizing it takes.
     largest = 2 * 4096 * 32000
     assert torch.cuda.max_memory_allocated(0) - before < planned + 3 * largest
     assert torch.isfinite(loaded.model(PROMPT.cuda()).logits).all()

@@ -9,7 +9,6 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.loading import load_pair
 from harness.models.tokenizers import (
     check_compatible,
     encode_prompts,
@@ -17,7 +16,7 @@ from harness.models.tokenizers import (
     max_context,
     shared_vocabulary_size,
 )
-from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, make_config, make_tokenizer
+from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
 
@@ -38,7 +37,7 @@ def check(
     )
 
 
-def test_equal_vocabularies_pass_whatever_the_padding() -> None:
+def test_equal_vocabularies_pass_with_any_padding() -> None:
     check(make_tokenizer(), make_tokenizer(), target_size=384, draft_size=320)
     check(make_tokenizer(), make_tokenizer(), target_size=320, draft_size=384)
 

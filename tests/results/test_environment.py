@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from harness.config.errors import RunError
-from harness.results.environment import cpu_name, environment, environment_columns, git_state, write_environment
-from harness.results.files import append_rows
+from harness.config.machine import cpu_name, num_usable_cores
+from harness.results.environment import environment, environment_columns, git_state, new_run_id, write_environment
+from harness.results.schema import RunRow
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -55,7 +56,7 @@ def test_a_commit_and_whether_tracked_files_differ_from_it(git: Callable[..., st
 
 
 @needs_git
-def test_git_is_asked_once_a_process(git: Callable[..., str], tmp_path: Path) -> None:
+def test_git_runs_once_per_process(git: Callable[..., str], tmp_path: Path) -> None:
     package = tmp_path / "checkout" / "package"
     git("add", ".")
     git("commit", "-m", "first")
@@ -123,10 +124,10 @@ def test_only_usable_cores_count() -> None:
     usable = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(usable)})
-        assert environment()["num_cores"] == 1
+        assert environment()["num_cores"] == num_usable_cores() == 1
     finally:
         os.sched_setaffinity(0, usable)
-    assert environment()["num_cores"] == len(usable)
+    assert environment()["num_cores"] == num_usable_cores()
 
 
 def test_a_package_that_is_absent_has_no_version(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ print(json.dumps(environment()["versions"]))
     assert set(json.loads(done.stdout).values()) == {None}
 
 
-def test_columns_are_flat_and_say_what_the_environment_says(tmp_path: Path) -> None:
+def test_columns_are_those_of_a_row_and_say_what_the_environment_says() -> None:
     columns = environment_columns(["GPU A", "GPU A"])
     found = environment()
     assert columns["devices"] == "GPU A; GPU A"
@@ -152,15 +153,32 @@ def test_columns_are_flat_and_say_what_the_environment_says(tmp_path: Path) -> N
     suffix = "-dirty" if found["dirty"] else ""
     assert columns["commit"] == (found["commit"] + suffix if found["commit"] else None)
     assert environment_columns()["devices"] is None
-    # The keys never depend on what was found, or rows of one command would part into several files.
-    assert list(environment_columns()) == list(columns)
-    assert append_rows(tmp_path / "a.csv", [columns]) == append_rows(tmp_path / "a.csv", [environment_columns()])
+    assert set(columns) <= set(RunRow.columns())
+
+
+def test_ids_of_runs_are_unique_and_sort_by_time() -> None:
+    ids = [new_run_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    times = [made.rpartition("-")[0] for made in ids]
+    assert times == sorted(times)
+
+
+def test_threads_are_those_of_torch_where_it_is_imported() -> None:
+    script = """
+import sys
+from harness.results.environment import environment, environment_columns
+before = environment_columns()["num_threads"], "torch" in sys.modules
+import torch
+torch.set_num_threads(1)
+print(before, environment_columns()["num_threads"], environment()["num_threads"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["(None,", "False)", "1", "1"]
 
 
 def test_environment_is_written_as_json(tmp_path: Path) -> None:
-    path = write_environment(tmp_path / "run", ["GPU A"])
-    assert path == tmp_path / "run" / "environment.json"
-    assert json.loads(path.read_text())["devices"] == ["GPU A"]
+    write_environment(tmp_path / "run", ["GPU A"])
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["devices"] == ["GPU A"]
 
 
 def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import math
 import multiprocessing
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -30,10 +31,29 @@ import pytest
 
 from harness.config.errors import RunError, SettingError
 from harness.results import files
-from harness.results.files import append_rows, check_appendable, replace_file, write_rows
+from harness.results.files import check_appendable, read_answers, read_file, read_rows, replace_file, replace_rows
+from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
+
+
+class Cells(dict[str, object]):
+    """A row with any columns: how files are written does not depend on what a row means."""
+
+    def columns(self) -> list[str]:
+        return list(self)
+
+    def cells(self) -> dict[str, object]:
+        return self
+
+
+def append_rows(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+    return files.append_rows(path, [Cells(row) for row in rows])
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    files.write_rows(path, [Cells(row) for row in rows])
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -166,12 +186,6 @@ def test_values_keep_their_kind(tmp_path: Path) -> None:
     assert path.read_text() == (
         "whole,precise,yes,absent,nan,numpy\n4,0.30000000000000004,True,,,0.1\n,1e-300,False,,,9007199254740993\n"
     )
-
-
-def test_columns_come_in_the_first_rows_order_and_later_ones_follow(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    write_rows(path, [{"z": 1, "a": 2}, {"a": 3, "error": "killed"}])
-    assert path.read_text() == "z,a,error\n1,2,\n,3,killed\n"
 
 
 def test_no_rows_write_nothing(tmp_path: Path) -> None:
@@ -324,7 +338,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    """On a tiny file system of its own, mounted where only the child process sees it."""
+    """On a tiny file system that is mounted where only the child process sees it."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = f"mount -t tmpfs -o size=64k none {tmp_path}"
     try:
@@ -335,11 +349,12 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         from pathlib import Path
         from harness.config.errors import RunError
         from harness.results.files import append_rows
+        from harness.results.schema import LatencyPromptRow
         path = Path({str(tmp_path)!r}) / "latency.csv"
         for number in range(1000):
             before = path.read_bytes() if path.exists() else b""
             try:
-                append_rows(path, [{{"text": "x" * 3000}}])
+                append_rows(path, [LatencyPromptRow(prompt="x" * 3000)])
             except RunError as error:
                 print(number > 0, path.read_bytes() == before, sorted(e.name for e in path.parent.iterdir()), error)
                 break
@@ -371,3 +386,81 @@ def test_replace_file_leaves_no_part_behind(tmp_path: Path) -> None:
     replace_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert not (tmp_path / "run" / "environment.json.tmp").exists()
+
+
+PROMPT = LatencyPromptRow(
+    run="1", prompt_index=0, prompt=TEXT, completion="", acceptance_by_position=[0.1 + 0.2, None], num_tokens=3
+)
+
+
+def test_typed_rows_come_back_as_they_went(tmp_path: Path) -> None:
+    path = tmp_path / "latency_prompts.csv"
+    assert files.append_rows(path, [PROMPT]) == path
+    # An empty cell is None, where a column need not have text.
+    (found,) = read_rows(path, LatencyPromptRow)
+    assert found == dataclasses.replace(PROMPT, completion=None)
+    assert read_rows(tmp_path / "absent.csv", LatencyPromptRow) == []
+
+
+def test_siblings_are_read_and_rows_of_other_kinds_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    files.append_rows(path, [LatencyRow(run="1", model="7B", ms_per_token=1.5, test=False)])
+    files.append_rows(path, [PROMPT])
+    files.append_rows(path, [LatencyRow(run="2", model="13B")])
+    assert (tmp_path / "latency-2.csv").exists()
+    assert [(row.run, row.model, row.ms_per_token, row.test) for row in read_rows(path, LatencyRow)] == [
+        ("1", "7B", 1.5, False),
+        ("2", "13B", None, None),
+    ]
+    assert [row.run for row in read_rows(path, LatencyPromptRow)] == ["1"]
+
+
+def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    files.append_rows(path, [LatencyRow(run="1"), LatencyRow(run="2", error="x" * 200_000)])
+    path.write_bytes(path.read_bytes()[:-20] + b"\n")
+    found = read_file(path)
+    assert [row.run for row in found.rows] == ["1"]
+    assert found.torn[0].startswith(f"{path}, line 3: ")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert read_file(tmp_path / "other.csv").kind is None
+
+
+def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.csv"
+    assert replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)], "job") == 1
+    two = [LatencyRow(job="1", model="NA"), LatencyRow(job="1", model="x", num_tokens=2)]
+    assert replace_rows(path, two, "job") == 2
+    new = LatencyRow(job="0", model="new", num_tokens=3, ignore_eos=True)
+    assert replace_rows(path, [new], "job") == 2
+    assert read_rows(path, LatencyRow) == [*two, new]
+
+
+ANSWER = AnswerRow(
+    run="1", prompt_index=7, seed=3, arm="speculative", a=8, b=12, expected=96, completion=' "96", or\r so ', answer=96,
+    correct=True, num_tokens=5, time_ms=1.0 / 3, outcomes=[[4, 2], [1, 1]], acceptance_rate=0.6,
+    answered_at="2026-01-01T00:00:00+00:00",
+)  # fmt: skip
+
+
+def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
+    answers = [
+        ANSWER,
+        dataclasses.replace(ANSWER, arm="regular", completion="", answer=None, correct=False, outcomes=[]),
+        dataclasses.replace(ANSWER, answer=-12, correct=False, completion="NA"),
+    ]
+    files.append_rows(tmp_path / "store.csv", answers)
+    assert read_answers(tmp_path / "store.csv") == answers
+    assert read_answers(tmp_path / "nothing.csv") == []
+    assert ANSWER.key == ("speculative", 3, 7)
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "\xff\xfe\n1\n", "prompt_index,seed\nx,1\n", "torn", "wrong"])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
+    store = tmp_path / "store.csv"
+    files.append_rows(store, [ANSWER])
+    whole = store.read_bytes().decode()
+    content = {"torn": whole[:-40], "wrong": whole.replace(",96,", ",ninety,")}.get(content, content)
+    store.write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunError, match="remove it, or set resume=false"):
+        read_answers(store)

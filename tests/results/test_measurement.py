@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from harness.config.commands import LatencySettings
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings, ResultSettings
-from harness.results.files import append_rows, read_rows, replace_rows
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+from harness.results import measurement
+from harness.results.files import append_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
+from harness.results.schema import LatencyRow
 
 
 @pytest.fixture
@@ -20,7 +29,7 @@ def settings(tmp_path: Path) -> LatencySettings:
     (tmp_path / "model" / "weights").write_bytes(b"1")
     return LatencySettings(
         model=ModelSettings(name="m", repository=str(tmp_path / "model")),
-        draft=ModelSettings(name="d", repository="somebody/draft"),
+        draft=DraftSettings(name="d", repository="somebody/draft"),
         decoding=DecodingSettings(),
         placement=PlacementSettings(),
         prompts=PromptSettings(name="prompts", file=str(tmp_path / "prompts.txt")),
@@ -39,7 +48,7 @@ def test_what_changes_a_number_changes_the_digest(
     changed(seed=1)
     changed(num_prompts=3)
     changed(decoding=DecodingSettings(num_draft_tokens=5))
-    changed(draft=ModelSettings(name="d", repository="somebody/draft", revision="other"))
+    changed(draft=DraftSettings(name="d", repository="somebody/draft", revision="other"))
     changed(placement=PlacementSettings(strategy="cpu"))
     (tmp_path / "prompts.txt").write_text("one\nthree\n")
     changed()
@@ -68,33 +77,37 @@ def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -
     assert measurement_digest(alone) == measurement_digest(other) != measurement_digest(settings)
 
 
-def row(measurement: str, status: str, timestamp: str, value: int) -> dict[str, object]:
-    return {"measurement": measurement, "status": status, "timestamp": timestamp, "value": value}
+def test_only_source_that_decodes_or_measures_counts(
+    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in ("decoding", "report", "cli"):
+        (tmp_path / "package" / room).mkdir(parents=True)
+    monkeypatch.setattr(measurement, "_PACKAGE", tmp_path / "package")
+
+    def digest(file: str) -> str:
+        (tmp_path / "package" / file).write_text("changed = True\n")
+        measurement._source.cache_clear()
+        return measurement_digest(settings)
+
+    before = digest("report/nothing.py")
+    assert digest("report/plots.py") == digest("cli/main.py") == before
+    assert digest("decoding/loops.py") != before
+    measurement._source.cache_clear()
 
 
-def test_the_newest_complete_run_is_found_beside_other_schemas(tmp_path: Path) -> None:
+def row(run: str, digest: str, status: str, value: int) -> LatencyRow:
+    return LatencyRow(run=run, measurement=digest, status=status, num_tokens=value)
+
+
+def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_path: Path) -> None:
     file = tmp_path / "latency.csv"
-    append_rows(file, [{"measurement": "a", "status": "ok", "timestamp": "0", "older": "schema"}])
-    append_rows(file, [row("a", "ok", "1", 1), row("a", "ok", "1", 2)])
-    append_rows(file, [row("a", "ok", "2", 3), row("b", "ok", "2", 4)])
-    append_rows(file, [row("a", "failed", "3", 5)])
+    # A version that had fewer columns.
+    file.write_text(",".join(["run", "measurement", "status", *LatencyRow.signature]) + "\n0,a,ok,,,,\n")
+    append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
+    append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
+    append_rows(file, [row("3", "a", "failed", 5)])
     assert (tmp_path / "latency-2.csv").exists()
-    assert [found["value"] for found in measured_rows(file, "a")] == ["3"]
-    assert measured_rows(file, "c") == []
-    assert [found["value"] for found in newest_run(file)] == ["5"]
-    assert newest_run(tmp_path / "absent.csv") == []
-
-
-def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.csv"
-    assert replace_rows(file, [{"job": "0", "text": 'a "quoted"\nline', "value": 1}], "job") == 1
-    assert (
-        replace_rows(file, [{"job": "1", "text": "NA", "value": None}, {"job": "1", "text": "x", "value": 2}], "job")
-        == 2
-    )
-    assert replace_rows(file, [{"job": "0", "text": "new", "value": 3, "more": True}], "job") == 2
-    assert read_rows(file) == [
-        {"job": "1", "text": "NA", "value": "", "more": ""},
-        {"job": "1", "text": "x", "value": "2", "more": ""},
-        {"job": "0", "text": "new", "value": "3", "more": "True"},
-    ]
+    assert [found.num_tokens for found in measured_rows(file, LatencyRow, "a")] == [3]
+    assert measured_rows(file, LatencyRow, "c") == []
+    assert [found.num_tokens for found in newest_run(file, LatencyRow)] == [5]
+    assert newest_run(tmp_path / "absent.csv", LatencyRow) == []

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiments.tasks import load_task
-from harness.results.published import FIGURES, MULTIPLICATION_ACCURACY, canonical_name, published_for
+from harness.config.model_names import canonical_name
+from harness.results.published import FIGURES, MULTIPLICATION_ACCURACY, published_for
+from harness.results.schema import LatencyRow
 
 
 @pytest.mark.parametrize(
@@ -23,13 +24,22 @@ def test_a_model_has_one_name(name: str, quantization: str | None, expected: str
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
-    for figure in FIGURES:
+    assert len(FIGURES) == 29
+    for figure in (figure for figure in FIGURES if not figure.accuracy):
         for model in figure.models:
             for draft in figure.drafts or (None,):
-                assert figure in published_for({"model": model, "draft": draft})
-    assert published_for({"model": "tiny", "draft": "tiny_draft"}) == []
+                assert figure in published_for(LatencyRow(model=model, draft=draft))
+    assert published_for(LatencyRow(model="tiny", draft="tiny_draft")) == []
 
 
-def test_one_table_of_accuracies_serves_eval_and_report() -> None:
-    assert load_task("multiplication").published is MULTIPLICATION_ACCURACY
+def test_made_up_pairs_have_no_published_counterpart() -> None:
+    assert published_for(LatencyRow(model="13B", draft="7B"))
+    assert published_for(LatencyRow(model="13B", draft="7B", weights="random")) == []
+    assert published_for(LatencyRow(model="13B", draft="7B", synthetic_acceptance=0.8)) == []
+
+
+def test_figures_keep_their_ranges() -> None:
+    texts = {(figure.source, figure.named): figure.speedup_text for figure in FIGURES}
+    assert texts["Speculative-Sampling", "gpt2-xl with gpt2"] == "1.31× to 1.42×"
+    assert texts["llama-ssp", "30B with 7B"] == "1.80×"
     assert MULTIPLICATION_ACCURACY["13B"] == {"regular": 0.429, "speculative": 0.431}

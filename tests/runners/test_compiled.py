@@ -1,4 +1,4 @@
-"""Prepared runners. On a CPU nothing is captured, but graphs' buffers are written and read all the same."""
+"""Prepared runners. On a CPU nothing is captured, but graphs' buffers are written and read there, too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY, random_model
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
+from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
@@ -28,7 +28,7 @@ NUM_DRAFT_TOKENS = 3
 def pair(
     name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: object
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target, and a draft that agrees with it now and then."""
+    """A target, and a draft that agrees with it sometimes."""
     target, draft = random_model(name, **changes), random_model(name, seed=1, **changes)
     with torch.no_grad():
         for parameter, original in zip(draft.parameters(), target.parameters(), strict=True):
@@ -52,13 +52,13 @@ def request(length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = 
 
 def written(target: Runner, draft: Runner, what: Request) -> list[object]:
     """All that both decoders decide."""
-    drafter = ModelDrafter(draft, WARP, what.uniforms.device, getattr(draft, "draw", None))
+    drafter = ModelDrafter(draft, WARP, what.uniforms.device)
     records = [*autoregressive(target, what), *speculative(target, drafter, what, NUM_DRAFT_TOKENS)]
     return [(record.rows, record.tokens, record.proposed, record.num_accepted) for record in records]
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_prepared_shapes_write_what_is_written_eagerly(name: str) -> None:
+def test_prepared_shapes_give_the_eager_tokens(name: str) -> None:
     target, draft = pair(name)
     fast = prepared(target), prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
     for length in (1, 2, 5, 20):
@@ -76,7 +76,7 @@ def test_every_step_runs_a_prepared_shape(monkeypatch: pytest.MonkeyPatch) -> No
     assert not eager
 
 
-def test_what_fits_no_prepared_shape_runs_all_the_same() -> None:
+def test_a_batch_that_fits_no_prepared_shape_still_runs() -> None:
     target, draft = pair("llama")
     fast, eager = (prepared(target), prepared(draft, num_drawn=2)), (EagerRunner(target), EagerRunner(draft))
     more_rows = request(10, [*PROMPTS, [7, 8, 9]])
@@ -91,8 +91,7 @@ def test_a_shared_prefix_before_prepared_shapes() -> None:
     target, draft = pair("llama")
     prompts = [[5, 9, 23, 4, 17, 3], [5, 9, 23, 4, 17, 6, 7, 8, 9, 10, 11], [5, 9, 23, 4, 17]]
     what = request(12, prompts)
-    fast = prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
-    drafter = ModelDrafter(SharedPrefixRunner(fast), WARP, draw=fast.draw)
+    drafter = ModelDrafter(SharedPrefixRunner(prepared(draft, num_drawn=NUM_DRAFT_TOKENS)), WARP)
     records = speculative(SharedPrefixRunner(prepared(target)), drafter, what, NUM_DRAFT_TOKENS)
     eagerly = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), WARP), what, NUM_DRAFT_TOKENS)
     assert [record.tokens for record in records] == [record.tokens for record in eagerly]
@@ -105,11 +104,11 @@ def test_another_warp_is_not_the_prepared_one() -> None:
     fast.start(PROMPTS)
     eager.start(PROMPTS)
     drawn, probabilities = fast.draw(tokens, numbers, greedy)
-    assert drawn[:, 0].tolist() == eager.extend(tokens)[:, -1].argmax(-1).tolist()
+    assert drawn[:, 0].tolist() == eager.extend(tokens).logits[:, -1].argmax(-1).tolist()
     assert set(probabilities.unique().tolist()) == {0.0, 1.0}
 
 
-def test_tokens_that_fill_a_shape_up_stay_within_the_context() -> None:
+def test_tokens_that_fill_up_a_shape_stay_within_the_context() -> None:
     """GPT-2 has as many positions as its context has tokens."""
     model = random_model("gpt2", n_positions=16)
     what = request(5, [PROMPTS[2]], stop=-1)  # 11 + 5 = 16
@@ -136,47 +135,47 @@ def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
-def test_compiled_shapes_write_what_is_written_eagerly(name: str) -> None:
+def test_compiled_shapes_give_the_eager_tokens(name: str) -> None:
     target, draft = pair(name, num_hidden_layers=1 if name == "llama" else 2)
     fast = [
         prepared(target, compiled=True, captured=False),
         prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=True, captured=False),
     ]
-    assert all(runner.setup_seconds >= runner.compile_seconds > 0 for runner in fast)
+    assert all(runner.setup_seconds > 0 for runner in fast)
     compilations = counters["stats"]["unique_graphs"]
     assert written(*fast, request()) == written(EagerRunner(target), EagerRunner(draft), request())
     written(*fast, request(10, PROMPTS[:2]))
-    assert counters["stats"]["unique_graphs"] == compilations, "all compilations belong into `prepare`"
+    assert counters["stats"]["unique_graphs"] == compilations, "all compilations belong in `prepare`"
 
 
-def test_models_of_the_same_sizes_are_told_apart() -> None:
-    """`prepare` holds compiled logits against eager ones: it would refuse another model's code."""
+def test_models_of_the_same_sizes_are_not_confused() -> None:
+    """`prepare` compares compiled outputs with eager ones: it would refuse another model's code."""
     for eps in (1e-6, 100.0):
         model = random_model("llama", num_hidden_layers=1, rms_norm_eps=eps)
         runner = PreparedRunner(model, compiled=True, captured=False)
         runner.prepare(1, 60, [1])
 
 
-def test_weights_laid_out_anew_are_the_same() -> None:
+def test_weights_in_another_layout_are_the_same() -> None:
     model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    logits = EagerRunner(model).start(PROMPTS)
+    logits = EagerRunner(model).start(PROMPTS).logits
     prepared(model, compiled=False)
     assert model.model.layers[0].mlp.up_proj.weight.is_contiguous(), "only for compiled code"
     lay_out_for_few_tokens(model)
     assert not model.model.layers[0].mlp.up_proj.weight.is_contiguous()
     assert model.lm_head.weight.is_contiguous(), "an embedding looks rows up"
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    assert torch.allclose(EagerRunner(model).start(PROMPTS), logits, atol=1e-4)
+    assert torch.allclose(EagerRunner(model).start(PROMPTS).logits, logits, atol=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_captured_graphs_write_what_is_written_eagerly(dtype: torch.dtype, compiled: bool) -> None:
+def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: bool) -> None:
     target, draft = pair("llama", "cuda", dtype)
     fast = prepared(target, compiled=compiled), prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=compiled)
-    assert all(runner.capture_seconds > 0 for runner in fast)
+    assert all(runner.setup_seconds > 0 for runner in fast)
     what = request(device="cuda")
     ours = written(*fast, what)
     if dtype == torch.float32:
@@ -184,7 +183,7 @@ def test_captured_graphs_write_what_is_written_eagerly(dtype: torch.dtype, compi
     logits = []
     for runner in (fast[0], EagerRunner(target)):
         runner.start(PROMPTS)
-        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda")).float())
+        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda")).logits.float())
     assert (logits[0] - logits[1]).norm() / logits[1].norm() < (1e-4 if dtype == torch.float32 else 0.05)
 
 
@@ -192,7 +191,7 @@ def test_captured_graphs_write_what_is_written_eagerly(dtype: torch.dtype, compi
 def test_outputs_of_a_graph_outlive_its_next_replay() -> None:
     runner = prepared(random_model("llama").cuda())
     runner.start(PROMPTS)
-    first = runner.extend(torch.full((3, 1), 7, device="cuda"))
+    first = runner.extend(torch.full((3, 1), 7, device="cuda")).logits
     before = first.clone()
     runner.extend(torch.full((3, 1), 8, device="cuda"))
     assert torch.equal(first, before)
@@ -205,18 +204,17 @@ def test_an_iteration_does_not_wait_for_the_device(fast: bool) -> None:
     target, draft = pair("llama", "cuda")
     target_runner: Runner = prepared(target, 1) if fast else EagerRunner(target)
     draft_runner: Runner = prepared(draft, 1, NUM_DRAFT_TOKENS) if fast else EagerRunner(draft)
-    drafter = ModelDrafter(draft_runner, WARP, "cuda", getattr(draft_runner, "draw", None))
+    drafter = ModelDrafter(draft_runner, WARP, "cuda")
     numbers = torch.full((1, NUM_DRAFT_TOKENS), 0.5, device="cuda")
-    target_runner.start(PROMPTS[:1])
-    drafter.start(PROMPTS[:1], [7])
+    drafter.start(PROMPTS[:1], [7], target_runner.start(PROMPTS[:1]))
     for num_accepted in (0, NUM_DRAFT_TOKENS, 1):
         torch.cuda.set_sync_debug_mode("error")
         try:
             proposal = drafter.propose(NUM_DRAFT_TOKENS, numbers)
-            logits = target_runner.extend(torch.cat([proposal.tokens[:, :1], proposal.tokens], dim=1))
-            assert logits.shape == (1, NUM_DRAFT_TOKENS + 1, VOCABULARY)
+            step = target_runner.extend(torch.cat([proposal.tokens[:, :1], proposal.tokens], dim=1))
+            assert step.logits.shape == (1, NUM_DRAFT_TOKENS + 1, VOCABULARY)
             target_runner.keep([num_accepted + 1])
-            drafter.observe([num_accepted], [9])
+            drafter.observe([num_accepted], [9], step)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

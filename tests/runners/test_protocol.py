@@ -1,4 +1,4 @@
-"""What any runner owes its protocol, on real models without a GPU; what is a runner's own is in a file of its own."""
+"""What every runner must do, on real models without a GPU; what only one does is in that runner's file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> Non
     runner = kind(model)
     generator = torch.Generator().manual_seed(1)
     sequences = [list(prompt) for prompt in batch]
-    logits = runner.start(batch)
+    logits = runner.start(batch).logits
     for row, sequence in enumerate(sequences):
         assert close(logits[row], logits_without_cache(model, sequence)[-1])
     for _ in range(6):
         fed = torch.randint(3, VOCABULARY, (len(batch), 5), generator=generator)
         # Two extensions before one keep, as a drafter does it.
-        logits = torch.cat([runner.extend(fed[:, :2]), runner.extend(fed[:, 2:])], dim=1)
+        logits = torch.cat([runner.extend(fed[:, :2]).logits, runner.extend(fed[:, 2:]).logits], dim=1)
         counts = torch.randint(0, 6, (len(batch),), generator=generator).tolist()
         for row, sequence in enumerate(sequences):
             expected = logits_without_cache(model, sequence + fed[row].tolist())[-5:]
@@ -54,31 +54,31 @@ def test_selected_rows_go_on_unchanged(kind: Kind) -> None:
     runner.extend(torch.tensor([[7, 8], [9, 10], [11, 12]]))
     runner.keep([2, 1, 0])
     runner.select([1, 0])
-    logits = runner.extend(torch.tensor([[20], [21]]))
+    logits = runner.extend(torch.tensor([[20], [21]])).logits
     assert close(logits[0, 0], logits_without_cache(model, [*PROMPTS[1], 9, 20])[-1])
     assert close(logits[1, 0], logits_without_cache(model, [*PROMPTS[0], 7, 8, 21])[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_runner_starts_anew(kind: Kind) -> None:
+def test_a_runner_starts_again(kind: Kind) -> None:
     model = random_model("gpt2")
     runner = kind(model)
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7], [8], [9]]))
-    assert close(runner.start(PROMPTS[1:2])[0], logits_without_cache(model, PROMPTS[1])[-1])
+    assert close(runner.start(PROMPTS[1:2]).logits[0], logits_without_cache(model, PROMPTS[1])[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_prompts_read_once_go_on_apart(kind: Kind) -> None:
     model = random_model("llama")
     runner = kind(model)
-    logits = runner.start([PROMPTS[0]] * 3)
+    logits = runner.start([PROMPTS[0]] * 3).logits
     assert logits.shape == (3, VOCABULARY)
     assert all(close(row, logits_without_cache(model, PROMPTS[0])[-1]) for row in logits)
     fed = [[7, 8], [9, 10], [11, 12]]
     runner.extend(torch.tensor(fed))
     runner.keep([2, 1, 0])
-    logits = runner.extend(torch.tensor([[20], [21], [22]]))
+    logits = runner.extend(torch.tensor([[20], [21], [22]])).logits
     for row, (count, last) in enumerate(zip([2, 1, 0], [20, 21, 22], strict=True)):
         expected = logits_without_cache(model, [*PROMPTS[0], *fed[row][:count], last])[-1]
         assert close(logits[row, 0], expected)
@@ -87,8 +87,8 @@ def test_equal_prompts_read_once_go_on_apart(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_cut_to_the_vocabulary(kind: Kind) -> None:
     runner = kind(random_model("opt"), vocabulary_size=90)
-    assert runner.start(PROMPTS).shape == (3, 90)
-    assert runner.extend(torch.ones(3, 2, dtype=torch.long)).shape == (3, 2, 90)
+    assert runner.start(PROMPTS).logits.shape == (3, 90)
+    assert runner.extend(torch.ones(3, 2, dtype=torch.long)).logits.shape == (3, 2, 90)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,11 +5,12 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
-from harness.runners.eager import EagerRunner, RollbackError
+from harness.drafting.model import ModelDrafter
+from harness.runners.base import RollbackError
+from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
@@ -38,7 +39,7 @@ def test_a_model_with_another_state_is_refused() -> None:
 def test_a_model_on_several_devices_is_refused() -> None:
     model = random_model("llama")
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
-    with pytest.raises(UnsupportedModelError, match="lies on 0, 1"):
+    with pytest.raises(UnsupportedModelError, match="is on 0, 1"):
         StaticRunner(model)
 
 
@@ -49,7 +50,7 @@ def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen 3 with some layers that see a window only."""
+    """Qwen 3 with some layers that see only a window."""
     types = ["full_attention", "sliding_attention", "full_attention"]
     qwen3 = {**ARCHITECTURES["qwen2"], "model_type": "qwen3", "head_dim": 8, "layer_types": types}
     monkeypatch.setitem(ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4})
@@ -64,7 +65,7 @@ def test_slots_grow_when_they_are_full() -> None:
         each.start(PROMPTS)
     for _ in range(3):
         fed = torch.randint(3, VOCABULARY, (3, BUCKET // 2), generator=generator)
-        assert close(runner.extend(fed), eager.extend(fed))
+        assert close(runner.extend(fed).logits, eager.extend(fed).logits)
         for each in (runner, eager):
             each.keep([60, 64, 50])
 
@@ -73,13 +74,13 @@ def test_a_shared_prefix_is_read_once() -> None:
     model = random_model("gemma2")
     prompts = [[5, 9, 23, 4, 17, 3], [5, 9, 23, 4, 17, 6, 7], [5, 9, 23, 4, 17]]
     shared = SharedPrefixRunner(StaticRunner(model))
-    assert close(shared.start(prompts), EagerRunner(model).start(prompts))
+    assert close(shared.start(prompts).logits, EagerRunner(model).start(prompts).logits)
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_both_decoders_write_what_they_write_eagerly(name: str) -> None:
+def test_both_decoders_give_the_eager_tokens(name: str) -> None:
     model, draft = random_model(name), random_model(name, seed=1)
-    with torch.no_grad():  # a draft that agrees now and then: the target, disturbed
+    with torch.no_grad():  # a draft that agrees sometimes: the target, disturbed
         for parameter, original in zip(draft.parameters(), model.parameters(), strict=True):
             parameter.copy_(original + 0.05 * parameter)
     what = Request(PROMPTS, uniforms(0, range(3), 25), Warp(1.0), 24, frozenset({50}))

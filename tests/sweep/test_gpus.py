@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,16 @@ from harness.sweep.gpus import lease
 
 # Takes a GPU, says so, keeps it for a while, and says that it is done; ten times.
 HOLDER = """
-import sys, time
+import os, sys, time
 from harness.sweep.gpus import lease
 for _ in range(10):
     held = lease(int(sys.argv[1]))
-    gpus = held.variables["CUDA_VISIBLE_DEVICES"]
+    gpus = ",".join(held)
     print(f"{time.monotonic()} + {gpus}", flush=True)
     time.sleep(0.02)
     print(f"{time.monotonic()} - {gpus}", flush=True)
-    held.release()
+    for lock in held.values():
+        os.close(lock)
 """
 
 
@@ -41,7 +41,7 @@ def test_no_two_hold_a_gpu_at_once(num_gpus: int) -> None:
         subprocess.Popen([sys.executable, "-c", HOLDER, str(num_gpus)], stdout=subprocess.PIPE, text=True)
         for _ in range(5)
     ]
-    lines = [line for holder in holders for line in holder.communicate(timeout=60)[0].splitlines()]
+    lines = [line for holder in holders for line in holder.communicate(timeout=900)[0].splitlines()]
     assert len(lines) == 5 * 10 * 2
     taken: set[str] = set()
     for _, change, gpus in sorted((float(at), change, gpus) for at, change, gpus in map(str.split, lines)):
@@ -53,24 +53,37 @@ def test_no_two_hold_a_gpu_at_once(num_gpus: int) -> None:
 
 def test_a_gpu_returns_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    script = (
-        "import time; from harness.sweep.gpus import lease; held = lease(1); print('held', flush=True); time.sleep(60)"
+    take = "import time; from harness.sweep.gpus import lease; held = lease(1)"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{take}; print('held', flush=True); time.sleep(3600)"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    started = time.monotonic()
     held = lease(1)
-    assert held.variables == {"CUDA_VISIBLE_DEVICES": "7"}
-    assert time.monotonic() - started < 30
-    held.release()
+    assert list(held) == ["7"]
+    os.close(held["7"])
+
+
+def test_a_gpu_is_held_as_long_as_the_process_that_inherits_it() -> None:
+    locks = list(lease(3).values())
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], pass_fds=locks)
+    for lock in locks:
+        os.close(lock)
+    waiting = subprocess.Popen([sys.executable, "-c", HOLDER, "3"], stdout=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(2)
+    worker.kill()
+    worker.wait()
+    assert len(waiting.communicate(timeout=900)[0].splitlines()) == 20
 
 
 def test_more_than_there_are_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingError, match="gpus_per_job=4: must not exceed the number of visible GPUs, 3"):
         lease(4)
-    assert lease(None).variables == {}
+    assert lease(None) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert lease(1).variables == {}, "a machine without GPUs has nothing to deal out"
+    assert lease(1) == {}, "a machine without GPUs has nothing to deal out"

@@ -11,9 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.config.machine import num_usable_cores
 from sweep_pairs import FATAL_WIDTH, save_wicked
 
 FATAL = FATAL_WIDTH - 1
+NUM_CORES = num_usable_cores()
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,10 @@ def sweep(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     result = subprocess.run(
         [sys.executable, "-m", "harness", "latency", "-m", *arguments],
         cwd=directory,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HOME": str(directory / "hub")},
+        env=os.environ | {"HF_HOME": str(directory / "hub")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1800,
     )
     files = list((directory / "multirun" / "latency").glob("*/*/latency.csv"))
     assert len(files) == 1, result.stderr
@@ -66,10 +68,36 @@ def test_a_killed_job_is_a_row_and_the_others_run(
     assert "3 of 3 jobs" in result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(NUM_CORES < 2, reason="one core cannot be shared")
+@pytest.mark.parametrize(
+    ("plugin", "preset"),
+    [
+        ("hydra_joblib_launcher", ["+launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        ("hydra_submitit_launcher", ["+launcher=submitit_local"]),
+    ],
+    ids=["joblib", "submitit"],
+)
+def test_jobs_side_by_side_share_the_cores(
+    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, preset: list[str]
+) -> None:
+    pytest.importorskip(f"hydra_plugins.{plugin}")
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(variable)
+    result, rows = sweep(tmp_path, *preset, *pair, "draft=none", "seed=1,2")
+    assert result.returncode == 0, result.stderr
+    assert set(rows["num_threads"]) == {NUM_CORES // 2}
+    # The number of threads determines the figures. It is known before a job runs, so that the job is found again.
+    (tmp_path / "again").mkdir()
+    collected = f"results.file={tmp_path}/results/latency.csv"
+    _, again = sweep(tmp_path / "again", *preset, *pair, "draft=none", "seed=1,2", collected)
+    assert set(again["run"]) == set(rows["run"])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "latency", "-m", "+launcher=ray", "seed=1,2"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert result.returncode == 2
     assert result.stderr == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
 

@@ -29,14 +29,13 @@ REASONS = {
     "exception": "ZeroDivisionError|a bug in the model",
     "memory": "out of main memory: .* GB wanted, .* GB free",
     "kill": "its process was killed by SIGKILL",
-    "hang": "took longer than job_timeout_s=",
 }
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pairs")
-    for misbehaviour in ("none", *REASONS):
+    for misbehaviour in ("none", "hang", *REASONS):
         save_wicked(directory / misbehaviour, misbehaviour)
     (directory / "prompts.txt").write_text("one\ntwo words\n")
     return directory
@@ -47,7 +46,7 @@ def command(pairs: Path, *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "harness", "latency", "-m", f"model={models}", f"draft={pairs}/none"),
         *("model.trust_remote_code=true", "draft.trust_remote_code=true", f"prompts={pairs}/prompts.txt"),
-        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "job_timeout_s=20"),
+        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
         f"seed={','.join(map(str, range(NUM_SEEDS)))}",
         *more,
@@ -57,7 +56,7 @@ def command(pairs: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "hub"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"HF_HOME": str(tmp_path / "hub")}
     for _ in range(NUM_KILLS):
         sweep = subprocess.Popen(command(pairs), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         time.sleep(chance.uniform(1, 12))
@@ -92,6 +91,18 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path: Path) -> None:
+    # No job of this sweep ends by itself: on a machine that is slow enough the limit ends one before it hangs.
+    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "seed=1,2")
+    finished = subprocess.run([*arguments, "job_timeout_s=15"], cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 1, finished.stderr
+    (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
+    rows = pd.read_csv(file)
+    assert list(rows["job"]) == [0, 0, 1, 1]
+    assert rows["error"].str.contains("took longer than job_timeout_s=15").all()
+
+
+@pytest.mark.slow
 def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     save_wicked(broken, "none")
@@ -109,15 +120,15 @@ def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> None:
-    # The first job hangs, and there is no time limit that could end it.
-    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "job_timeout_s=null")
+    # The first job hangs, and no time limit ends it.
+    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}")
     sweep = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 900
     while not list(tmp_path.rglob("environment.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1)
     sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=60)
+    _, said = sweep.communicate(timeout=900)
     assert sweep.returncode == 130, said
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}

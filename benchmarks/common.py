@@ -1,0 +1,174 @@
+"""What the benchmarks share: options, pairs of models, contenders that take turns, and tables of ratios."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from harness.config import names
+from harness.config.commands import LatencySettings
+from harness.config.conversion import from_config
+from harness.config.machine import cpu_name
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
+from harness.engines.timing import quick_collections, without_garbage_collection
+from harness.experiments.prompts import load_prompts
+from harness.models.devices import synchronize
+from harness.models.fit import Demand
+from harness.models.pair import Pair, PlacedPair, plan_pair
+from harness.models.tokenizers import encode_prompts
+from harness.report.table import Column, Table, TableRow
+from harness.report.terminal import plain_console, print_document
+from harness.results.environment import environment_columns
+from harness.results.statistics import Interval, ratio_of_totals
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def parser(description: str | None, **numbers: float) -> argparse.ArgumentParser:
+    """Options for the pair, and one option per number, such as `tokens=64` for `--tokens`."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", default="tiny", help="a preset, a directory or a repository")
+    made.add_argument("--draft", default="tiny_draft")
+    add_numbers(made, **numbers)
+    return made
+
+
+def add_numbers(parser: argparse.ArgumentParser, **numbers: float) -> None:
+    """One option per number, with its default."""
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+
+
+def settings(*overrides: str) -> LatencySettings:
+    """Those of `latency` with these overrides."""
+    names.register()
+    with initialize_config_dir(str(names.CONF), version_base="1.3"):
+        plain: Any = OmegaConf.to_container(compose("latency", list(overrides)), resolve=True)
+    plain.pop("command")
+    return from_config(LatencySettings, plain)
+
+
+def cpu_settings(options: argparse.Namespace, *overrides: str) -> LatencySettings:
+    """The pair that the options name, on the CPU."""
+    return settings(f"model={options.model}", f"draft={options.draft}", "placement=cpu", *overrides)
+
+
+def place(settings: LatencySettings, prompt_tokens: int) -> PlacedPair:
+    """Find devices for the settings' pair and its caches."""
+    decoding = settings.decoding
+    planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights)
+    demand = Demand(
+        settings.batch_size, prompt_tokens, decoding.max_new_tokens, decoding.num_draft_tokens, settings.runner
+    )
+    return planned.place(demand)
+
+
+def load(settings: LatencySettings, prompt_tokens: int = 128) -> Pair:
+    """Place and load the settings' pair."""
+    return place(settings, prompt_tokens).load()
+
+
+def read_prompts(settings: LatencySettings, pair: Pair, count: int) -> list[list[int]]:
+    """Token ids of the first prompts of the settings' prompt set."""
+    prompts = [prompt.chat() for prompt in load_prompts(settings.prompts).take(count)]
+    return encode_prompts(pair.tokenizer, prompts, settings.chat_template)
+
+
+def timed(call: Callable[[], object], devices: Sequence[torch.device] = ()) -> float:
+    """Seconds of one call, garbage not collected, devices synchronised before and after."""
+    with without_garbage_collection():
+        synchronize(devices)
+        started = time.perf_counter()
+        call()
+        synchronize(devices)
+        return time.perf_counter() - started
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[Item], Result]], items: Sequence[Item], warm_up: Sequence[Item] | None = None
+) -> dict[str, list[Result]]:
+    """Run every contender on one item before the next item begins, in an order that rotates.
+
+    Args:
+        warm_up: items that run first and do not count; the first item by default.
+    """
+    order = list(contenders)
+    results: dict[str, list[Result]] = {name: [] for name in order}
+    with quick_collections():
+        for item in items[:1] if warm_up is None else warm_up:
+            for contender in contenders.values():
+                contender(item)
+        for index, item in enumerate(items):
+            for name in order[index % len(order) :] + order[: index % len(order)]:
+                results[name].append(contenders[name](item))
+    return results
+
+
+def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[Question], float]]:
+    """Seconds of Hugging Face's decoders on the same weights: batch 1, the same sampling, exactly as many tokens."""
+    target, device = pair.target.model, pair.target.input_device
+    for loaded in (pair.target, pair.draft):
+        if loaded is not None:
+            loaded.model.generation_config.eos_token_id = None
+            loaded.model.generation_config.pad_token_id = 0
+    common: dict[str, Any] = {"do_sample": decoding.temperature > 0, "max_new_tokens": decoding.max_new_tokens}
+    if decoding.temperature > 0:
+        common |= {"temperature": decoding.temperature, "top_k": 0}
+
+    def generate(question: Question, **extra: Any) -> float:
+        ids = torch.tensor(list(map(list, question.prompts)), device=device)
+        mask = torch.ones_like(ids)
+        return timed(lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices)
+
+    def assisted(question: Question, schedule: str, threshold: float) -> float:
+        assert pair.draft is not None
+        draft = pair.draft.model
+        draft.generation_config.num_assistant_tokens = decoding.num_draft_tokens
+        draft.generation_config.num_assistant_tokens_schedule = schedule
+        draft.generation_config.assistant_confidence_threshold = threshold
+        return generate(question, assistant_model=draft)
+
+    found: dict[str, Callable[[Question], float]] = {
+        "generate": generate,
+        "generate, static compiled cache": lambda question: generate(question, cache_implementation="static"),
+    }
+    if pair.draft is not None:
+        found["assisted, constant K"] = lambda question: assisted(question, "constant", 0.0)
+        found["assisted, its own K"] = lambda question: assisted(question, "heuristic", 0.4)
+    return found
+
+
+def versions() -> str:
+    """Threads, libraries and machine, for a table's title."""
+    found = environment_columns()
+    return (
+        f"{torch.get_num_threads()} threads, torch {found['torch_version']},"
+        f" transformers {found['transformers_version']}, {cpu_name() or platform.machine()}"
+    )
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+    """Of total times, with its paired bootstrap interval."""
+    return ratio_of_totals(numerators, denominators, 10_000, 0)
+
+
+def interval(ratio: Interval, digits: int = 3) -> str:
+    """`2.150 to 2.458`."""
+    return f"{ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
+
+
+def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> None:
+    """Print a table; a first column of text is aligned left."""
+    names = isinstance(rows[0][0], str)
+    columns = tuple(Column(heading, text=names and index == 0) for index, heading in enumerate(headings))
+    table = Table("", title, columns, tuple(TableRow(tuple(row)) for row in rows), notes=tuple(notes))
+    print_document([table], plain_console(130))

@@ -1,0 +1,250 @@
+"""What each part of an iteration costs as contexts, batches, K and vocabularies grow, over the bare forward passes.
+
+    python benchmarks/growth.py [--quick] [--layers 8] [--hidden-size 256] [--repeats 10] [--device cpu] [--out FILE]
+
+A random Llama is the target and one with a quarter of its layers the draft. One of four sizes varies at a time. At each
+point the eager runner, the static runner and the bare models take turns over the same iterations, in which rows keep
+different numbers of tokens, as they do in a batch. The parts are
+
+- regular: the target's forward pass over one token;
+- verification: the target's forward pass over K + 1 tokens;
+- drafting: K tokens drawn from the draft, sampling included;
+- roll-back: `keep` of the target and of the draft;
+- verdict: both warped distributions compared and the next token drawn, until the host knows it.
+
+The bare forwards have the same batch, new tokens and context, in a transformers cache, with no padding and no mask.
+Regular and verification are given over their own bare forward, drafting over K bare forwards of the draft, roll-back
+and verdict over the bare verification, the iteration (all but regular) over the bare verification with K bare drafts.
+Ratios are of total times. --out also writes them with their paired bootstrap 95 % intervals, as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import common
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from harness.decoding.protocols import Proposal, Step
+from harness.decoding.verify import verify
+from harness.decoding.warp import Warp
+from harness.drafting.model import ModelDrafter
+from harness.results.statistics import Interval
+from harness.runners.base import CacheRunner
+from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
+
+WARP = Warp(0.5, 0, 1.0)
+RUNNERS: dict[str, type[CacheRunner]] = {"eager": EagerRunner, "static": StaticRunner}
+PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iteration")
+
+# Seconds by part.
+Times = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The sizes that an iteration's cost depends on; the defaults are those of all the others while one varies."""
+
+    context: int = 1024
+    batch_size: int = 8
+    num_draft_tokens: int = 4
+    vocabulary: int = 32_000
+
+
+AXES = {
+    "context": [256, 1024, 4096, 16_384],
+    "batch_size": [1, 4, 16, 64],
+    "num_draft_tokens": [1, 2, 4, 8, 16],
+    "vocabulary": [8_000, 32_000, 128_000, 256_000],
+}
+QUICK = Point(context=256, batch_size=4, vocabulary=8_000)
+QUICK_AXES = {"context": [256, 1024], "batch_size": [1, 16], "num_draft_tokens": [1, 8], "vocabulary": [32_000]}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What all contenders do in one iteration: how many draft tokens each row keeps, and the random numbers."""
+
+    num_accepted: list[int]
+    uniforms: Tensor
+
+
+class Pair:
+    """A target and a draft of one vocabulary, with random weights."""
+
+    def __init__(self, options: argparse.Namespace, vocabulary: int) -> None:
+        self.device = torch.device(options.device)
+        draft_layers = max(1, options.layers // 4)
+        self.target, self.draft = (self._build(options, vocabulary, n) for n in (options.layers, draft_layers))
+
+    def _build(self, options: argparse.Namespace, vocabulary: int, num_layers: int) -> PreTrainedModel:
+        torch.manual_seed(num_layers)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=options.hidden_size,
+            intermediate_size=4 * options.hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=max(1, options.hidden_size // 32),
+            max_position_embeddings=32_768,
+            tie_word_embeddings=True,
+            dtype=torch.bfloat16 if self.device.type == "cuda" else torch.float32,
+        )
+        with self.device:
+            return LlamaForCausalLM(config).to(config.dtype).eval()
+
+    def timed(self, call: Callable[[], object]) -> float:
+        return common.timed(call, [self.device])
+
+
+class Decoder:
+    """The parts of one iteration with our runners, each timed by itself."""
+
+    def __init__(self, pair: Pair, kind: type[CacheRunner], point: Point) -> None:
+        self._pair, self._point = pair, point
+        self._target = kind(pair.target)
+        self._drafter = ModelDrafter(kind(pair.draft), WARP, pair.device)
+        # Equal prompts are read once; rows become ragged with the first turn.
+        prompts = [[1] * point.context] * point.batch_size
+        self._next = [1] * point.batch_size
+        self._drafter.start(prompts, self._next, self._target.start(prompts))
+
+    @torch.inference_mode()
+    def __call__(self, turn: Turn) -> Times:
+        point, target, drafter, timed = self._point, self._target, self._drafter, self._pair.timed
+        num_rows, k = point.batch_size, point.num_draft_tokens
+        pending = torch.tensor(self._next, device=self._pair.device).unsqueeze(1)
+        proposal, step = Proposal(pending), Step(pending)
+
+        def draft() -> None:
+            nonlocal proposal
+            proposal = drafter.propose(k, turn.uniforms[:, :k, 0])
+
+        def forward() -> None:
+            nonlocal step
+            step = target.extend(torch.cat([pending, proposal.tokens], dim=1))
+
+        def verdict() -> None:
+            accept, following = turn.uniforms[:, :k, 1], turn.uniforms[:, :, 2]
+            found = verify(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following)
+            self._next = found.next_token.tolist()
+
+        def roll_back() -> None:
+            target.keep([count + 1 for count in turn.num_accepted])
+            drafter.observe(turn.num_accepted, self._next, step)
+
+        times = {"regular": timed(lambda: target.extend(pending))}
+        target.keep([0] * num_rows)
+        parts = {"drafting": draft, "verification": forward, "verdict": verdict, "roll-back": roll_back}
+        times |= {part: timed(call) for part, call in parts.items()}
+        return times | {"iteration": sum(times[part] for part in parts)}
+
+
+class Bare:
+    """The forward passes of the same shapes and nothing else; the cache is cut back while the clock stands."""
+
+    def __init__(self, pair: Pair, point: Point) -> None:
+        self._pair, self._point = pair, point
+        self._caches = {model: DynamicCache() for model in (pair.target, pair.draft)}
+        with torch.inference_mode():
+            for model, cache in self._caches.items():
+                prompt = torch.ones(1, point.context, dtype=torch.long, device=pair.device)
+                model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache.batch_repeat_interleave(point.batch_size)
+
+    @torch.inference_mode()
+    def __call__(self, turn: Turn) -> Times:
+        def forward(model: PreTrainedModel, num_tokens: int) -> float:
+            cache = self._caches[model]
+            tokens = torch.ones(self._point.batch_size, num_tokens, dtype=torch.long, device=self._pair.device)
+            seconds = self._pair.timed(lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True))
+            cache.crop(-num_tokens)
+            return seconds
+
+        k = self._point.num_draft_tokens
+        verification = forward(self._pair.target, k + 1)
+        drafting = sum(forward(self._pair.draft, 1) for _ in range(k))
+        return {
+            "regular": forward(self._pair.target, 1),
+            "verification": verification,
+            "drafting": drafting,
+            "roll-back": verification,
+            "verdict": verification,
+            "iteration": verification + drafting,
+        }
+
+
+def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], dict[str, dict[str, Interval]]]:
+    """Milliseconds of the bare forwards by part, and ratios by runner and part."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (point.batch_size, point.num_draft_tokens + 1, 3)
+    turns = [
+        Turn(
+            torch.randint(point.num_draft_tokens + 1, (point.batch_size,), generator=generator).tolist(),
+            torch.rand(shape, generator=generator).to(pair.device),
+        )
+        for _ in range(repeats + 2)
+    ]
+    contenders: dict[str, Callable[[Turn], Times]] = {
+        name: Decoder(pair, kind, point) for name, kind in RUNNERS.items()
+    }
+    contenders["bare"] = Bare(pair, point)
+    times = common.take_turns(contenders, turns[2:], warm_up=turns[:2])
+
+    def seconds(name: str, part: str) -> list[float]:
+        return [turn[part] for turn in times[name]]
+
+    bare_ms = {part: 1000 * sum(seconds("bare", part)) / repeats for part in PARTS}
+    ratios = {
+        name: {part: common.ratio(seconds(name, part), seconds("bare", part)) for part in PARTS} for name in RUNNERS
+    }
+    return bare_ms, ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common.add_numbers(parser, layers=8, hidden_size=256, repeats=10)
+    parser.add_argument(
+        "--quick", action="store_true", help="few and small points, half the repeats: under two minutes on two cores"
+    )
+    parser.add_argument("--axis", choices=AXES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="append the figures to this file, as JSON lines")
+    options = parser.parse_args()
+    axes, base = AXES, Point()
+    if options.quick:
+        axes, base = QUICK_AXES, QUICK
+        options.repeats = max(2, options.repeats // 2)
+    load = functools.lru_cache(maxsize=1)(functools.partial(Pair, options))
+    for axis in options.axis or axes:
+        rows = []
+        for value in axes[axis]:
+            point = dataclasses.replace(base, **{axis: value})
+            bare_ms, ratios = measure(load(point.vocabulary), point, options.repeats)
+            for runner, by_part in ratios.items():
+                cells = (f"{by_part[part].estimate:.3f}" for part in PARTS)
+                rows.append((value, runner, f"{bare_ms['verification']:.2f}", f"{bare_ms['regular']:.2f}", *cells))
+                if options.out is not None:
+                    line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
+                    line["ratios"] = {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}
+                    with options.out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+        fixed = ", ".join(f"{name} {size:,}" for name, size in dataclasses.asdict(base).items() if name != axis)
+        common.show(
+            f"cost against {axis}, over the bare forward passes\n"
+            f"{fixed}, {options.layers} layers × {options.hidden_size}\n{common.versions()}",
+            [axis.replace("_", "\n"), "runner", "bare verification\nms", "bare regular\nms", *PARTS],
+            rows,
+        )
+
+
+if __name__ == "__main__":
+    main()

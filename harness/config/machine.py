@@ -1,0 +1,110 @@
+"""What this machine has: names of its processor and GPUs, and how many cores may be used. No CUDA starts here.
+
+What cannot be found out is None or empty: describing a run must never be the reason that it fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+# What `share_cores` has set.
+_shared: str | None = None
+
+
+@functools.cache
+def cpu_name() -> str | None:
+    """Model name of the processor, `AMD EPYC 7763 64-Core Processor`."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        if sys.platform == "darwin":
+            return output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
+    return platform.processor() or None
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that this process sees, as the driver gives them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = _all_gpus()
+    if visible is None:
+        return names
+    chosen = [device.strip() for device in visible.split(",") if device.strip()]
+    # Identifiers other than indices (UUIDs, MIG) are taken as they are.
+    return [names[int(device)] if device.isdigit() and int(device) < len(names) else device for device in chosen]
+
+
+def num_usable_cores() -> int:
+    """Cores that this process may keep busy: those it may run on, or fewer by its cgroup's quota."""
+    # More threads than the quota allows would all stop for the rest of each period.
+    return max(1, min(_num_visible_cores(), int(cpu_quota() or sys.maxsize)))
+
+
+def share_cores(num_processes: int) -> None:
+    """Limit the threads of this process, and of those it starts, to a share of the usable cores.
+
+    It sets OMP_NUM_THREADS, which torch reads when it is imported; a number that the user has set stays.
+
+    Args:
+        num_processes: that compute at the same time, each with the same share.
+    """
+    global _shared
+    if os.environ.get("OMP_NUM_THREADS") != _shared:
+        return
+    os.environ.pop("OMP_NUM_THREADS", None)
+    share = max(1, num_usable_cores() // num_processes)
+    # Without a limit torch knows best: it leaves out the second thread of a core.
+    _shared = str(share) if share < _num_visible_cores() else None
+    os.environ.update({"OMP_NUM_THREADS": _shared} if _shared else {})
+
+
+def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str | None:
+    """What a program prints, or None where it is absent, fails or hangs."""
+    null = subprocess.DEVNULL
+    try:
+        printed = subprocess.check_output(command, env=variables, stdin=null, stderr=null, timeout=10)
+        return printed.decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@functools.cache
+def _all_gpus() -> list[str]:
+    listed = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return listed.splitlines() if listed else []
+
+
+def _num_visible_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores' worth of time that this process may use, by its cgroups (version 1 or 2); None without a limit."""
+    found = []
+    for line in _text(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # A limit of a group holds for the groups in it. In a container only the outermost may be visible.
+        for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+            folder = root / ("cpu" if controllers else "") / group.relative_to("/")
+            version_1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+            match (version_1 if controllers else _text(folder / "cpu.max")).split():
+                case [quota, period] if quota.isdigit() and int(period):
+                    found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

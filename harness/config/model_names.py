@@ -1,0 +1,31 @@
+"""Suffixes of model names, `7B_8bit_4GPUs`: the one place that knows how they are written."""
+
+from __future__ import annotations
+
+import re
+
+_SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
+
+
+def split_suffixes(name: str) -> tuple[str, str | None, int | None]:
+    """`7B_8bit_4GPUs` -> (`7B`, `8bit`, 4). Paths have no suffixes."""
+    bits = gpus = None
+    while match := None if "/" in name else _SUFFIX.search(name):
+        name, bits, gpus = name[: match.start()], bits or match["bits"], gpus or match["gpus"]
+    return name, bits, int(gpus) if gpus else None
+
+
+def without_suffixes(name: str) -> str:
+    """`7B_8bit_4GPUs` -> `7B`; paths are left alone."""
+    return split_suffixes(name)[0]
+
+
+def canonical_name(name: str, quantization: str | None = None) -> str:
+    """`7B_4GPUs_8bit` -> `7B_8bit_4GPUs`; a quantization that was set apart from the name counts as a suffix.
+
+    A repository that comes quantized says so in its name already.
+    """
+    name, bits, gpus = split_suffixes(name)
+    if not bits and quantization in ("8bit", "4bit") and not name.endswith(quantization):
+        bits = quantization
+    return name + (f"_{bits}" if bits else "") + (f"_{gpus}GPUs" if gpus else "")

@@ -1,0 +1,58 @@
+"""A draft model as drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.decoding.transfer import to_device
+from harness.decoding.warp import Warp
+
+
+class ModelDrafter(Drafter):
+    """Proposes by running a draft model token by token.
+
+    The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
+    draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
+    as soon as one does: the others give one cached token back and feed it again.
+
+    `warp` is the one applied to the target's logits; `device` is the target's, where proposals are used.
+    """
+
+    layers = ()
+
+    def __init__(self, runner: Runner, warp: Warp, device: torch.device | str = "cpu") -> None:
+        self._runner = runner
+        self._warp = warp
+        self._device = device
+        self._unseen = torch.empty(0)  # [B, 1 or 2] decided tokens that the runner has not been fed
+        self._proposed = torch.empty(0)  # [B, K]
+
+    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        logits = self._runner.start(prompts).logits
+        self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        uniforms = uniforms.to(self._unseen.device)
+        self._proposed, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
+        return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        device = self._unseen.device
+        num_unseen, num_proposed = self._unseen.shape[1], self._proposed.shape[1]
+        next_token = to_device(next_tokens, device).unsqueeze(1)
+        if max(num_accepted) < num_proposed:
+            self._runner.keep([num_unseen + count for count in num_accepted])
+            self._unseen = next_token
+            return
+        self._runner.keep([num_unseen + count - 1 for count in num_accepted])
+        fed = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
+        before_next = fed.gather(1, to_device(num_accepted, device).unsqueeze(1))
+        self._unseen = torch.cat([before_next, next_token], dim=1)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._runner.select(rows)
+        self._unseen = self._unseen[to_device(rows, self._unseen.device)]

@@ -1,0 +1,1 @@
+"""Who answers a question: an engine can generate the same texts with and without speculation."""

@@ -1,0 +1,37 @@
+"""Where two greedy texts part, and whether rounding explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.engines.local import LocalEngine
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first position at which two continuations of a prompt differ.
+
+    Attributes:
+        expected, actual: the regular arm's token there, and the other's.
+        logit_margin: logit of `expected` minus logit of `actual`, in a forward pass over prompt and common prefix. A
+            margin within the rounding of the number format means that the two tokens tied; near 0 nothing is wrong.
+        largest_logit: in absolute value, at that position: rounding is relative to it.
+    """
+
+    position: int
+    expected: int
+    actual: int
+    logit_margin: float
+    largest_logit: float
+
+
+def first_divergence(
+    engine: LocalEngine, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
+) -> Divergence | None:
+    """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target."""
+    for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+        if wanted != got:
+            logits = engine.logits([[*prompt, *expected[:position]]])[0]
+            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), float(logits.abs().max()))
+    return None

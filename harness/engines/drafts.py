@@ -1,0 +1,53 @@
+"""What `draft=` names, as something that makes a drafter for each question."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from harness.config.settings import DraftSettings
+from harness.decoding.protocols import Drafter, Runner
+from harness.decoding.warp import Warp
+from harness.drafting.lookup import LookupDrafter
+from harness.drafting.model import ModelDrafter
+from harness.drafting.suffix import SuffixDrafter
+from harness.models.early_exit import truncated
+from harness.models.pair import LoadedModel, Pair
+
+MakeDrafter = Callable[[Warp], Drafter]
+
+
+def draft_model(pair: Pair) -> LoadedModel | None:
+    """The model that drafts, if it is one: the draft, or the target's own first layers."""
+    settings = pair.drafting
+    if not isinstance(settings, DraftSettings) or settings.method != "early_exit" or settings.layers is None:
+        return pair.draft
+    return dataclasses.replace(pair.target, settings=settings, model=truncated(pair.target.model, settings.layers[0]))
+
+
+def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
+    """A function from the target's warp to a drafter; None without a draft.
+
+    Args:
+        runner: of `draft_model`, if there is one.
+    """
+    settings, device = pair.drafting, pair.target.input_device
+    greedy = isinstance(settings, DraftSettings) and settings.sampling == "greedy"
+
+    def draw_as(warp: Warp) -> Warp:
+        return Warp(0) if greedy else warp
+
+    if runner is not None:
+        return lambda warp: ModelDrafter(runner, draw_as(warp), device)
+    if pair.head is not None:
+        head, target = pair.head, pair.target.model
+        return lambda warp: head.drafter(target, draw_as(warp))
+    if not isinstance(settings, DraftSettings):
+        return None
+    if settings.method == "lookup":
+        return lambda warp: LookupDrafter(settings.max_ngram, settings.min_ngram, device=device)
+    if settings.shared:
+        # One for all questions, because it searches the answers to those before.
+        shared = SuffixDrafter(settings.threshold, settings.max_depth, shared=True, device=device)
+        return lambda warp: shared
+    return lambda warp: SuffixDrafter(settings.threshold, settings.max_depth, device=device)

@@ -1,0 +1,250 @@
+"""Hugging Face's own decoders as an engine: `generate`, and `generate` with an assistant or with prompt lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from harness.config.engines import Schedule
+from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings
+from harness.decoding.protocols import Iteration, Origin
+from harness.engines.protocol import Arm, Question
+from harness.models import devices
+from harness.models.pair import Pair
+from harness.models.ranks import check_agreement
+
+Method = Literal["model", "lookup"]
+
+
+class HuggingFaceEngine:
+    """An `Engine` over a loaded pair; prompts one at a time, because assisted generation takes no more.
+
+    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
+
+    Args:
+        decoding: of the questions.
+        method: who drafts: the pair's draft model, or `lookup` in the prompt.
+        schedule: of the number of draft tokens, see `EngineSettings`.
+        batch_size: of the questions.
+
+    Raises:
+        SettingError: for what `generate` does not do.
+    """
+
+    tells = frozenset({"memory"})
+    runner = "huggingface"
+    setup_seconds = 0.0
+
+    def __init__(
+        self,
+        pair: Pair,
+        decoding: DecodingSettings,
+        *,
+        method: Method = "model",
+        schedule: Schedule = "constant",
+        batch_size: int = 1,
+    ) -> None:
+        if batch_size != 1:
+            rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
+            raise SettingError("batch_size", rule, batch_size)
+        if decoding.lossy:
+            name = "lenience" if decoding.lenience < 1 else "synthetic_acceptance"
+            raise SettingError(f"decoding.{name}", "needs engine=local", getattr(decoding, name))
+        if method == "lookup" and schedule != "constant":
+            raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
+        if method == "model" and pair.draft is not None and decoding.temperature > 0:
+            widths = [m.model.config.get_text_config().vocab_size for m in (pair.target, pair.draft)]
+            if widths[0] != widths[1]:
+                rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
+                raise SettingError("draft", rule, pair.draft.settings.name)
+        self._pair = pair
+        # One thread for all questions: each new one would start threads of its own for the CPU's kernels.
+        self._thread = ThreadPoolExecutor(1, "generate")
+        self.arms: list[Arm] = [HuggingFaceArm("regular", pair, self._thread)]
+        if method == "lookup" or pair.draft is not None:
+            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, method, schedule))
+
+    def synchronize(self) -> None:
+        """See `Engine.synchronize`."""
+        devices.synchronize(self._pair.devices)
+
+    def reset_peak_memory(self) -> None:
+        """Start `peak_memory_bytes` from zero."""
+        devices.reset_peak_memory(self._pair.devices)
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes allocated since the last reset, summed over GPUs; None without one."""
+        return devices.peak_memory_bytes(self._pair.devices)
+
+    def check(self, tokens: list[list[int]]) -> None:
+        """See `Engine.check`."""
+        check_agreement(tokens)
+
+    def close(self) -> None:
+        """See `Engine.close`. The pair is the caller's."""
+        self._thread.shutdown()
+
+
+@dataclass(frozen=True)
+class HuggingFaceArm:
+    """An arm of Hugging Face's engine: `generate` in the engine's thread."""
+
+    name: str
+    pair: Pair
+    thread: ThreadPoolExecutor
+    method: Method | None = None
+    schedule: Schedule = "constant"
+    tells = frozenset({"origins", "proposals"})
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """See `Arm.stream`. A first record of the speculative arm has accepted tokens already."""
+        (prompt,), (index,) = question.prompts, question.indices
+        target: Any = self.pair.target.model
+        decoding = question.decoding
+        prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
+        config = _generation_config(decoding, question.stop_tokens)
+        arguments: dict[str, Any] = {"attention_mask": torch.ones_like(prompt_ids), "generation_config": config}
+        configs = {target: GenerationConfig()}
+        if self.method == "lookup":
+            config.prompt_lookup_num_tokens = decoding.num_draft_tokens
+        elif self.method == "model":
+            assert self.pair.draft is not None
+            draft = arguments["assistant_model"] = self.pair.draft.model
+            # The number of tokens is a setting of the assistant, which may share the target's weights.
+            configs[draft] = _assistant_config(decoding, self.schedule)
+        seed = int(np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)[0])
+        recorder = _Recorder(decoding.max_new_tokens)
+
+        def generate() -> None:
+            try:
+                with _in_place_of_its_own(configs), recorder.watching(target):
+                    torch.manual_seed(seed)
+                    target.generate(prompt_ids, streamer=recorder, **arguments)
+            except BaseException as error:  # it is raised again where the records are read
+                recorder.queue.put(error)
+            else:
+                recorder.queue.put(None)
+
+        def records() -> Iterator[Iteration]:
+            running = self.thread.submit(generate)
+            try:
+                while (record := recorder.queue.get()) is not None:
+                    if isinstance(record, BaseException):
+                        raise record
+                    yield record
+            finally:
+                recorder.abandoned.set()
+                running.result()
+
+        return records()
+
+
+class _Abandoned(Exception):
+    """Nobody reads the records any more."""
+
+
+@dataclass
+class _Recorder(BaseStreamer):
+    """What `generate` decides, as records in a queue.
+
+    Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the beginning of what is
+    decided next were accepted. A rejected token is never decided in its own place, neither greedily nor from the
+    residual.
+    """
+
+    max_new_tokens: int
+    queue: SimpleQueue[Iteration | BaseException | None] = field(default_factory=SimpleQueue)
+    abandoned: Event = field(default_factory=Event)
+    proposed: list[int] = field(default_factory=list)
+    num_generated: int | None = None
+
+    def put(self, value: Tensor) -> None:
+        """Tokens of `generate`; the first call brings the prompt."""
+        if self.abandoned.is_set():
+            raise _Abandoned
+        if self.num_generated is None:
+            self.num_generated = 0
+            return
+        tokens, proposed = value.reshape(-1).tolist(), self.proposed
+        # Prompt lookup may propose more than the limit leaves room for; what comes after it is never looked at.
+        proposed = proposed[: self.max_new_tokens - self.num_generated]
+        self.num_generated += len(tokens)
+        self.proposed = []
+        pairs = zip(proposed, tokens, strict=False)
+        count = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), len(proposed))
+        count = min(count, len(tokens))
+        last = Origin.TARGET if not proposed else Origin.RECOVERED if count < len(proposed) else Origin.BONUS
+        origins = [*[Origin.DRAFT] * count, last][: len(tokens)]
+        self.queue.put(Iteration([0], [tokens], [origins], [proposed], [count]))
+
+    def end(self) -> None:
+        """Required of a streamer; the queue ends when `generate` returns."""
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Note the candidates of every candidate generator that `model` makes within the block."""
+        make = model._get_candidate_generator
+
+        def make_watched(*args: Any, **kwargs: Any) -> Any:
+            generator = make(*args, **kwargs)
+            find = generator.get_candidates
+
+            def get_candidates(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+                found = find(input_ids, *args, **kwargs)
+                self.proposed = found[0][0, input_ids.shape[1] :].tolist()
+                return found
+
+            generator.get_candidates = get_candidates
+            return generator
+
+        model._get_candidate_generator = make_watched
+        try:
+            yield
+        finally:
+            del model._get_candidate_generator
+
+
+@contextmanager
+def _in_place_of_its_own(configs: dict[PreTrainedModel, GenerationConfig]) -> Iterator[None]:
+    """Within the block the models have these configurations: `generate` fills what is not set from the model's."""
+    own = {model: model.generation_config for model in configs}
+    for model, config in configs.items():
+        model.generation_config = config
+    try:
+        yield
+    finally:
+        for model, config in own.items():
+            model.generation_config = config
+
+
+def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:
+    """The same warp and limits as every engine's. Without stop tokens exactly `max_new_tokens` are generated."""
+    warp: dict[str, Any] = {"do_sample": False}
+    if decoding.temperature > 0:
+        warp = {"do_sample": True, "temperature": decoding.temperature}
+        warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
+    limits = {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": sorted(stop_tokens) or None}
+    return GenerationConfig(**limits, **warp, pad_token_id=0)
+
+
+def _assistant_config(decoding: DecodingSettings, schedule: Schedule) -> GenerationConfig:
+    """Every question starts with the same number of draft tokens, because it gets a new one of these."""
+    adaptive = schedule == "adaptive"
+    return GenerationConfig(
+        num_assistant_tokens=decoding.num_draft_tokens,
+        num_assistant_tokens_schedule="heuristic" if adaptive else "constant",
+        # transformers' own default; 0 never stops early.
+        assistant_confidence_threshold=0.4 if adaptive else 0.0,
+    )

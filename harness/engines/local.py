@@ -1,0 +1,205 @@
+"""Our own decoding loop as an engine: a loaded pair, the runners that suit its devices, and a drafter."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.config.commands import Fault, RunnerName
+from harness.config.settings import DecodingSettings
+from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.protocols import Iteration, Runner
+from harness.decoding.randomness import uniforms
+from harness.decoding.rules import verify_block, verify_typical
+from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.verify import Verdict, verify
+from harness.decoding.warp import Warp
+from harness.engines.drafts import draft_model, drafter_maker
+from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
+from harness.engines.protocol import Arm, Question
+from harness.engines.runner_choice import build_runner
+from harness.engines.timing import Phases, Watched
+from harness.models import devices
+from harness.models.pair import Pair
+from harness.models.ranks import check_agreement
+from harness.models.tokenizers import shared_vocabulary_size
+from harness.runners.compiled import PreparedRunner
+from harness.runners.shared_prefix import SharedPrefixRunner
+
+# The other rules are `verify`.
+_RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": verify_typical}
+
+
+@dataclass(frozen=True)
+class LocalArm:
+    """An arm of the local engine: `decode` runs one of the two loops."""
+
+    name: str
+    decode: Callable[[Request, DecodingSettings], Iterator[Iteration]]
+    device: torch.device
+    tells = frozenset({"origins", "proposals", "probabilities"})
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """See `Arm.stream`."""
+        decoding = question.decoding
+        num_positions = decoding.max_new_tokens + 1
+        if self.name == "speculative" and decoding.rule == "block":
+            # Its iterations draw new numbers, see `speculative`; a longer stream begins with the shorter one.
+            num_positions *= decoding.num_draft_tokens + 1
+        request = Request(
+            prompts=question.prompts,
+            uniforms=uniforms(question.seed, question.indices, num_positions, self.device),
+            warp=_warp(decoding),
+            max_new_tokens=decoding.max_new_tokens,
+            stop_tokens=question.stop_tokens,
+        )
+        return self.decode(request, decoding)
+
+
+class LocalEngine:
+    """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
+
+    Args:
+        decoding: what runners are prepared for. Questions may differ from it, and are then answered more slowly.
+        runner: which one; a model that cannot have it gets a plainer one, and `say` one line with the reason.
+        batch_size: the most rows of a batch, and
+        longest_prompt: the most tokens of a prompt that a runner is prepared for.
+        share_prefix: read the common beginning of a batch's prompts only once.
+        fault: a mistake to plant in the speculative arm.
+
+    Raises:
+        SettingError: for a runner that the devices do not have.
+    """
+
+    tells = frozenset({"phases", "logits", "memory", "seeds"})
+
+    def __init__(
+        self,
+        pair: Pair,
+        decoding: DecodingSettings,
+        *,
+        runner: RunnerName = "auto",
+        batch_size: int = 1,
+        longest_prompt: int = 0,
+        share_prefix: bool = False,
+        fault: Fault = "none",
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._pair, self._fault = pair, fault
+        self._device = pair.target.input_device
+        size, k, warp = shared_vocabulary_size(pair), decoding.num_draft_tokens, _warp(decoding)
+        slots = longest_prompt + decoding.max_new_tokens + k + 1
+        widths = (1,) if pair.drafting is None and pair.draft is None else (1, k + 1)
+        layers = () if pair.head is None else pair.head.config.layers
+        build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
+        self._target, name = build(pair.target, shapes=(batch_size, slots, widths, 0, warp), hidden_layers=layers)
+        draft_runner: Runner | None = None
+        self.runner = str(name)
+        if (model := draft_model(pair)) is not None:
+            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), k, warp))
+            self.runner = name if name == draft_name else f"{name}+{draft_name}"
+        runners = (self._target, draft_runner)
+        self.setup_seconds = sum(runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner))
+        if share_prefix:
+            self._target = SharedPrefixRunner(self._target)
+            draft_runner = draft_runner and SharedPrefixRunner(draft_runner)
+        self._make_drafter = drafter_maker(pair, draft_runner)
+        self.arms: list[Arm] = self._arms()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any layer is computed on a GPU."""
+        return any(device.type == "cuda" for device in self._pair.devices)
+
+    @property
+    def logit_rounding(self) -> float:
+        """How far two computations of a logit margin are apart by rounding alone, relative to the largest logit.
+
+        4 units of the format in half precision, where rounding the logits themselves is most of it; 16 in float32,
+        where the roundings of all layers add up (0.9 and 6 per logit were seen in 24 layers). With activations in 8
+        bits it is 4 steps of those, whatever the format of the rest.
+        """
+        if getattr(self._pair.target.model, "is_loaded_in_8bit", False):
+            return 4 / 127
+        format_info = torch.finfo(self._pair.target.dtype)
+        return (4 if format_info.bits == 16 else 16) * format_info.eps
+
+    def watched(self) -> list[tuple[Arm, Phases]]:
+        """The same arms under stopwatches, each with its own."""
+        clocks = [Phases(self.synchronize) for _ in self.arms]
+        return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
+
+    def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """The target's logits [B, V] (float32) after each prompt.
+
+        Args:
+            continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
+        """
+        logits = self._target.start(prompts).logits
+        if continuations is not None and continuations[0]:
+            logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[:, -1]
+        return logits.float()
+
+    def draft_probabilities(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
+    ) -> Tensor | None:
+        """What the first draft token behind each prompt and its first token is drawn from [B, V]; None if nothing."""
+        if self._make_drafter is None:
+            return None
+        drafter = self._make_drafter(_warp(decoding))
+        drafter.start(prompts, first_tokens, self._target.start(prompts))
+        probabilities = drafter.propose(1, torch.zeros(len(prompts), 1, device=self._device)).probabilities
+        return None if probabilities is None else probabilities[:, 0]
+
+    def synchronize(self) -> None:
+        """See `Engine.synchronize`."""
+        devices.synchronize(self._pair.devices)
+
+    def reset_peak_memory(self) -> None:
+        """Start `peak_memory_bytes` from zero."""
+        devices.reset_peak_memory(self._pair.devices)
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes allocated since the last reset, summed over GPUs; None without one."""
+        return devices.peak_memory_bytes(self._pair.devices)
+
+    def check(self, tokens: list[list[int]]) -> None:
+        """See `Engine.check`."""
+        check_agreement(tokens)
+
+    def close(self) -> None:
+        """See `Engine.close`. The pair is the caller's."""
+
+    def _arms(self, phases: Phases | None = None) -> list[Arm]:
+        target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
+
+        def regular(request: Request, decoding: DecodingSettings) -> Iterator[Iteration]:
+            return autoregressive(target, request)
+
+        def with_draft(request: Request, decoding: DecodingSettings) -> Iterator[Iteration]:
+            assert self._make_drafter is not None
+            drafter: Any = self._make_drafter(request.warp)
+            bias = decoding.synthetic_acceptance
+            rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
+            return speculative(
+                RollbackOffByOne(target) if self._fault == "rollback_off_by_one" else target,
+                Watched(drafter, "propose", phases.drafting) if phases else drafter,
+                request,
+                decoding.num_draft_tokens,
+                LENIENCE if self._fault == "lenience" else decoding.lenience,
+                faulty_verification(self._fault, request.warp, rule),
+                redraw=decoding.rule == "block",
+            )
+
+        arms: list[Arm] = [LocalArm("regular", regular, self._device)]
+        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._device)]
+
+
+def _warp(decoding: DecodingSettings) -> Warp:
+    """Target and drafter share it."""
+    return Warp(decoding.temperature, decoding.top_k, decoding.top_p)

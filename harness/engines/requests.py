@@ -1,0 +1,131 @@
+"""What became of each request to a server: when its tokens arrived, how it failed, and how many drafts it accepted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.results.acceptance import Acceptance
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Draft tokens of one request; `outcomes` has (proposed, accepted) of each iteration, None if it is not known."""
+
+    num_proposed: int
+    num_accepted: int
+    outcomes: list[tuple[int, int]] | None = None
+
+    @classmethod
+    def read(cls, chunk: Mapping[str, Any]) -> Drafted | None:
+        """From a chunk of vLLM, SGLang or llama.cpp, recognised by its fields; None if it says nothing of drafts."""
+        if found := (chunk.get("metrics") or {}).get("speculative_decoding"):
+            steps = found.get("per_step_drafted"), found.get("per_step_accepted")
+            counts = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
+            if all(steps):
+                return cls(*counts, list(zip(*steps, strict=True)))
+            return cls(*counts, _from_histogram(found.get("acceptance_histogram"), counts[0]))
+        if found := (chunk.get("sglext") or {}).get("spec_tokens_details"):
+            counts = found["spec_num_proposed_drafts"], found["spec_num_correct_drafts"]
+            return cls(*counts, _from_histogram(found.get("spec_correct_drafts_histogram"), counts[0]))
+        if (found := chunk.get("timings") or {}) and "draft_n" in found:
+            return cls(found["draft_n"], found["draft_n_accepted"])
+        return None
+
+
+def _from_histogram(histogram: Sequence[int] | None, num_proposed: int) -> list[tuple[int, int]] | None:
+    """`histogram` counts iterations by accepted tokens. It says enough only if all of them proposed the same number."""
+    steps = sum(histogram or ())
+    if not steps or num_proposed % steps:
+        return None
+    each = num_proposed // steps
+    return [(each, accepted) for accepted, times in enumerate(histogram or ()) for _ in range(times)]
+
+
+@dataclass(frozen=True)
+class RequestError:
+    """Why a request failed: `code` of HTTP, or 408 for a time-out, 499 for a cancelled one, 0 where there is none."""
+
+    code: int
+    type: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass
+class RequestRecord:
+    """One request, failed or not.
+
+    Attributes:
+        index: of the prompt.
+        started_ns: on the wall clock; all other times are in seconds from there.
+        arrivals: of the chunks with tokens; where a server sends text alone, of those with text.
+        seconds: until the last byte, or until it failed.
+        token_ids: as the server gave them, else of its text.
+        num_tokens: as the server counts them.
+        drafted: None where the server does not tell.
+    """
+
+    index: int
+    num_prompt_tokens: int
+    started_ns: int = 0
+    arrivals: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    text: str = ""
+    drafted: Drafted | None = None
+    error: RequestError | None = None
+
+    @property
+    def time_to_first_token_ms(self) -> float | None:
+        return 1000 * self.arrivals[0] if self.arrivals else None
+
+    @property
+    def inter_token_ms(self) -> float | None:
+        """Mean time between two tokens after the first, however many come at once."""
+        return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    def aiperf(self) -> dict[str, Any]:
+        """The record as a line of AIPerf's `profile_export.jsonl`."""
+        ended_ns = self.started_ns + round(1e9 * self.seconds)
+        cancelled = self.error is not None and self.error.type == "Cancelled"
+        metadata = {
+            "session_num": self.index,
+            "turn_index": 0,
+            "request_start_ns": self.started_ns,
+            "request_end_ns": ended_ns,
+            "benchmark_phase": "profiling",
+            "was_cancelled": cancelled,
+            "cancellation_time_ns": ended_ns if cancelled else None,
+        }
+        if self.error is not None:
+            length = {"error_isl": {"value": self.num_prompt_tokens, "unit": "tokens"}}
+            return {"metadata": metadata, "metrics": length, "error": vars(self.error)}
+        between = self.inter_token_ms
+        figures = {
+            "input_sequence_length": (self.num_prompt_tokens, "tokens"),
+            "output_sequence_length": (self.num_tokens, "tokens"),
+            "output_token_count": (self.num_tokens, "tokens"),
+            "time_to_first_token": (self.time_to_first_token_ms, "ms"),
+            "request_latency": (1000 * self.seconds, "ms"),
+            "inter_token_latency": (between, "ms"),
+            "output_token_throughput_per_user": (1000 / between if between else None, "tokens/sec/user"),
+            "inter_chunk_latency": ([1000 * (b - a) for a, b in itertools.pairwise(self.arrivals)] or None, "ms"),
+        }
+        metrics = {name: {"value": value, "unit": unit} for name, (value, unit) in figures.items() if value is not None}
+        return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
+    """The columns about acceptance that the servers' own figures give, over all requests; those alone."""
+    told = [request.drafted for request in requests if request.drafted is not None]
+    outcomes = [one.outcomes for one in told]
+    if all(one is not None for one in outcomes):
+        return Acceptance.of(pair for one in outcomes for pair in one or ()).columns()
+    num_proposed = sum(one.num_proposed for one in told)
+    return {"acceptance_rate": sum(one.num_accepted for one in told) / num_proposed if num_proposed else None}

@@ -1,0 +1,70 @@
+"""Which runner a model gets: the one that was asked for, or a plainer one where the model cannot have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from harness.config.commands import RunnerName
+from harness.config.errors import SettingError
+from harness.decoding.protocols import Runner
+from harness.models.pair import LoadedModel
+from harness.runners.compiled import CompilationError, PreparedRunner
+from harness.runners.eager import EagerRunner
+from harness.runners.slots import UnsupportedModelError
+from harness.runners.static import StaticRunner
+
+
+def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
+    """The runner that `auto` means on these devices; any other is itself.
+
+    Raises:
+        SettingError: for CUDA graphs where there is no CUDA device.
+    """
+    on_cuda = any(device.type == "cuda" for device in devices)
+    if runner == "auto":
+        return "graphs" if on_cuda else "eager"
+    if runner.startswith("graphs") and not on_cuda:
+        raise SettingError("runner", "needs a CUDA device (runner=compiled works without)", runner)
+    return runner
+
+
+def build_runner(
+    loaded: LoadedModel,
+    runner: RunnerName,
+    vocabulary_size: int,
+    say: Callable[[str], None],
+    shapes: tuple[Any, ...],
+    hidden_layers: tuple[int, ...] = (),
+) -> tuple[Runner, RunnerName]:
+    """A runner for a model, and its name.
+
+    Args:
+        runner: the one to try first.
+        vocabulary_size: logits are cut to this width.
+        say: gets a line when a model cannot have the runner.
+        shapes: what it is prepared for, the arguments of `PreparedRunner.prepare`.
+        hidden_layers: whose states the drafter reads.
+    """
+    name, chosen, model = loaded.settings.name, resolve(runner, [loaded.input_device]), loaded.model
+    common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
+    common["hidden_layers"] = hidden_layers
+    while True:
+        try:
+            if chosen == "eager":
+                return EagerRunner(model, **common), chosen
+            if chosen == "static":
+                static = StaticRunner(model, **common)
+                static.check()
+                return static, chosen
+            prepared = PreparedRunner(model, compiled=chosen != "graphs_only", captured=chosen != "compiled", **common)
+            say(f"{name}: preparing runner={chosen}")
+            prepared.prepare(*shapes)
+            return prepared, chosen
+        except UnsupportedModelError as reason:
+            # What a compiler does not understand may be captured all the same.
+            compiling = chosen == "graphs" and isinstance(reason, CompilationError)
+            chosen = "graphs_only" if compiling else "eager"
+            say(f"{name} {reason}; it runs with runner={chosen}")

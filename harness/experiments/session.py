@@ -1,0 +1,326 @@
+"""What every command does around its measurement: plan, encode, place, load, open an engine, and write rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.commands import RunSettings
+from harness.config.settings import DecodingSettings
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Arm, Question
+from harness.engines.runner_choice import resolve
+from harness.engines.timing import Generation, generate, quick_collections
+from harness.experiments.progress import progress, say
+from harness.experiments.prompts import Prompt
+from harness.models.failures import as_run_error
+from harness.models.fit import Demand
+from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair
+from harness.models.tokenizers import encode_prompts
+from harness.report.table import Document
+from harness.report.terminal import print_document
+from harness.results.acceptance import Acceptance
+from harness.results.environment import environment_columns, new_run_id, write_environment
+from harness.results.files import append_rows, check_appendable
+from harness.results.measurement import measurement_digest
+from harness.results.row import Row
+from harness.results.schema import RunRow
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+Item = TypeVar("Item")
+
+
+class Experiment(Protocol):
+    """What a command measures. Its module names the class `EXPERIMENT`.
+
+    Attributes:
+        settings: with what the command itself changes in those it was given, and checks early, without models.
+    """
+
+    settings: Any
+
+    def measure(self, session: Session) -> None:
+        """Measure. Whatever ends this early, what was measured is kept."""
+
+    def rows(self, session: Session) -> Sequence[RunRow]:
+        """The rows of what was measured until now; of nothing, rows that say so."""
+
+    def document(self, rows: Sequence[Any]) -> Document:
+        """What is printed of the rows; nothing where nothing was measured."""
+
+    def judge(self, rows: Sequence[Any]) -> None:
+        """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
+
+
+class PairKeeper:
+    """Plans and loads pairs, and keeps the last one for the next run with the same pair.
+
+    Args:
+        report: called with `True` before a step that may fail for this pair, and `False` after it.
+    """
+
+    def __init__(self, report: Callable[[bool], None] = lambda begins: None) -> None:
+        self._report = report
+        self._settings: object = None
+        self._planned: PlannedPair | None = None
+        self._placed: PlacedPair | None = None
+        self._pair: Pair | None = None
+
+    def plan(self, settings: RunSettings) -> PlannedPair:
+        """See `plan_pair`."""
+        if self._planned is None or self._settings != settings.pair:
+            self._planned = self._placed = self._pair = None
+            self._report(True)
+            models = settings.model, settings.draft, settings.placement, settings.dtype
+            self._planned = plan_pair(*models, weights=settings.weights)
+            self._report(False)
+            self._settings = settings.pair
+        return self._planned
+
+    def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
+        """Place the pair with room for what the run needs; one that is loaded stays where it is."""
+        if self._placed is None or self._pair is None:
+            self._placed = self.plan(settings).place(demand, force=settings.force)
+        resolve(settings.runner, self._placed.devices)
+        return self._placed
+
+    def load(self) -> Pair:
+        """The pair that was placed last."""
+        assert self._placed is not None
+        if self._pair is None:
+            self._report(True)
+            self._pair = self._placed.load()
+            # Loading leaves much behind, and nothing that follows looks through it again.
+            gc.collect()
+            self._report(False)
+        return self._pair
+
+
+class Session:
+    """One run of a command.
+
+    Args:
+        measurement: digest of what is measured.
+        keeper: holds the pair where several runs follow each other.
+
+    Attributes:
+        run: the id that all its rows carry.
+        status, error: `ok`, `failed` or `interrupted`, and why.
+        placed, engine, devices: once there are any; of the devices that compute, the names.
+    """
+
+    def __init__(
+        self, settings: RunSettings, measurement: str, directory: Path, keeper: PairKeeper | None = None
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.run = new_run_id()
+        self.status = "ok"
+        self.error: str | None = None
+        self.placed: PlacedPair | None = None
+        self.engine: LocalEngine | None = None
+        self.devices: list[str] = []
+        self._measurement = measurement
+        self._keeper = keeper or PairKeeper()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what ends the block early. A failure that is known leaves it as a RunError."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
+            raise
+        except Exception as exception:
+            explained = as_run_error(exception)
+            self.status = "failed"
+            self.error = " ".join(str(explained or exception or type(exception).__name__).split())
+            raise explained or exception from exception
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The one that the pair shares."""
+        return self._keeper.plan(self.settings).tokenizer
+
+    def encode(
+        self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each prompt, through the chat template where setting and tokenizer agree on it.
+
+        Raises a SettingError, of the `setting` that the prompts come from, for one that does not fit into a model's
+        context with the `new_tokens` that follow it; None for those of the settings.
+        """
+        planned = self._keeper.plan(self.settings)
+        token_ids = encode_prompts(planned.tokenizer, [p.chat() for p in prompts], self.settings.chat_template)
+        planned.check_context(token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting)
+        return token_ids
+
+    def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair:
+        """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
+
+        Raises:
+            RunError: the pair does not fit.
+        """
+        settings, decoding = self.settings, self.settings.decoding
+        num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
+        new_tokens = new_tokens or decoding.max_new_tokens
+        demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
+        self.placed = self._keeper.place(settings, demand)
+        say(self.placed.describe())
+        self.devices = self.placed.device_names()
+        write_environment(self.directory, self.devices)
+        return self.placed
+
+    def open(
+        self, batch_size: int, longest_prompt: int, decoding: DecodingSettings | None = None, **options: Any
+    ) -> LocalEngine:
+        """Load the pair, unless it is loaded, and open an engine over it; `options` are those of `LocalEngine`."""
+        # Before the next engine allocates its caches, those of the one before are given back.
+        self.engine = None
+        options |= {"runner": self.settings.runner, "batch_size": batch_size, "longest_prompt": longest_prompt}
+        self.engine = LocalEngine(self._keeper.load(), decoding or self.settings.decoding, say=say, **options)
+        return self.engine
+
+    def ask(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        indices: Sequence[int],
+        decoding: DecodingSettings | None = None,
+        *,
+        seed: int | None = None,
+        stop_tokens: frozenset[int] = frozenset(),
+    ) -> Question:
+        """The question of one batch; the settings say the rest.
+
+        Args:
+            indices: of the prompts; with the seed they determine the random numbers.
+            stop_tokens: that end a row besides those at which the target ends a text.
+        """
+        decoding = decoding or self.settings.decoding
+        if not decoding.ignore_eos:
+            stop_tokens = stop_tokens | self._keeper.load().stop_tokens()
+        return Question(token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens)
+
+    def race(
+        self,
+        questions: Sequence[Question],
+        note: Callable[[Question, dict[str, Generation]], str | None],
+        num_warmup: int = 0,
+    ) -> None:
+        """Give every arm every question, in turns, with a progress bar.
+
+        Args:
+            note: gets what the arms made of a question, before the next one begins; gives a text for the bar, or None.
+            num_warmup: how often each arm answers the first question before.
+        """
+        engine = self.engine
+        assert engine is not None
+
+        def answer(question: Question, arm: Arm) -> Generation:
+            engine.reset_peak_memory()
+            generation = generate(engine, arm, question)
+            return dataclasses.replace(generation, peak_memory_bytes=engine.peak_memory_bytes())
+
+        with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
+            for question in [*questions[:1]] * num_warmup:
+                for arm in engine.arms:
+                    answer(question, arm)
+            for number, question in enumerate(questions):
+                # The order alternates, so that neither arm always runs on what the other has warmed.
+                arms = engine.arms[:: -1 if number % 2 else 1]
+                generations = {arm.name: answer(question, arm) for arm in arms}
+                advance(note(question, generations) or "measuring")
+
+    def row(self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any) -> AnyRow:
+        """A row with what was asked for, under which circumstances, and the figures; of acceptance those it has."""
+        columns: dict[str, Any] = {"run": self.run}
+        if issubclass(kind, RunRow):
+            columns |= kind.asked(self.settings) | self._circumstances()
+            if self.settings.draft is None or figures.get("arm") == "regular":
+                columns["num_draft_tokens"] = None
+        accepted = {} if acceptance is None else acceptance.columns()
+        columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
+        return kind(**(columns | figures))
+
+    def append(self, name: str, rows: Sequence[Row]) -> None:
+        """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""
+        append_rows(self.directory / name, rows)
+
+    def write_rows(self, rows: Sequence[RunRow]) -> str | None:
+        """Append rows to the run's own file and to the one that collects all runs; says where."""
+        if not rows:
+            return None
+        self.append(f"{rows[0].kind}.csv", rows)
+        file = self.settings.results.file and append_rows(self.settings.results.file, rows)
+        return f"written to {self.directory}/" + (f" and {file}" if file else "")
+
+    def _circumstances(self) -> dict[str, Any]:
+        columns: dict[str, Any] = {
+            "status": self.status,
+            "error": self.error,
+            "runner": self.engine and self.engine.runner,
+            "setup_s": self.engine and self.engine.setup_seconds,
+            **environment_columns(self.devices),
+            "measurement": self._measurement,
+            "directory": str(self.directory),
+        }
+        models = [] if self.placed is None else self.placed.models
+        if self.placed is not None and self.placed.shared_draft is not None:
+            models = [*models, *models]
+        for prefix, model in zip(("", "draft_"), models, strict=False):
+            columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
+            columns[f"{prefix}weight_bytes"] = model.placement.bytes_per_device
+        return columns
+
+
+def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """The same in lists of at most this size."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
+    """Run the experiment of a module; its rows are written and printed however it ends.
+
+    Raises:
+        SettingError: a mistake in the settings, or one that only the models' configurations reveal.
+        RunError: the run failed. Its rows, with what was measured until then, are written first.
+        VerdictError: the run succeeded, and its answer is not the good one.
+    """
+    if settings.results.file:
+        check_appendable(settings.results.file)
+    experiment, session = _begin(module, settings, directory, keeper)
+    try:
+        with session.watch():
+            experiment.measure(session)
+    finally:
+        rows = experiment.rows(session)
+        written = session.write_rows(rows)
+        if document := experiment.document(rows):
+            print_document(document)
+            say(str(written))
+    experiment.judge(rows)
+    return rows
+
+
+def record_failure(module: str, settings: RunSettings, directory: Path, reason: str) -> Sequence[RunRow]:
+    """Write the rows of a run whose process ended before it could."""
+    experiment, session = _begin(module, settings, directory, None)
+    session.status, session.error = "failed", reason
+    rows = experiment.rows(session)
+    session.write_rows(rows)
+    return rows
+
+
+def _begin(
+    module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
+) -> tuple[Experiment, Session]:
+    experiment: Experiment = importlib.import_module(module).EXPERIMENT(settings)
+    # What was asked for decides whether two measurements are the same, not what the command makes of it.
+    return experiment, Session(experiment.settings, measurement_digest(settings), directory, keeper)

@@ -1,0 +1,77 @@
+"""Early exit: the first layers of a model, with its norm and head, as a model of their own that shares all weights.
+
+Nothing is trained for it, as in Draft & Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip (Elhoushi et al. 2024,
+arXiv:2404.16710) trains models so that early layers predict well.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from harness.config.errors import SettingError
+
+SETTING = "draft.layers"
+
+
+def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    """The configuration of the first `num_layers` layers. Raises SettingError if there are no more than that."""
+    total = getattr(config, "num_hidden_layers", 0)
+    if not 1 <= num_layers < total:
+        raise SettingError(SETTING, f"must be at least 1 and below the target's number of layers, {total}", num_layers)
+    shorter = copy.deepcopy(config)
+    shorter.num_hidden_layers = num_layers
+    if getattr(config, "layer_types", None) is not None:
+        shorter.layer_types = config.layer_types[:num_layers]
+    return shorter
+
+
+def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of the first `num_layers` layers, which are the given model's own modules, as are its norm and head.
+
+    The model itself stays as it is. Only one of the two may return hidden states: transformers' hooks for them are on
+    the shared layers, and each model would add its own. Raises SettingError for a model whose list of layers is not
+    found.
+    """
+    config = truncated_config(model.config, num_layers)
+    *parents, name = _path_to_layers(model)
+    shorter = parent = _copied(model, config)
+    for attribute in parents:
+        child = _copied(parent.get_submodule(attribute), config)
+        setattr(parent, attribute, child)
+        parent = child
+    layers = parent.get_submodule(name)
+    assert isinstance(layers, nn.ModuleList)
+    setattr(parent, name, layers[:num_layers])
+    return shorter
+
+
+def _path_to_layers(model: PreTrainedModel) -> list[str]:
+    """Attribute names that lead to the list of decoder layers: the only outermost one of that length."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers and not inside:
+            found.append(name)
+    if len(found) != 1:
+        rule = f"early_exit needs a model with one list of layers; {type(model).__name__} has {len(found)}"
+        raise SettingError("draft", rule)
+    return found[0].split(".")
+
+
+def _copied(module: Any, config: PreTrainedConfig) -> Any:
+    """The same module, whose children and configuration can be replaced without changing the original."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    twin.config = config
+    hook = twin.__dict__.pop("_hf_hook", None)
+    if hook is not None:
+        # accelerate has put a method of the original in the place of `forward`.
+        from accelerate.hooks import add_hook_to_module
+
+        del twin.__dict__["forward"], twin.__dict__["_old_forward"]
+        add_hook_to_module(twin, hook)
+    return twin

@@ -1,0 +1,135 @@
+"""What exceptions of torch, CUDA, the hub and the file system mean, in one or two lines for the user."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+
+import huggingface_hub
+import psutil
+import torch
+import torch.distributed
+import transformers
+
+from harness.config.amounts import amount
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.settings import ModelSettings
+
+# What CUDA says, as a regular expression, and what it means.
+_CUDA = {
+    r"802(?s:.*)system not yet initialized": (
+        "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric manager\n"
+        "start it with `sudo systemctl start nvidia-fabricmanager` (machine-install.sh installs it)"
+    ),
+    r"driver version is insufficient|driver on your system is too old": (
+        f"the NVIDIA driver is too old for this build of torch (CUDA {torch.version.cuda})\n"
+        "update the driver (machine-install.sh says how), or install torch for an older CUDA"
+    ),
+    r"no kernel image is available": (
+        f"this build of torch ({torch.__version__}) does not support this GPU: install one that does\n"
+        "(https://pytorch.org/get-started/locally)"
+    ),
+}
+_LOGIN = "log in with `hf auth login` (formerly `huggingface-cli login`) or set HF_TOKEN"
+_ABSENT = "{name} is not among the downloaded models, and HF_HUB_OFFLINE forbids fetching"
+_UNREACHABLE = (
+    "{name} cannot be fetched, the hub is out of reach: check the network\n"
+    "(a model that was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
+)
+# By the name of an exception or a part of its message, what it says of a repository; the first that is found counts.
+# `TransportError` is of the hub's client, and which client that is (httpx or its successor) depends on the version.
+_OF_REPOSITORY = {
+    "GatedRepoError": f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}",
+    "RepositoryNotFoundError": f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}",
+    "OfflineModeIsEnabled": _ABSENT,
+    **dict.fromkeys(("LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "TransportError"), _UNREACHABLE),
+    "HfHubHTTPError": "the hub refuses {name}: {line}",
+    "SafetensorError": "a weights file of {name} is damaged ({line}): fetch it again",
+    "does not recognize this architecture": (
+        f"transformers {transformers.__version__} does not know the architecture of {{name}}: "
+        "pip install --upgrade transformers"
+    ),
+    "ignore_mismatched_sizes": "the weights of {name} have other shapes than its configuration says",
+}
+
+
+def as_run_error(exception: BaseException) -> RunError | None:
+    """A failure of the machine that is known, in one or two lines; None for any other exception.
+
+    Knows exhausted GPU and main memory, a full disk, ranks that ended, and CUDA that does not start or does not suit
+    the GPU.
+    """
+    if isinstance(exception, RunError):
+        return exception
+    text = str(exception)
+    if _waited_for_rank(exception):
+        # Without the place in gloo's source before it, and the advice after it.
+        what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
+        return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
+    if isinstance(exception, torch.OutOfMemoryError) or re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text):
+        helps = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit, more GPUs"
+        return RunError(f"out of GPU memory{_allocation(text)}\nwhat helps: {helps}")
+    if isinstance(exception, MemoryError) or "can't allocate memory" in text or "not enough memory" in text:
+        wanted = re.search(r"tried to allocate (\d+) bytes", text)
+        size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
+        return RunError(f"out of main memory{size}, {amount(psutil.virtual_memory().available)} free")
+    if isinstance(exception, OSError) and exception.errno == errno.ENOSPC:
+        full = exception.filename or first_line(exception)
+        return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
+    return next((RunError(meaning) for said, meaning in _CUDA.items() if re.search(said, text)), None)
+
+
+def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
+    """Why a repository cannot be read, in one or two lines; None for an unknown failure.
+
+    Args:
+        role: `model`, `draft`, or the setting that names the repository.
+    """
+    name, chain = settings.repository, list(_chain(exception))
+    if (known := next(filter(None, map(as_run_error, chain)), None)) is not None:
+        return known
+    said = " ".join([kind.__name__ for link in chain for kind in type(link).__mro__] + [str(exception)])
+    if "RevisionNotFoundError" in said:
+        return SettingError(f"{role}.revision", f"must be a branch, a tag or a commit of {name}", settings.revision)
+    if "HFValidationError" in said:
+        return SettingError(role, "must be a preset, a directory or a hub repository (owner/name)", name)
+    if "trust_remote_code" in said:
+        rule = f"must be true to run the code that {name} brings; read it first"
+        return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
+    meaning = next((meaning for sign, meaning in _OF_REPOSITORY.items() if sign in said), None)
+    if meaning in (None, _UNREACHABLE) and huggingface_hub.constants.HF_HUB_OFFLINE:
+        meaning = _ABSENT
+    if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
+        meaning = "{name} cannot be loaded: {line}"
+    return None if meaning is None else RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+
+
+def first_line(exception: BaseException) -> str:
+    """The first line of its message that is not empty; the exception's type where there is none."""
+    lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
+    return lines[0] if lines else type(exception).__name__
+
+
+def _waited_for_rank(exception: BaseException) -> bool:
+    """Whether this rank waited for another that is gone."""
+    waited = isinstance(exception, torch.distributed.DistBackendError)
+    waited = waited or re.search("gloo|Connection closed by peer", str(exception)) is not None
+    return waited and torch.distributed.is_initialized()
+
+
+def _allocation(text: str) -> str:
+    """What torch's message says was wanted and free: ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`."""
+    wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
+    free = re.search(r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free", text)
+    if wanted and free:
+        return f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
+    return f": {wanted[1]} wanted" if wanted else ""
+
+
+def _chain(exception: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        yield exception
+        exception = exception.__cause__ or exception.__context__

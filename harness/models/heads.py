@@ -1,0 +1,350 @@
+"""Draft heads before and after their weights load: which repositories are heads, of which kind, and for which target.
+
+The formats of speculators, SafeAILab (EAGLE-3), z-lab (DFlash), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa are told
+apart by their configuration. A head must match its target exactly, down to the shape of every tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils.hub import cached_file
+
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import ModelSettings
+from harness.drafting.blocks import LAYER_STYLES
+from harness.drafting.dflash import BlockConfig, BlockHead
+from harness.drafting.eagle import EagleConfig, EagleHead
+from harness.drafting.medusa import MedusaConfig, MedusaHead
+from harness.models.checkpoints import Checkpoint, _ask_hub, source
+from harness.models.failures import explain
+from harness.models.sketch import Block, Part, Sketch
+from harness.models.tokenizers import vocabulary_size
+
+AnyConfig = EagleConfig | BlockConfig | MedusaConfig
+AnyHead = EagleHead | BlockHead | MedusaHead
+
+# In the order in which they are looked for.
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
+_UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
+_LOOKED_UP = ("embed_tokens.weight", "markov_head.markov_w1.weight", "d2t")
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """A head before its weights load.
+
+    Attributes:
+        kind: `eagle3`, `peagle`, `dflash`, `dspark` or `medusa`.
+        settings: as the user gave them.
+        files: that hold its tensors; none for random weights.
+    """
+
+    kind: str
+    settings: ModelSettings
+    config: AnyConfig
+    files: tuple[Path, ...] = ()
+
+    def build(self) -> AnyHead:
+        """The module, without memory for its weights."""
+        with torch.device("meta"):
+            if isinstance(self.config, EagleConfig):
+                return EagleHead(self.config)
+            return BlockHead(self.config) if isinstance(self.config, BlockConfig) else MedusaHead(self.config)
+
+    def sketch(self, dtype: torch.dtype) -> Sketch:
+        """Its sizes; it stays on one device. What it borrows from the target is not counted."""
+        state = self.build().state_dict()
+        parts = [
+            Part(
+                name,
+                tensor.numel(),
+                None if tensor.is_floating_point() else tensor.itemsize,
+                read=name not in _LOOKED_UP,
+            )
+            for name, tensor in state.items()
+        ]
+        own = getattr(self.config, "transformer", None)
+        cached = 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim if own else 0
+        return Sketch(
+            role="draft",
+            settings=self.settings,
+            dtype=dtype,
+            blocks=(Block(("",), tuple(parts), {"": cached}),),
+            num_parameters=sum(part.count for part in parts if part.name != "d2t"),
+            vocabulary_size=self.config.vocabulary_size,
+            class_name=self.kind,
+            modules=frozenset([""]),
+        )
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> AnyHead:
+        """The head on the device that the target's hidden states come to, in their type.
+
+        Raises:
+            RunError: a file that cannot be read; a table of tokens that names one twice, or one that there is not.
+        """
+        module = self.build()
+        if self.files:
+            state = _read(self.settings, self.files, "cpu")
+        else:
+            state = {name: torch.randn(tensor.shape) * 0.02 for name, tensor in module.state_dict().items()}
+            state = {name: tensor * 0 if name == "d2t" else tensor for name, tensor in state.items()}
+        if module.d2t is not None:
+            state["d2t"] = state["d2t"].long()
+            tokens = state["d2t"] + torch.arange(len(state["d2t"]))
+            if (
+                len(tokens.unique()) < len(tokens)
+                or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
+            ):
+                raise RunError(f"draft: d2t of {self.settings.repository} is no map into the target's vocabulary")
+        placed = {
+            name: state[name].to(device, dtype if state[name].is_floating_point() else None)
+            for name in module.state_dict()
+        }
+        module.load_state_dict(placed, assign=True)
+        if not isinstance(module, MedusaHead):
+            module.rotary_emb.to(device)
+        return module.eval().requires_grad_(False)
+
+
+def read_head(
+    settings: ModelSettings, target: Checkpoint, *, layers: Sequence[int] | None = None, weights: bool = True
+) -> HeadCheckpoint | None:
+    """The head that a repository holds; None where it holds no head, or nothing that can be read.
+
+    Args:
+        target: which the head must match.
+        layers: indices into the target's hidden states that override the configuration's.
+        weights: False where none are needed: tensors are then those that the format usually has.
+
+    Raises:
+        SettingError: a head for another target, in a format that is not known completely, or with other tensors.
+        RunError: weights that cannot be fetched.
+    """
+    raw = dict(settings.architecture or {}) if not weights and settings.architecture else _read_json(settings)
+    reader = _Reader(settings, target, raw)
+    kind = reader.kind() if raw else None
+    if kind is None:
+        return None
+    if settings.quantization != "none":
+        raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
+    files = _find_weights(settings) if weights else ()
+    found = {name: tuple(tensor.shape) for name, tensor in _read(settings, files, "meta").items()}
+    head = HeadCheckpoint(kind, settings, reader.config(kind, found if weights else None, layers), files)
+    if weights:
+        _check_tensors(head, found)
+    return head
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """From a head's raw configuration to a typed one."""
+
+    settings: ModelSettings
+    target: Checkpoint
+    raw: Mapping[str, Any]
+
+    def kind(self) -> str | None:
+        raw = self.raw
+        if (stated := raw.get("speculators_model_type")) is not None:
+            if stated not in ("eagle3", "peagle", "dflash", "dspark"):
+                raise self.refused(f"is a speculators head of type {stated}, which is not supported")
+            return "peagle" if stated == "eagle3" and raw.get("mask_token_id") is not None else stated
+        if "dflash_config" in raw:
+            return "dflash"
+        if "target_layer_ids" in raw and "block_size" in raw:
+            return "dspark" if raw.get("markov_rank") else "dflash"
+        if "medusa_num_heads" in raw or raw.get("model_type") == "medusa":
+            return "medusa"
+        eagle = any("eagle3" in name.lower() for name in raw.get("architectures") or [])
+        return "eagle3" if eagle or "draft_vocab_size" in raw else None
+
+    def config(self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None) -> AnyConfig:
+        """Checked against the target. `found`: shapes of the stored tensors, None where they are not known."""
+        text = self.target.config.get_text_config(decoder=True)
+        common: dict[str, Any] = {"target_size": text.hidden_size, "vocabulary_size": vocabulary_size(text)}
+        common["draft_vocabulary_size"] = common["vocabulary_size"]
+        usual = [text.num_hidden_layers] if kind == "medusa" else self.layer_ids(text.num_hidden_layers)
+        common["layers"] = tuple(usual if layers is None else layers)
+        if outside := [layer for layer in common["layers"] if not 0 <= layer <= text.num_hidden_layers]:
+            raise self.refused(f"reads layer {outside[0]}; {self.target_name} has {text.num_hidden_layers}")
+        if kind == "medusa":
+            return self.medusa(common, found)
+        own = self.transformer()
+        wanted = self.raw.get("target_hidden_size") or own.hidden_size
+        for what, head, size in (
+            ("hidden size", wanted, text.hidden_size),
+            ("vocabulary size", own.vocab_size, common["vocabulary_size"]),
+            ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
+        ):
+            if head is not None and head != size:
+                raise self.refused(f"is a head for a model of {what} {head}; {self.target_name} has {size}")
+        common["draft_vocabulary_size"] = self.raw.get("draft_vocab_size") or own.vocab_size
+        reduced = common["draft_vocabulary_size"] != own.vocab_size
+        if found is None:
+            # What their writers store; DeepSpec's is the only one of flat formats to store all.
+            eagle, nested = "eagle" in kind, "transformer_layer_config" in self.raw
+            complete = "target_layer_ids" in self.raw
+            found_embedding, found_output = complete or (eagle and nested), complete or eagle or reduced
+        else:
+            found_embedding, found_output = "embed_tokens.weight" in found, "lm_head.weight" in found
+        common |= {"own_embedding": found_embedding, "own_output": found_output}
+        for name, has in (("embed_tokens", found_embedding), ("lm_head", found_output)):
+            if not has and ((reduced and name == "lm_head") or own.hidden_size != text.hidden_size):
+                raise self.refused(f"holds no {name}.weight, and the target's does not fit")
+        common["transformer"] = own
+        return self.eagle(kind, common) if kind in ("eagle3", "peagle") else self.block(kind, common)
+
+    def eagle(self, kind: str, common: dict[str, Any]) -> EagleConfig:
+        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        mask = self.token("mask_token_id", self.raw.get("mask_token_id")) if kind == "peagle" else None
+        common |= {flag: bool(self.raw.get(flag)) for flag in flags}
+        return EagleConfig(**common, mask_token_id=mask)
+
+    def block(self, kind: str, common: dict[str, Any]) -> BlockConfig:
+        raw, nested = self.raw, self.raw.get("dflash_config") or {}
+        size = raw.get("block_size") or nested.get("block_size")
+        if not isinstance(size, int) or size < 2:
+            raise self.refused(f"names no block_size above 1 ({size})")
+        dspark, speculators = kind == "dspark", "speculators_model_type" in raw
+        rank = raw.get("markov_rank", 256 if dspark else 0) if "dflash_config" not in raw else 0
+        if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
+            raise self.refused(f"has a Markov head of type {raw['markov_head_type']}; vanilla is supported")
+        confidence = bool(raw.get("enable_confidence_head", dspark and speculators))
+        return BlockConfig(
+            **common,
+            block_size=size,
+            mask_token_id=self.token("mask_token_id", raw.get("mask_token_id", nested.get("mask_token_id"))),
+            # DeepSpec trains DFlash that way too.
+            from_anchor=bool(raw.get("sample_from_anchor", dspark if speculators else not nested)),
+            causal_windows=speculators and not raw.get("sliding_window_non_causal"),
+            markov_rank=rank,
+            confidence=confidence,
+            confidence_markov=confidence and bool(raw.get("confidence_head_with_markov", True)) and rank > 0,
+        )
+
+    def medusa(self, common: dict[str, Any], found: Mapping[str, tuple[int, ...]] | None) -> MedusaConfig:
+        """Counted in the weights: configurations often state another number of heads."""
+        heads, blocks = self.raw.get("medusa_num_heads", 0), self.raw.get("medusa_num_layers", 1)
+        own = found is None
+        if found is not None:
+            heads = len({name.partition(".")[0] for name in found})
+            blocks = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in found)
+            own = f"0.{blocks}.weight" in found
+        if len(common["layers"]) != 1:
+            raise self.refused(f"reads one layer of the target, not {len(common['layers'])}")
+        if not heads or not blocks:
+            raise self.refused("holds no Medusa heads")
+        return MedusaConfig(**common, num_heads=heads, num_blocks=blocks, own_outputs=own)
+
+    def layer_ids(self, num_layers: int) -> list[int]:
+        """Which hidden states of the target it reads; z-lab and DeepSpec count layers' outputs, the others inputs."""
+        raw = self.raw
+        nested = raw.get("eagle_config") or {}
+        for place, key in (
+            (raw, "eagle_aux_hidden_state_layer_ids"),
+            (raw, "aux_hidden_state_layer_ids"),
+            (nested, "eagle_aux_hidden_state_layer_ids"),
+        ):
+            if place.get(key):
+                return list(place[key])
+        if (outputs := (raw.get("dflash_config") or raw).get("target_layer_ids")) is not None:
+            return [layer + 1 for layer in outputs]
+        return [2, num_layers // 2, num_layers - 3]
+
+    def transformer(self) -> PreTrainedConfig:
+        """The configuration of the head's own layers."""
+        raw = self.raw.get("transformer_layer_config") or self.raw
+        style = raw.get("model_type", "qwen3" if raw is not self.raw else "llama")
+        if style not in LAYER_STYLES:
+            raise self.refused(f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}")
+        return AutoConfig.for_model(**{**raw, "model_type": style})
+
+    def token(self, key: str, token: Any) -> int:
+        if not isinstance(token, int) or not 0 <= token < vocabulary_size(self.target.config):
+            raise self.refused(f"names no {key} in the vocabulary ({token})")
+        return token
+
+    @property
+    def target_name(self) -> str:
+        return f"model={self.target.settings.name}"
+
+    def refused(self, rule: str) -> SettingError:
+        return SettingError("draft", rule, self.settings.name)
+
+
+def _check_tensors(head: HeadCheckpoint, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a SettingError unless the stored tensors are exactly those of the module."""
+    needed = {name: tuple(tensor.shape) for name, tensor in head.build().state_dict().items()}
+    where = f"a head of kind {head.kind}"
+    rule = None
+    if missing := sorted(needed.keys() - found.keys()):
+        rule = f"{len(missing)} tensors of {where} are missing (the first: {missing[0]})"
+    elif unknown := sorted(found.keys() - needed.keys() - {"d2t"}):
+        rule = f"{len(unknown)} tensors are not known in {where} (the first: {unknown[0]})"
+    elif other := [name for name, shape in needed.items() if shape != found[name]]:
+        shapes = list(found[other[0]]), list(needed[other[0]])
+        rule = f"{other[0]} has shape {shapes[0]}; its configuration and the target need {shapes[1]}"
+    if rule is not None:
+        raise SettingError("draft", rule, head.settings.name)
+
+
+def _read_json(settings: ModelSettings) -> dict[str, Any]:
+    """The repository's configuration; empty where there is none, or none within reach."""
+    try:
+        _ask_hub(settings)
+        path = _fetch(settings, "config.json")
+        return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except Exception:  # `read_checkpoint` says why
+        return {}
+
+
+def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
+    try:
+        for name in _INDICES:
+            if (index := _fetch(settings, name)) is not None:
+                shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                return tuple(path for shard in shards if (path := _fetch(settings, shard)) is not None)
+        for name in _WEIGHTS:
+            if (path := _fetch(settings, name)) is not None:
+                return (path,)
+    except Exception as exception:
+        raise explain(exception, "draft", settings) or exception from exception
+    raise SettingError("draft", f"holds no weights ({', '.join(_WEIGHTS)})", settings.name)
+
+
+def _fetch(settings: ModelSettings, name: str) -> Path | None:
+    """A file of the repository, downloaded if need be; None where there is none of this name."""
+    path = cached_file(source(settings), name, revision=settings.revision, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
+
+
+def _read(settings: ModelSettings, files: Sequence[Path], device: str) -> dict[str, Tensor]:
+    """All tensors under the names that the modules have; on `meta` without their numbers."""
+    state: dict[str, Tensor] = {}
+    try:
+        for file in files:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt") as stored:
+                    for name in stored.keys():  # noqa: SIM118
+                        part = stored.get_slice(name)
+                        state[name] = torch.empty(part.get_shape(), device=device) if device == "meta" else part[:]
+            else:
+                state |= torch.load(file, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise RunError(f"draft: {file.name} of {settings.repository} is damaged or holds more than tensors") from error
+    except Exception as exception:
+        raise explain(exception, "draft", settings) or exception from exception
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in renamed.items() if not any(unused in name for unused in _UNUSED)}

@@ -1,0 +1,113 @@
+"""The least time of a step: the bytes it must read, over the rate at which its devices' memory gives them.
+
+Making one token reads every weight and the whole cache once, so no implementation beats bytes over
+bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a data sheet's.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from harness.models.devices import synchronize
+from harness.models.pair import PlacedPair
+
+# Of each of the two buffers; larger than the caches of any device in use.
+_BUFFER_BYTES = 256 * 2**20
+# Copies are repeated until they have taken this long.
+_SECONDS = 0.2
+_MIN_COPIES = 3
+# So many in a row that starting them on a GPU takes no time in comparison.
+_COPIES_ON_GPU = 10
+
+
+class Gpu(NamedTuple):
+    """A GPU on its maker's data sheet: what torch calls it as a regular expression, memory as sold, 10^9 bytes/s."""
+
+    name: str
+    pattern: str
+    memory_gb: float
+    bandwidth_gb_s: float
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What one step of a model cannot do without.
+
+    Attributes:
+        step_bytes: weights and cache that it reads, on all devices together.
+        floor_ms: the time that takes, the devices one after the other; None where a device's rate is not known.
+    """
+
+    step_bytes: int
+    floor_ms: float | None
+
+
+@functools.cache
+def known_gpus() -> tuple[Gpu, ...]:
+    """The table in `gpus.csv`."""
+    lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return tuple(Gpu(name, pattern, float(size), float(rate)) for name, pattern, size, rate in csv.reader(lines))
+
+
+def known_gpu(device: str) -> Gpu | None:
+    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an unknown one."""
+    return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device)), None)
+
+
+def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
+    """The target's, then the draft's where there is one.
+
+    Args:
+        batch_size: rows of a step.
+        num_tokens: in the cache of each row, on average over the run.
+    """
+    found = []
+    for model in placed.models:
+        placement = model.placement
+        read = model.sketch.weights_on(placement.device_map, read=True)
+        for place, size in model.sketch.caches_on(placement.device_map).items():
+            read[place] = read.get(place, 0) + batch_size * num_tokens * size
+        rates = {place: None if place == "disk" else copy_bandwidth(torch.device(place)) for place in read}
+        known = {place: rate for place, rate in rates.items() if rate is not None}
+        floor_ms = sum(1000 * read[place] / rate for place, rate in known.items()) if len(known) == len(read) else None
+        if floor_ms is not None and placement.split:
+            floor_ms /= placement.num_ranks  # which read their parts at once
+        found.append(Roof(sum(read.values()), floor_ms))
+    return found if placed.shared_draft is None else found * 2
+
+
+def copy_bandwidth(device: torch.device) -> float | None:
+    """Bytes per second that a large copy within the device's memory moves, read and written together; the median.
+
+    Measured once per process. None where there is no room for the buffers.
+    """
+    try:
+        return _measure(device)
+    except (RuntimeError, MemoryError):  # a later run of this process may find room
+        return None
+
+
+@functools.cache
+def _measure(device: torch.device) -> float:
+    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    num_copies = _COPIES_ON_GPU if device.type == "cuda" else 1
+    seconds: list[float] = []
+    # The first copy warms up.
+    while len(seconds) <= _MIN_COPIES or sum(seconds[1:]) < _SECONDS:
+        synchronize([device])
+        started = time.perf_counter()
+        for _ in range(num_copies):
+            target.copy_(source)
+        synchronize([device])
+        seconds.append(time.perf_counter() - started)
+    return num_copies * 2 * _BUFFER_BYTES / statistics.median(seconds[1:])

@@ -1,0 +1,148 @@
+"""`report`: from CSV files to tables in the terminal, Markdown, and one HTML page with plots."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config.errors import RunError, SettingError
+from harness.report.accuracy import accuracy_tables
+from harness.report.latency import latency_document
+from harness.report.overview import environment_table, failures_table, files_table
+from harness.report.pages import html_page, markdown
+from harness.report.pairs import Pair, all_published_table, fastest, latency_pairs, latency_tables, published_table
+from harness.report.races import races_document
+from harness.report.recovery import losses, recovery_tables
+from harness.report.runs import Findings, Run, read
+from harness.report.table import Document, Line, Table
+from harness.report.terminal import WIDE, plain_console, print_document
+from harness.results.schema import CompareRow, EvalRow, LatencyRow, RecoveryRow
+
+TITLE = "Speculative decoding: what was measured"
+# For looking things up.
+FOLDED = frozenset(("all_arms", "all_published", "files"))
+_NO_PLOTS = "pip install 'harness[report]'"
+
+_HELP = """\
+usage: python -m harness report [PATH ...] [output=DIR]
+
+From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
+
+  PATH        a CSV file of latency, eval, recovery or compare, with any name, or a directory, which is searched with
+              its subdirectories: results/, the directory of a run (outputs/...) or of a sweep (multirun/...).
+              Default: results/
+  output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
+
+  python -m harness report
+  python -m harness report multirun/latency/2026-11-20 output=paper
+  python -m harness report results outputs            prompts by category need the runs' own directories
+  python -m harness report a100.csv h100.csv
+
+A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
+Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
+pip install 'harness[report]'"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows.
+
+    Attributes:
+        headlines: sentences to begin with.
+        parts: tables and sentences, in reading order.
+        pairs, accuracy: what is plotted: pairs of `latency`, runs of `eval`.
+    """
+
+    headlines: Document
+    parts: Document
+    pairs: Sequence[Pair]
+    accuracy: Sequence[Run]
+
+
+def build(paths: Sequence[str | Path]) -> Report:
+    """The report of files and directories.
+
+    Raises:
+        SettingError: a path that does not exist or holds no CSV file of ours.
+    """
+    found = read([Path(path) for path in paths])
+    latency, accuracy, recovery = (found.of(kind) for kind in (LatencyRow, EvalRow, RecoveryRow))
+    pairs = latency_pairs(latency)
+    races = [row for run in found.of(CompareRow) for row in run.rows]
+    # A single run in detail, several compared.
+    compared: Sequence[Table | Line | None] = latency_tables(pairs, found.prompts)
+    if len(latency) == 1 and latency[0].status == "ok":
+        compared = latency_document(latency[0].rows, found.prompts.get(latency[0].last.run, ()))
+    document = [
+        *compared,
+        published_table(pairs),
+        *accuracy_tables(accuracy),
+        *recovery_tables(recovery),
+        *races_document(races),
+        failures_table(found.failures),
+        environment_table(found.runs),
+        all_published_table(),
+        files_table(found.files),
+        *(Line(note, "warning") for note in found.notes),
+    ]
+    sentences = [fastest(pairs), *losses(accuracy, recovery), _unfinished(found)]
+    headlines = [Line(text, "strong") for text in sentences if text] or [Line("Nothing has been measured yet.")]
+    return Report(headlines, [part for part in document if part], pairs, accuracy)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `report`.
+
+    Raises:
+        SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
+        RunError: a disk that fails or is full.
+    """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    if unknown := [word for word in arguments if word.startswith("-")]:
+        raise SettingError("report", f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)")
+    outputs = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
+    paths = [Path(word) for word in arguments if not word.startswith("output=")] or [Path("results")]
+    if not paths[0].exists() and paths == [Path("results")]:
+        raise SettingError("results", "no such directory here; name CSV files or directories, or measure first")
+    output = Path(outputs[-1]) if outputs else paths[0] if paths[0].is_dir() else Path()
+    report = build(paths)
+    # The files first: they are complete even if the terminal shows only half.
+    written = _write(report, output)
+    print_document([*report.headlines, *report.parts], plain_console(WIDE))
+    print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
+
+
+def _unfinished(found: Findings) -> str | None:
+    counts = Counter(failure.status for failure in found.failures)
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"Without a full result: {said}; the reasons are listed below." if said else None
+
+
+def _write(report: Report, output: Path) -> list[Path]:
+    try:
+        from harness.report.plots import plots
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
+        drawn, note = {}, Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
+    else:
+        drawn, note = plots(report.pairs, report.accuracy), Line("The plots are in report.html.", "dim")
+    contents = {
+        output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note], FOLDED),
+        output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn, FOLDED),
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for path, content in contents.items():
+            path.write_text(content, encoding="utf-8", errors="backslashreplace")
+    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise SettingError("output", f"cannot be written to: {error.strerror}", output) from error
+    except OSError as error:
+        raise RunError(f"{output} cannot be written to: {error.strerror}") from error
+    return list(contents)

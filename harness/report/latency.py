@@ -1,0 +1,265 @@
+"""What is said about one run of `latency`: times of its arms, the speed-up with its interval, and the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.config.amounts import amount
+from harness.report.table import Column, Document, Line, Table, interval, number, percent, times
+from harness.report.words import arm_name, lossy_warning, settings_line, title
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.statistics import Interval, ratio_of_totals
+
+# Of the bootstrap for a category.
+_NUM_RESAMPLES = 2000
+# An arm that runs the models as they are; the others take less time for the same step.
+_SLOW_RUNNERS = ("eager", "static")
+
+
+def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Document:
+    """One run in detail; empty where nothing was measured.
+
+    Args:
+        rows: of the run, the regular arm first.
+        prompts: rows of its prompts file.
+    """
+    if all(row.ms_per_token is None for row in rows):
+        return []
+    regular, last = rows[0], rows[-1]
+    document: list[Table | Line] = [Line(title(regular), "strong"), Line(settings_line(rows), "dim")]
+    document.append(Table.of("arms", "", rows, _ARMS))
+    if last.speedup is not None and last.mean_acceptance_length is not None:
+        found, speedup = finding(last), speedup_in_words(last)
+        said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
+        document += [Line(f"Speculative decoding {said}.", "strong"), _reason(regular, last)]
+    elif roof := _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms):
+        document.append(Table.of_lines("reason", [("target reads", roof)]))
+    if len(categories := by_category(prompts, last)) > 1:
+        document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
+    if last.identical_prompts is not None:
+        document.append(Line(_identity([row for row in prompts if row.arm == last.arm])))
+    warnings = [*caveats(rows), _repetition(prompts)]
+    if last.status != "ok":
+        warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
+    return [*document, *(Line(warning, "warning") for warning in warnings if warning)]
+
+
+def speedup_bounds(row: LatencyRow) -> str | None:
+    """`2.18 to 2.42`; None where there is no interval."""
+    return interval(row.speedup_low, row.speedup_high)
+
+
+def speedup_in_words(row: LatencyRow) -> str:
+    """`2.31× (95 % interval 2.18 to 2.42)`."""
+    bounds = speedup_bounds(row)
+    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else 'no interval from one batch'})"
+
+
+def finding(row: LatencyRow) -> str | None:
+    """What there is to say of a pair that gains nothing; None for one that gains."""
+    if row.speedup_low is not None and row.speedup_high is not None and row.speedup_low <= 1 <= row.speedup_high:
+        return "makes no significant difference"
+    return None if (row.speedup or 0) > 1 else "does not pay"
+
+
+def brake(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """What limits the speed-up most; None for a pair that gains, or whose costs are not known."""
+    costs = costs_in_steps(regular, row)
+    if costs is None or row.predicted_speedup is None or row.speedup is None or row.speedup >= 1:
+        return None
+    return why_not(row.mean_acceptance_length or 1.0, *costs, row.mean_proposed or 0.0)
+
+
+def why_not(length: float, draft: float, verify: float, num_proposed: float) -> str:
+    """The one ideal that would raise the predicted speed-up most, with the numbers.
+
+    Args:
+        length: mean acceptance length.
+        draft: one draft step in target steps (c).
+        verify: verifying in target steps (v).
+        num_proposed: draft tokens per iteration (K).
+    """
+    drafting = num_proposed * draft
+    ideal, cause = max(
+        (
+            length / verify,
+            f"the draft is too slow: one of its steps costs {draft:.2f} of the target's; if it were free",
+        ),
+        (
+            length / (drafting + min(verify, 1)),
+            f"verification costs too much: {num_proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
+        ),
+        (
+            (num_proposed + 1) / (drafting + verify),
+            f"acceptance is too low: {length:.2f} of {num_proposed + 1:.3g} tokens per iteration; with all of them",
+        ),
+    )
+    return f"{cause} it would be {ideal:.2f}× instead of {length / (drafting + verify):.2f}×"
+
+
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> tuple[float, float] | None:
+    """A draft step (c) and a verification (v) in target steps."""
+    step = regular and regular.target_step_ms
+    if not step or row.draft_ms is None or row.verify_ms is None or not row.mean_proposed:
+        return None
+    return row.draft_ms / row.mean_proposed / step, row.verify_ms / step
+
+
+def rest_ms(row: LatencyRow) -> float | None:
+    """What an iteration takes beyond drafting and verifying."""
+    if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
+
+
+def share_of_predicted(row: LatencyRow) -> float | None:
+    """Measured over predicted speed-up."""
+    return row.speedup / row.predicted_speedup if row.speedup and row.predicted_speedup else None
+
+
+@dataclass(frozen=True)
+class Category:
+    """One category of prompts, as far as both arms finished them."""
+
+    name: str
+    num_prompts: int
+    speedup: Interval
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+
+
+def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
+    """Speed-up and acceptance by category. Only at batch size 1: larger batches have one time for all prompts."""
+    timed = [prompt for prompt in prompts if prompt.time_ms and prompt.num_tokens and prompt.category]
+    regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
+    members: dict[str, list[LatencyPromptRow]] = {}
+    for prompt in timed if row.batch_size == 1 and row.arm != "regular" else ():
+        if prompt.arm == row.arm and prompt.prompt_index in regular:
+            members.setdefault(str(prompt.category), []).append(prompt)
+    found = []
+    for name, fast in members.items():
+        slow = [regular[prompt.prompt_index] for prompt in fast]
+        regular_ms, ms = ([(p.time_ms or 0) / (p.num_tokens or 1) for p in arm] for arm in (slow, fast))
+        histograms = [prompt.acceptance_histogram or [] for prompt in fast]
+        iterations = sum(map(sum, histograms))
+        accepted = sum(count * often for histogram in histograms for count, often in enumerate(histogram))
+        proposed = sum(sum(prompt.acceptance_histogram or []) * (prompt.mean_proposed or 0) for prompt in fast)
+        found.append(
+            Category(
+                name,
+                len(fast),
+                ratio_of_totals(regular_ms, ms, _NUM_RESAMPLES, seed=0),
+                accepted / proposed if proposed else None,
+                1 + accepted / iterations if iterations else None,
+            )
+        )
+    return found
+
+
+def caveats(rows: Iterable[LatencyRow]) -> list[str]:
+    """What limits the figures of these rows, each sentence once."""
+    found: dict[str | None, None] = {}
+    for row in rows:
+        if row.test:
+            found["test=true: two short prompts show that a pair works, not how fast it is."] = None
+        if row.weights == "random":
+            meaningless = "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
+            found[f"weights=random: times are those of the architecture; {meaningless}"] = None
+        if row.synthetic:
+            setting = f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}"
+            coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
+            found[f"{setting}: {coin}."] = None
+        found |= {lossy_warning(row): None, _flattery(row): None}
+    return [text for text in found if text]
+
+
+# The columns of the table of arms, and of that of categories.
+_ARMS = (
+    Column("arm", text=True, of=arm_name),
+    Column("ms/token", of=lambda row: row.ms_per_token and f"{row.ms_per_token:.2f}{_spread(row.ms_per_token_std)}"),
+    Column("tokens/s", number(1), "tokens_per_second"),
+    Column("first token ms", number(1), "time_to_first_token_ms"),
+    Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
+    Column("speed-up", times, "speedup"),
+)
+_CATEGORIES = (
+    Column("category", text=True, of="name"),
+    Column("prompts", of="num_prompts"),
+    Column("speed-up", times, "speedup.estimate"),
+    Column("acceptance", percent, "acceptance_rate"),
+    Column("tokens/iteration", number(), "mean_acceptance_length"),
+)
+
+
+def _spread(std: float | None) -> str:
+    return "" if std is None else f" ± {std:.2f}"
+
+
+def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
+    """Acceptance, costs and prediction, one per line."""
+    length, proposed, histogram = row.mean_acceptance_length, row.mean_proposed, row.acceptance_histogram or []
+    total, drafting, costs = sum(histogram), row.draft_ms, costs_in_steps(regular, row)
+    lines = {
+        "acceptance": f"{row.acceptance_rate or 0:.1%} of the draft tokens ({row.conditional_acceptance_rate or 0:.1%}"
+        f" of those tested); {length:.2f} tokens per iteration",
+        "by position": "  ".join("–" if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []),
+        "accepted": "  ".join(f"{count}: {often / total:.0%}" for count, often in enumerate(histogram))
+        + f"  of {total} iterations",
+        "target reads": _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms),
+        "draft reads": _roof(row.draft_step_bytes, row.draft_floor_ms, drafting and proposed and drafting / proposed),
+    }
+    if costs and (of_predicted := share_of_predicted(row)) is not None and (rest := rest_ms(row)) is not None:
+        lines["an iteration"] = (
+            f"{row.iteration_ms:.2f} ms = drafting {drafting:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f};"
+            f" a target step takes {regular.target_step_ms:.2f} ms"
+        )
+        lines["predicted"] = (
+            f"{length:.2f} / ({proposed:.2f} × {costs[0]:.3f} + {costs[1]:.2f}) = {row.predicted_speedup:.2f}×;"
+            f" measured is {of_predicted:.0%} of it"
+        )
+        if (row.batch_size or 1) > 1:
+            lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
+    lines["why"] = brake(regular, row)
+    return Table.of_lines("reason", [(name, text) for name, text in lines.items() if text])
+
+
+def _roof(size: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
+    """What a step must read, how long that takes at least, and how near a step comes to it; None where not known."""
+    if not size or not floor_ms or not step_ms:
+        return None
+    return (
+        f"{amount(size)} per step; from memory, at the {size / floor_ms / 1e6:.4g} GB/s of a large copy here,"
+        f" {floor_ms:.2f} ms at least; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate"
+        + (" (above 100%: caches hold much of it)" if floor_ms > step_ms else "")
+    )
+
+
+def _identity(prompts: Sequence[LatencyPromptRow]) -> str:
+    parted = [prompt for prompt in prompts if prompt.divergence_position is not None]
+    identical = f"{len(prompts) - len(parted)} of {len(prompts)}"
+    if not parted:
+        return f"Greedy output is identical token for token on {identical} prompts."
+    first = min(prompt.divergence_position or 0 for prompt in parted)
+    margin = max(abs(prompt.logit_margin or 0.0) for prompt in parted)
+    return (
+        f"Greedy output is identical on {identical} prompts. The earliest difference is at token {first}; the"
+        f" largest logit margin at a difference is {margin:.2g} (near 0: a tie that rounding broke differently)."
+    )
+
+
+def _flattery(row: LatencyRow) -> str | None:
+    """A warning where the draft has a faster runner than the target."""
+    target, _, draft = (row.runner or "").partition("+")
+    if not draft or target not in _SLOW_RUNNERS or draft in _SLOW_RUNNERS:
+        return None
+    return f"runner {row.runner}: the target ran without what speeds up its draft, which flatters the speed-up."
+
+
+def _repetition(prompts: Sequence[LatencyPromptRow]) -> str | None:
+    texts = Counter(prompt.prompt for prompt in prompts if prompt.arm == "regular")
+    most = max(texts.values(), default=0)
+    if most <= 1 or 2 * most <= texts.total():
+        return None
+    return f"{most} of {texts.total()} prompts are the same: the interval covers repetition, not prompts."

@@ -1,0 +1,88 @@
+"""What a report says about the runs themselves: failures, where they ran, and which files were read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.report.runs import Run
+from harness.report.table import Column, Table, TableRow
+from harness.report.words import pair_name, short_commit
+
+_VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
+
+
+def failures_table(failures: Sequence[Run]) -> Table | None:
+    """Runs without a full result, with their reasons."""
+    columns = (
+        Column("command", text=True, of="command"),
+        Column("pair", text=True, of=_pair),
+        Column("status", text=True, of="status"),
+        Column("reason", text=True, of="reason"),
+        Column("where", text=True, of=lambda run: run.directory or run.file),
+    )
+    return Table.of("failures", "Failed and unfinished", failures, columns) if failures else None
+
+
+def environment_table(runs: Sequence[Run]) -> Table | None:
+    """Where the runs ran, a column for each set of devices and versions."""
+    places: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        key = tuple(getattr(run.last, name) for name in ("devices", "num_threads", *_VERSIONS))
+        places.setdefault(key, []).append(run)
+    if not places:
+        return None
+    described = [_place(there) for there in places.values()]
+    headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
+    columns = tuple(Column(heading, text=True) for heading in ("", *headings))
+    rows = [TableRow((name, *(place[name] for place in described))) for name in described[0]]
+    return Table("environment", "Environment", columns, tuple(row for row in rows if any(row.cells[1:])))
+
+
+def files_table(files: Mapping[Path, int]) -> Table:
+    """What was read."""
+    columns = (Column("file", text=True), Column("rows"))
+    return Table("files", "Files read", columns, tuple(map(TableRow, files.items())), in_full=True)
+
+
+def _pair(run: Run) -> str | None:
+    row = run.last
+    k = f" · K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
+    return f"{pair_name(row)}{k}" if row.model else None
+
+
+def _place(runs: Sequence[Run]) -> dict[str, str]:
+    described = [_environment(directory) for directory in dict.fromkeys(run.directory for run in runs) if directory]
+    rows = [run.last for run in runs]
+    days = sorted({row.timestamp[:10] for row in rows if row.timestamp})
+    memory = [entry.get("total_memory_bytes") for entry in described]
+    return {
+        "devices": _listed(row.devices for row in rows),
+        "host": _listed(entry.get("hostname") for entry in described),
+        "platform": _listed(entry.get("platform") for entry in described),
+        "cores": _listed(entry.get("num_cores") for entry in described),
+        "threads": _listed(row.num_threads for row in rows),
+        "memory GB": _listed(f"{size / 1e9:.0f}" for size in memory if isinstance(size, int)),
+        "Python": _listed(entry.get("python") for entry in described),
+        **{name.removesuffix("_version"): _listed(getattr(row, name) for row in rows) for name in _VERSIONS},
+        "commit": _listed(short_commit(row.commit) for row in rows if row.commit),
+        "when": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+        "measurements": str(len(runs)),
+    }
+
+
+def _environment(directory: Path) -> Mapping[str, Any]:
+    try:
+        described = json.loads((directory / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
+def _listed(values: Iterable[object]) -> str:
+    """Different values, the first three of them."""
+    distinct = [str(value) for value in dict.fromkeys(values) if value not in (None, "")]
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(distinct[:3]) + more

@@ -1,0 +1,58 @@
+"""The report as files: one HTML page that needs nothing else, and Markdown that GitHub shows as it is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from harness.report.table import Document
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+# An underscore within a word is no emphasis, and names are full of them.
+_SPECIAL = re.compile(r"([\\`*\[\]<>|~$#&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+
+
+def html_page(
+    title: str,
+    headlines: Document,
+    parts: Document,
+    plots: Mapping[str, Sequence[str]],
+    folded: frozenset[str] = frozenset(),
+) -> str:
+    """The page: no script, no font, no picture from anywhere.
+
+    Args:
+        plots: name -> SVGs; one that is missing leaves no gap.
+        folded: keys of tables that open on a click.
+    """
+    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    content = {"title": title, "headlines": headlines, "parts": parts, "folded": folded, "css": css}
+    return _render("page.html.j2", content | {"plots": plots})
+
+
+def markdown(title: str, headlines: Document, parts: Document, folded: frozenset[str] = frozenset()) -> str:
+    """A page without plots: headlines as a list, then tables and sentences."""
+    text = _render("page.md.j2", {"title": title, "headlines": headlines, "parts": parts, "folded": folded})
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown must not interpret; line ends become `<br>`."""
+    escaped = _SPECIAL.sub(r"\\\1", _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n")))
+    return escaped.replace("\n", "<br>")
+
+
+def _render(template: str, content: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=template.startswith("page.html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"plain": lambda text: _CONTROL.sub(" ", text), "escaped": escape}
+    return environment.get_template(template).render(content, zip=zip)

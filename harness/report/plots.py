@@ -1,0 +1,240 @@
+"""The report's plots, as SVG whose colours can be read on a light and on a dark page.
+
+There are two kinds: dots in rows, and curves. Text stays text, and the same figures give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import matplotlib.style
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from harness.report.accuracy import merged_rows, named_runs
+from harness.report.pairs import Pair, groups, predicted_curve
+from harness.report.runs import Run
+
+_DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
+# Series: colour and marker, and its place within a row of dots.
+_STYLES: dict[str, dict[str, Any]] = {
+    "measured, 95 % interval": {"color": "C0", "marker": "o"},
+    "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
+    "regular": {"color": "C5", "marker": "s"},
+    "speculative": {"color": "C0", "marker": "o"},
+    "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
+}
+_SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
+# A figure is as wide as a telephone, and a screen has room for two. In inches.
+_WIDTH = 5.2
+_ROW_HEIGHT = 0.46
+# Curves that a reader can distinguish in one plot, rows that still make one, panels that still fit a page.
+_MOST_CURVES, _MOST_ROWS, _MOST_PANELS = 6, 40, 12
+_LONGEST_LABEL = 62
+
+
+class Point(NamedTuple):
+    """A value with its bounds; at `x` on a curve."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    x: float = 0
+
+
+# A label, and points by the name of their series.
+DotRow = tuple[str, Mapping[str, Point]]
+
+
+def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
+    """Plots that have something to show: name -> SVGs.
+
+    Args:
+        pairs: of `latency`.
+        accuracy: runs of `eval`.
+    """
+    # The first figure ever drawn on a machine makes matplotlib list its fonts, and say so.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser has the letters that are missing in matplotlib's font.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        # A user's own matplotlibrc is for other pictures.
+        matplotlib.rcdefaults()
+        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+        figures = {
+            "speedup": _dots(_speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1),
+            "times": _dots(_times(pairs), "ms per token ± standard deviation over prompts", from_zero=True),
+            "num_draft_tokens": _against_k(pairs),
+            "positions": _by_position(pairs),
+            "accuracy": _dots(_accuracies(accuracy), "correct answers, %, with 95 % Wald bounds"),
+        }
+        return {
+            name: [_svg(f"{name}-{number}", figure) for number, figure in enumerate(drawn, 1)]
+            for name, drawn in figures.items()
+            if drawn
+        }
+
+
+def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
+    """Speed-up of each pair at its best K, with its interval, and what theory predicts."""
+    for pair in pairs:
+        row = pair.row
+        if pair.best and row.speedup is not None:
+            points = {"measured, 95 % interval": Point(row.speedup, row.speedup_low, row.speedup_high)}
+            points |= {"predicted": Point(row.predicted_speedup)} if row.predicted_speedup else {}
+            yield f"{row.speedup:.2f}×  {pair.name.label()}", points
+
+
+def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:
+    """Milliseconds per token of both arms, with the standard deviation over prompts."""
+    for pair in pairs:
+        if pair.best or (pair.row.speedup is None and not pair.partial):
+            means = {row.arm: (row.ms_per_token, row.ms_per_token_std or 0.0) for row in pair.run.rows}
+            yield (
+                pair.name.label(),
+                {
+                    arm: Point(mean, max(mean - std, mean / 50), mean + std)
+                    for arm, (mean, std) in means.items()
+                    if mean
+                },
+            )
+
+
+def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
+    """Correct answers of both arms with Wald's bounds; published ones where there are any."""
+    for name, run in named_runs(runs):
+        points = {}
+        for row in merged_rows(run.rows):
+            if row.accuracy is not None:
+                low, high = 100 * max(0.0, row.wald_low or 0.0), 100 * min(1.0, row.wald_high or 1.0)
+                points[str(row.arm)] = Point(100 * row.accuracy, low, high)
+            if row.published_accuracy is not None:
+                points["published"] = Point(100 * row.published_accuracy)
+        yield name.label(), points
+
+
+def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
+    """For each pair the measured speed-up against K, and the curve that theory predicts; all to one scale."""
+    whole = groups(pair for pair in pairs if pair.row.speedup is not None and not pair.partial)
+    found = [(group, predicted_curve(group)) for group in whole]
+    found = [(group, curve) for group, curve in found if curve or len(group) > 1][:_MOST_PANELS]
+    tops = [pair.row.speedup_high or pair.row.speedup or 0.0 for group, _ in found for pair in group]
+    highest = 1.08 * max([*tops, *(value for _, curve in found for _, value in curve)], default=1.0)
+    figures = []
+    for group, predicted in found:
+        rows = [(pair.name.num_draft_tokens or 0, pair.row) for pair in group]
+        axes = _axes(2.8, "K, draft tokens per iteration", "speed-up", highest)
+        axes.set_title(_shortened(" · ".join(group[0].name.group)))
+        axes.axhline(1, **_REFERENCE)
+        _curve(axes, [Point(value, x=k) for k, value in predicted], "predicted", marker="", linestyle="--")
+        measured = [Point(row.speedup or 0.0, row.speedup_low, row.speedup_high, k) for k, row in rows]
+        _curve(axes, measured, "measured, 95 % interval")
+        figures.append(_with_legend(axes))
+    return figures
+
+
+def _by_position(pairs: Sequence[Pair]) -> list[Figure]:
+    """How often a draft token is accepted at its position, if it was tested."""
+    shown = [pair for pair in pairs if pair.best and pair.row.acceptance_by_position][:_MOST_CURVES]
+    axes = _axes(2.7 + 0.2 * len(shown), "position of the draft token", "accepted of those tested, %", 100)
+    for pair, marker, dash in zip(shown, "os^DvP", _DASHES, strict=False):
+        rates = enumerate(pair.row.acceptance_by_position or [], 1)
+        points = [Point(100 * rate, x=place) for place, rate in rates if rate is not None]
+        _curve(axes, points, _shortened(pair.name.label()), marker=marker, linestyle=dash, clip_on=False)
+    return [_with_legend(axes, columns=1)] if shown else []
+
+
+def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False) -> list[Figure]:
+    """A figure with a row of dots below each label; none without any dots.
+
+    Args:
+        reference: where a line marks no difference.
+        from_zero: where the axis begins, unless values of different size need a logarithmic one.
+    """
+    rows = [row for row in rows if row[1]][:_MOST_ROWS]
+    if not rows:
+        return []
+    axes = _axes(_ROW_HEIGHT * len(rows) + 0.95, label)
+    axes.set_ylim(len(rows) - 0.6, -0.75)
+    for y, (name, _) in enumerate(rows):
+        axes.text(0, y - 0.42, _shortened(name), transform=axes.get_yaxis_transform(), va="center")
+    for series, style in _STYLES.items():
+        found = [(y + _SHIFTS.get(series, 0), points[series]) for y, (_, points) in enumerate(rows) if series in points]
+        if found:
+            places, points = zip(*found, strict=True)
+            values = [point.value for point in points]
+            axes.errorbar(values, places, xerr=_bounds(points), label=series, linestyle="none", elinewidth=2, **style)
+    shown = [point.value for _, points in rows for point in points.values()]
+    if from_zero and max(shown) > 20 * min(shown):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    elif from_zero:
+        axes.set_xlim(left=0)
+    if reference is not None:
+        axes.axvline(reference, **_REFERENCE)
+    return [_with_legend(axes)]
+
+
+def _bounds(points: Sequence[Point]) -> list[list[float]]:
+    """How far the bounds are from the values, below and above; no bounds are NaN."""
+    return [
+        [math.nan if point.low is None else point.value - point.low for point in points],
+        [math.nan if point.high is None else point.high - point.value for point in points],
+    ]
+
+
+def _curve(axes: Any, points: Sequence[Point], label: str, **style: Any) -> None:
+    """A line through points, with their bounds; the axis grows to hold them."""
+    if points:
+        xs, values = [point.x for point in points], [point.value for point in points]
+        axes.errorbar(xs, values, yerr=_bounds(points), label=label, elinewidth=2, **_STYLES.get(label, {}) | style)
+        axes.set_xlim(0.5, max(axes.get_xlim()[1], max(xs) + 0.5))
+
+
+def _axes(height: float, x_label: str, y_label: str = "", top: float = 0) -> Any:
+    """Axes of dots in rows, or of curves where there is a label for y."""
+    # `Any`, because the names that matplotlib's types know differ from version to version.
+    axes: Any = Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
+    axes.grid(axis="y" if y_label else "x")
+    axes.set_xlabel(x_label)
+    if y_label:
+        axes.set(ylabel=y_label, ylim=(0, top), xlim=(0.5, 1.5))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.set(yticks=[])
+        axes.spines["left"].set_visible(False)
+    return axes
+
+
+def _with_legend(axes: Any, columns: int = 3) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=2.4, columnspacing=1.4)
+    return axes.figure
+
+
+def _shortened(label: str) -> str:
+    """On one line, and short enough for a figure; the tables have the whole names."""
+    label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
+    if len(label) > _LONGEST_LABEL:
+        # The last part of a path says most.
+        label = " ".join(part.rstrip("/").rpartition("/")[2] or part for part in label.split(" "))
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def _svg(name: str, figure: Figure) -> str:
+    """Without prologue, and with ids that no other plot has; only tags have ids, names may hold anything."""
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    ids = re.compile(r'\bid="|href="#|url\(#')
+    return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), svg[svg.index("<svg") :])

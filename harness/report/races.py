@@ -1,0 +1,99 @@
+"""What is said about races of `compare`: the verdict on one, its rejections, and a table over many."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.report.table import Column, Document, Line, Table, TableRow, interval, percent, times, visible
+from harness.report.words import in_words, labels, lossy_warning, pair_name
+from harness.results.schema import CompareRow
+
+
+class Rejection(NamedTuple):
+    """A draft token that the target rejected, at a position in the new text, from 0.
+
+    The probabilities are those of the rejected token; None from an engine that does not tell them.
+    """
+
+    position: int
+    rejected: str
+    target_probability: float | None
+    draft_probability: float | None
+    replacement: str
+
+
+def verdict(row: CompareRow) -> Document:
+    """Speed-up, acceptance, and whether the texts are the same; no more than labels after a race of one arm."""
+    lines = [Line(f"{label}: acceptance and texts say nothing about the pair", "warning") for label in labels(row)]
+    if row.speedup is None:
+        return lines
+    accepted = "nothing was drafted"
+    if row.acceptance_rate is not None:
+        accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
+        accepted += f", {row.mean_acceptance_length:.2f} tokens per iteration"
+    pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
+    if lossy := lossy_warning(row):
+        lines.insert(0, Line(lossy, "warning"))
+    return [Line(f"{times(row.speedup)}{pays} · {accepted}", "strong"), Line(_identity(row), "dim"), *lines]
+
+
+def rejections(found: Sequence[Rejection]) -> Document:
+    """Every rejection of a race: the token, its probabilities under both models, and its replacement."""
+    if not found:
+        return [Line("No draft token was rejected.", "dim")]
+    columns = (
+        Column("at"),
+        Column("rejected", _quoted, text=True),
+        Column("target", "{:.3f}".format),
+        Column("draft", "{:.3f}".format),
+        Column("replaced by", _quoted, text=True),
+    )
+    note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
+    return [Table("rejections", "", columns, tuple(map(TableRow, found)), notes=(note,), look="plain")]
+
+
+def races_document(rows: Sequence[CompareRow]) -> Document:
+    """One table row per pair and settings, over all races that were timed; empty without any."""
+    groups: dict[tuple[str, int | None], list[CompareRow]] = {}
+    for row in rows:
+        if row.regular_ms_per_token is not None:
+            settings = [in_words(row, name) for name in ("temperature", "weights", "devices", "lenience")]
+            name = f"{pair_name(row)}\n{' · '.join(text for text in settings if text)}"
+            groups.setdefault((name, row.num_draft_tokens), []).append(row)
+    lines = []
+    for (pair, k), races in groups.items():
+        speedups = [row.speedup for row in races if row.speedup is not None]
+        rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
+        median = statistics.median(speedups) if speedups else None
+        spread = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
+        lines.append(TableRow((pair, k, len(races), median, spread, statistics.fmean(rates) if rates else None)))
+    columns = (
+        Column("pair", text=True),
+        Column("K"),
+        Column("prompts"),
+        Column("median speed-up", times),
+        Column("least to most"),
+        Column("accepted", percent),
+    )
+    about = "Single prompts, timed once each: an impression, not a measurement."
+    return [Table("races", "Prompts raced in compare", columns, tuple(lines), about)] if lines else []
+
+
+def _quoted(token: str) -> str:
+    """A token with quotation marks, so that its spaces show."""
+    return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _identity(row: CompareRow) -> str:
+    if row.identical:
+        return "The texts are identical, token for token."
+    differ = f"The texts differ from token {row.parted_at} on"
+    if row.lossy:
+        return f"{differ}."
+    if row.temperature:
+        return f"{differ}; sampled texts may: both follow the target's distribution."
+    if row.logit_margin is None:
+        return f"{differ}, where one of them ends."
+    return f"{differ}, where the logits differ by {row.logit_margin:.2g} (near 0: a tie that rounding broke)."

@@ -1,0 +1,239 @@
+"""What `recovery` found: every check, and the verdict that people quote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.report.accuracy import merged_rows, named_runs
+from harness.report.runs import Run
+from harness.report.table import Column, Document, Line, Style, Table, percent
+from harness.report.words import common_settings, labels, pair_name, settings_line, title
+from harness.results.schema import RecoveryRow
+
+_TITLE = "Is it lossless?"
+_STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
+_HEADLINES = {
+    "lossy": "Lossy",
+    "undecided": "Not enough draws to tell whether it is lossless",
+    "lossless": "Lossless in every check",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The verdict over all checks of a run.
+
+    Attributes:
+        verdict: `lossless`, `lossy` or `undecided`.
+        sentence: with the numbers that it is based on.
+        in_short: one line for an error message.
+    """
+
+    verdict: str
+    sentence: str
+    in_short: str
+
+
+def summarise(rows: Sequence[RecoveryRow]) -> Summary:
+    """One lossy check decides, and so does lenience or a coin; otherwise the checks of all prompts together do."""
+    row, findings = rows[0], _findings(rows)
+    if any(row.verdict == "lossy" for row in rows):
+        return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
+    if row.lossy:
+        bias = row.synthetic_acceptance
+        what = f"lenience {row.lenience:g}" if bias is None else f"acceptance by a coin of bias {bias:g}"
+        why = f"{what} is lossy by definition, although these checks do not show it"
+        return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
+    if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
+        weakest = min(undecided, key=lambda row: row.power or 0)
+        why = (
+            f"{weakest.num_draws:,} draws with K={weakest.num_draft_tokens} would see a shift of"
+            f" {weakest.shift:.0%} in a token's distribution with a chance of only {_share(weakest.power)};"
+            " raise num_draws, shift or decoding.temperature"
+        )
+        return Summary("undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}")
+    return Summary("lossless", f"Lossless: {findings}.", "lossless")
+
+
+def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
+    """What `recovery` prints of its own run; empty where no check was finished."""
+    row, checks = rows[0], _checks(rows)
+    if row.check is None:
+        return []
+    # The last check has the temperature, the first one the number of prompts.
+    asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts)
+    lines = [Line(title(row), "strong"), Line(f"{settings_line([asked])} · seed {row.seed}", "dim")]
+    if row.status != "ok":
+        unfinished = f"{row.status}: these checks were finished, and no verdict follows from them."
+        return [*lines, checks, Line(unfinished, "warning")]
+    notes = []
+    if row.fault != "none":
+        notes.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
+    if made_up := labels(row):
+        notes.append(Line(f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"))
+    summary = summarise(rows)
+    fine_print = [Line(text, "dim") for text in _fine_print(rows)]
+    return [*lines, checks, *notes, Line(summary.sentence, _STYLES[summary.verdict]), *fine_print]
+
+
+def recovery_tables(runs: Sequence[Run]) -> list[Table]:
+    """The checks of one run, or one row per run; [] without runs."""
+    if len(runs) == 1:
+        about, said = common_settings(runs[0].rows), f"Verdict: {_in_words(runs[0])}."
+        return [dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))]
+    columns = (
+        Column("pair", text=True, of=lambda named: named[0].cell),
+        Column("K", of=lambda named: max((row.num_draft_tokens or 0 for row in named[1].rows), default=0) or None),
+        Column("verdict", text=True, of=lambda named: _in_words(named[1])),
+        Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named[1].rows, "greedy")), None)),
+        Column("draws", "{:,}".format, lambda named: _num_draws(named[1].rows) or None),
+        Column("smallest p-value", _p_value, lambda named: _least("p_value", named[1].rows)),
+        Column("power", percent, lambda named: _least("power", _of_all_prompts(named[1].rows))),
+    )
+    about = "Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests."
+    shifts = {row.shift for run in runs for row in run.rows} - {None}
+    note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
+    table = Table.of(
+        "recovery",
+        _TITLE,
+        named_runs(runs),
+        columns,
+        strong=lambda named: _verdict(named[1]) == "lossy",
+        faint=lambda named: named[1].status != "ok",
+        about=about,
+        notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
+    )
+    return [table] if runs else []
+
+
+def _verdict(run: Run) -> str:
+    """Over all checks of a run; for a run that was stopped, its status."""
+    return run.status if run.status != "ok" else summarise(run.rows).verdict
+
+
+def _control(run: Run) -> bool:
+    """Whether a fault was planted, so that the checks must fail."""
+    return run.last.fault not in (None, "none")
+
+
+def losses(accuracy: Sequence[Run], recovery: Sequence[Run]) -> list[str]:
+    """Sentences about loss: what `recovery` and `eval` found."""
+    found = []
+    tested = [run for run in recovery if not _control(run) and run.status == "ok"]
+    for word, said in _HEADLINES.items():
+        if pairs := dict.fromkeys(pair_name(run.last) for run in tested if _verdict(run) == word):
+            found.append(f"{said}: {', '.join(pairs)}.")
+    finished = [row for run in accuracy if run.status == "ok" for row in merged_rows(run.rows)]
+    compared = [(row, row.difference, row.mcnemar_p_value or 0) for row in finished if row.difference is not None]
+    differing = [f"{pair_name(row)} by {100 * points:+.1f} points" for row, points, p in compared if p < 0.05]
+    if differing:
+        found.append(f"The speculative arm's accuracy differs (McNemar p < 0.05): {'; '.join(differing)}.")
+    elif compared:
+        evaluations = f"{len(compared)} evaluation{'s' * (len(compared) > 1)}"
+        found.append(f"No significant difference in accuracy between the arms ({evaluations}).")
+    return found
+
+
+def _in_words(run: Run) -> str:
+    """The verdict; of a control, whether the fault was found."""
+    found = _verdict(run)
+    if not _control(run) or run.status != "ok":
+        return found
+    return f"{found} (a planted fault{'' if found == 'lossy' else ' that was missed'})"
+
+
+def _checks(rows: Sequence[RecoveryRow]) -> Table:
+    """One row per check; of the single prompts only those that are lossy."""
+    columns = (
+        Column("check", text=True, of=_check),
+        Column("K", of="num_draft_tokens"),
+        Column("tokens", of=lambda row: f"{'' if row.check == 'greedy' else 'first '}{row.num_tokens:,}"),
+        Column("draws", "{:,}".format, "num_draws"),
+        Column("accepted", "{:.0%}".format, "acceptance_rate"),
+        Column("outcome", of=_outcome),
+        Column("p-value", _p_value, "p_value"),
+        Column("power", _share, "power"),
+        Column("verdict", of="verdict"),
+    )
+    shown = [row for row in rows if row.check and (row.prompt_index is None or row.verdict == "lossy")]
+    return Table.of("recovery", "", shown, columns)
+
+
+def _check(row: RecoveryRow) -> str:
+    of = f", {row.num_prompts} prompts" if row.prompt_index is None else f", prompt {row.prompt_index}"
+    return f"{row.check}{'' if row.check == 'greedy' else of}"
+
+
+def _outcome(row: RecoveryRow) -> str:
+    chi_square = f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
+    return f"{_identical(row)} identical" if row.check == "greedy" else chi_square
+
+
+def _identical(row: RecoveryRow) -> str:
+    return f"{row.identical_prompts} of {row.num_prompts}"
+
+
+def _of(rows: Sequence[RecoveryRow], check: str) -> list[RecoveryRow]:
+    return [row for row in rows if row.check == check]
+
+
+def _of_all_prompts(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
+    return [row for row in rows if row.prompt_index is None]
+
+
+def _num_draws(rows: Sequence[RecoveryRow]) -> int:
+    return sum(row.num_draws or 0 for row in rows if row.prompt_index is not None)
+
+
+def _least(name: str, rows: Sequence[RecoveryRow]) -> float | None:
+    return min((value for row in rows if (value := getattr(row, name)) is not None), default=None)
+
+
+def _findings(rows: Sequence[RecoveryRow]) -> str:
+    """What was seen, in numbers."""
+    findings = []
+    for row in _of(rows, "greedy"):
+        tokens = f"({row.num_tokens:,} tokens)"
+        found = f"greedy output is identical token for token on {_identical(row)} prompts {tokens}"
+        if row.logit_margin is not None:
+            explained = "within" if row.verdict == "lossless" else "beyond"
+            found += (
+                f"; where it differs most, at token {row.divergence_position}, the logit margin"
+                f" {abs(row.logit_margin):.2g} is {explained} the rounding of {row.dtype}, {row.logit_tolerance:.2g}"
+            )
+        findings.append(found)
+    if sampled := _of(rows, "sampled"):
+        failed = sum(row.verdict == "lossy" for row in sampled)
+        follow = f"fail {failed} of {len(sampled)} tests against" if failed else "follow"
+        smallest = f"smallest p-value {_p_value(_least('p_value', sampled) or 0)}"
+        if not failed:
+            smallest += f" of {len(sampled)} tests"
+        draws = f"{_num_draws(sampled):,} sampled continuations"
+        findings.append(f"{draws} {follow} the target's exact distribution ({smallest})")
+    return "; ".join(findings)
+
+
+def _fine_print(rows: Sequence[RecoveryRow]) -> list[str]:
+    sampled = _of(rows, "sampled")
+    if not sampled:
+        return ["At temperature 0 the output has one possible value; nothing was sampled."]
+    row, weakest = sampled[0], _least("power", _of_all_prompts(sampled))
+    lines = [
+        f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
+        f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} in a token's distribution is seen with a"
+        f" chance of {_share(weakest)}."
+    ]
+    rounding = max(row.rounding or 0 for row in sampled)
+    if rounding >= 0.01:
+        lines.append(f"The tests attribute a χ² of up to {rounding:.2g} to the rounding of {row.dtype}.")
+    return lines
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.2g}" if value else "< 1e-300"
+
+
+def _share(value: float | None) -> str:
+    return "> 99.9 %" if value is not None and value > 0.999 else f"{100 * (value or 0):.1f} %"

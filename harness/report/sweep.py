@@ -1,0 +1,86 @@
+"""What a sweep prints: a line when a job ends, and tables when all have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.report.accuracy import accuracy_tables, merged_rows
+from harness.report.latency import speedup_bounds
+from harness.report.overview import failures_table
+from harness.report.pairs import latency_pairs, pairs_table
+from harness.report.plan import plan_document
+from harness.report.recovery import recovery_tables, summarise
+from harness.report.runs import group, merge
+from harness.report.table import Document, Line, Table, times
+from harness.report.terminal import WIDE, plain_console, print_document
+from harness.report.words import labels
+
+# Rows of any command, as its sweep's file holds them.
+Rows = Sequence[Any]
+
+
+def job_line(command: str, rows: Rows) -> str:
+    """What became of a job, in a few words."""
+    troubled = next((row for row in rows if row.status != "ok"), None)
+    if troubled is not None:
+        return f"{troubled.status}: {troubled.error}"
+    said = {"latency": _latency, "eval": _accuracy, "recovery": _verdict, "plan": lambda rows: "fits"}.get(command)
+    return ", ".join([said(rows), *labels(rows[-1])]) if said and rows else "done"
+
+
+def print_sweep(command: str, rows: Rows, file: Path, num_jobs: int) -> None:
+    """The final tables on stdout, and on stderr where the rows are."""
+    if rows:
+        print_document(sweep_document(command, rows), plain_console(WIDE))
+    num_done = len({row.job for row in rows})
+    num_failed = len({row.job for row in rows if row.status != "ok"})
+    again = "; the same command again measures what is missing or failed" if num_failed or num_done < num_jobs else ""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text(f"{num_done} of {num_jobs} jobs in {file}{again}", "dim")
+    )
+
+
+def sweep_document(command: str, rows: Rows) -> Document:
+    """Each measurement once, then failures with their reasons."""
+    if command == "plan":
+        return plan_document(rows)
+    runs, failures = merge(group(rows))
+    tables: list[Table | None] = []
+    if command == "latency" and runs:
+        tables.append(pairs_table(latency_pairs(runs)))
+    elif command != "latency":
+        tables += accuracy_tables(runs) if command == "eval" else recovery_tables(runs)
+    tables.append(failures_table(failures))
+    return [table for table in tables if table] or [Line("Nothing was measured.")]
+
+
+def exit_code(command: str, rows: Rows) -> int:
+    """1 if a job failed or found a loss, else 3 if one could not decide, else 0."""
+    if any(row.status != "ok" for row in rows):
+        return 1
+    jobs: dict[str, list[Any]] = {}
+    for row in rows if command == "recovery" else ():
+        jobs.setdefault(row.job, []).append(row)
+    verdicts = {_verdict(job) for job in jobs.values()}
+    return 1 if "lossy" in verdicts else 3 if "undecided" in verdicts else 0
+
+
+def _latency(rows: Rows) -> str:
+    row = rows[-1]
+    if not row.speedup:
+        return f"{row.ms_per_token:.2f} ms/token"
+    bounds = speedup_bounds(row)
+    return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
+
+
+def _accuracy(rows: Rows) -> str:
+    return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged_rows(rows) if row.accuracy is not None)
+
+
+def _verdict(rows: Rows) -> str:
+    return summarise(rows).verdict

@@ -1,0 +1,144 @@
+"""What a report consists of: tables of values and sentences, the same for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+# Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, on which None stays None.
+Of = str | Callable[[Any], Any]
+Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        heading: may have two lines.
+        form: how a value is shown; None is always an empty cell. In a cell of several lines the first one is the
+            value and the others are details.
+        of: where an item's value is, for `Table.of`.
+        text: left-aligned; numbers are right-aligned and never broken.
+        optional: left out where all its cells are empty.
+        once: a cell that is equal to the one above is empty.
+    """
+
+    heading: str
+    form: Callable[[Any], str] = str
+    of: Of = ""
+    text: bool = False
+    optional: bool = False
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """Values, one per column. `strong` rows are the ones to look at; `faint` ones are only part of a measurement."""
+
+    cells: tuple[Any, ...]
+    strong: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        key: its name within a report.
+        title: empty for a table without one.
+        about: a line between title and table.
+        notes: lines below the table.
+        in_full: too long for a terminal, so only in the files.
+        look: `box` for a framed table with headings, `plain` for one with headings alone, `lines` for names and values
+            without headings.
+    """
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    about: str = ""
+    notes: tuple[str, ...] = ()
+    in_full: bool = False
+    look: Literal["box", "plain", "lines"] = "box"
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        items: Iterable[Any],
+        columns: Sequence[Column],
+        strong: Of = lambda item: False,
+        faint: Of = lambda item: False,
+        **details: Any,
+    ) -> Self:
+        """A table with a row for each item, whose cells are what the columns have of it."""
+        rows = [
+            TableRow(tuple(_value(item, c.of) for c in columns), _value(item, strong), _value(item, faint))
+            for item in items
+        ]
+        return cls(key, title, tuple(columns), tuple(rows), **details)
+
+    @classmethod
+    def of_lines(cls, key: str, lines: Iterable[tuple[str, str]]) -> Self:
+        """Names and values."""
+        return cls(key, "", (Column("", text=True),) * 2, tuple(map(TableRow, lines)), look="lines")
+
+    def shown(self) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
+        """The columns that have something to show, and each row's cells as text."""
+        kept = []
+        for column, values in zip(self.columns, zip(*(row.cells for row in self.rows), strict=True), strict=False):
+            texts = ["" if value is None else column.form(value) for value in values]
+            if column.once:
+                texts = ["" if text == above else text for text, above in zip(texts, [None, *texts], strict=False)]
+            if not column.optional or any(texts):
+                kept.append((column, texts))
+        return tuple(column for column, _ in kept), list(zip(*(texts for _, texts in kept), strict=True))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence."""
+
+    text: str
+    style: Style = "plain"
+
+
+def _value(item: Any, of: Of) -> Any:
+    if callable(of):
+        return of(item)
+    for name in of.split("."):
+        item = None if item is None else getattr(item, name)
+    return item
+
+
+# In reading order.
+Document = Sequence[Table | Line]
+
+
+# ESC becomes ␛. The last ones are the delete character, and the controls that begin sequences on some terminals.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(range(127, 160), "␡")
+
+
+def visible(text: str) -> str:
+    """Text in which control characters, which would steer a terminal, are pictures."""
+    return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+# Forms of a number: `2.31×` and `83.4%`.
+times = "{:.2f}×".format
+percent = "{:.1%}".format
+
+
+def number(digits: int = 2) -> Callable[[float], str]:
+    """`12.34`."""
+    return f"{{:.{digits}f}}".format
+
+
+def interval(low: float | None, high: float | None, digits: int = 2) -> str | None:
+    """`2.18 to 2.42`; None where there is none."""
+    return None if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"

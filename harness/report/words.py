@@ -1,0 +1,180 @@
+"""Settings in words, once for every command: titles, lines of settings, labels, and what distinguishes rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+from harness.results.schema import EvalRow, RunRow
+
+
+def title(row: RunRow) -> str:
+    """`13B with draft 7B, random weights on NVIDIA A100`."""
+    return f"{_pair(row, ' with draft ')} on {row.devices or 'unknown device'}"
+
+
+def settings_line(rows: Sequence[RunRow]) -> str:
+    """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
+    # Of a run that ended early as well: how many prompts it came to.
+    row = replace(rows[-1], status="ok")
+    texts = [in_words(row, column) for column in _LINE]
+    texts.insert(3, f"K={_k(row)}" if _k(row) else "")
+    return " · ".join(text for text in [*texts, *labels(row)] if text)
+
+
+def labels(row: RunRow) -> list[str]:
+    """`random weights` and `synthetic 0.8`, as far as they apply; empty for a real measurement."""
+    found = ["random weights"] if row.weights == "random" else []
+    return [*found, f"synthetic {row.synthetic_acceptance:g}"] if row.synthetic else found  # type: ignore[attr-defined]
+
+
+def pair_name(row: RunRow) -> str:
+    """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
+    return _pair(row, " with ")
+
+
+def arm_name(row: Any) -> str:
+    """`speculative (lossy)` where the output may differ from the target's."""
+    return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
+
+
+def lossy_warning(row: Any) -> str | None:
+    """What a lenience below 1 means; None without one."""
+    if row.lenience is None or row.lenience >= 1:
+        return None
+    return f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
+
+
+def common_settings(rows: Sequence[RunRow]) -> str:
+    """The settings that all rows share, in one line."""
+    alike = [{in_words(row, column) for row in rows} - {None} for column in _FIRST]
+    return " · ".join(text for texts in alike if len(texts) == 1 for text in texts if text)
+
+
+def short_commit(commit: str) -> str:
+    """`17a8ca98e-dirty`."""
+    return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+@dataclass
+class Name:
+    """What a row is called among others.
+
+    Attributes:
+        pair: see `pair_name`.
+        settings: those in which the rows of the report, or of the pair, differ; K left out.
+        further: circumstances that distinguish the row from others that would read the same.
+    """
+
+    pair: str
+    num_draft_tokens: int | None
+    settings: list[str] = field(default_factory=list)
+    further: list[str] = field(default_factory=list)
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The same for rows that differ in K alone."""
+        return self.pair, *self.settings
+
+    @property
+    def cell(self) -> str:
+        """The first cell of a table: the pair, and below it what else distinguishes the row, K left out."""
+        return f"{self.pair}\n{' · '.join((*self.settings, *self.further))}".strip()
+
+    def label(self, separator: str = " · ") -> str:
+        """The name in one line."""
+        k = [f"K={self.num_draft_tokens}"] if self.num_draft_tokens else []
+        return separator.join([self.pair, *k, *self.settings, *self.further])
+
+
+def told_apart(rows: Sequence[RunRow]) -> list[Name]:
+    """The name of each row among the others.
+
+    A setting that readers look at first is in the names if the rows differ in it; another one if the rows of the same
+    pair do; a circumstance only where two rows would read the same without it.
+    """
+    names = [Name(pair_name(row), _k(row)) for row in rows]
+    for column, part, rivals in _steps(rows):
+        found = [(name, rivals(name), in_words(row, column)) for name, row in zip(names, rows, strict=True)]
+        among: dict[object, set[str]] = {}
+        for _, key, text in found:
+            if text is not None:
+                among.setdefault(key, set()).add(text)
+        for name, key, text in found:
+            if text and len(among[key]) > 1:
+                getattr(name, part).append(text)
+    return names
+
+
+def in_words(row: RunRow, column: str) -> str | None:
+    """A setting or circumstance; empty for one that goes without saying, None for one that is not known."""
+    if column in _MADE:
+        return _MADE[column](row)
+    value = getattr(row, column, None)
+    if value is None:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+    return _SPECIAL.get((column, value), _PHRASES.get(column, f"{column} {{}}")).format(text)
+
+
+def _pair(row: RunRow, joint: str) -> str:
+    return ", ".join([f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}", *labels(row)])
+
+
+def _k(row: RunRow) -> int | None:
+    return row.num_draft_tokens if row.draft else None
+
+
+def _steps(rows: Sequence[RunRow]) -> Iterator[tuple[str, str, Callable[[Name], object]]]:
+    """Columns whose values can be in a name, the part of the name, and which rows must differ in them."""
+    for column in _FIRST:
+        yield column, "settings", lambda name: None
+    columns = type(rows[0]).columns() if rows else {}
+    for kind, part, rivals in (("setting", "settings", attrgetter("group")), ("circumstance", "further", Name.label)):
+        for column, about in columns.items():
+            if about["kind"] == kind and column not in _FIRST and column not in _NEVER:
+                yield column, part, rivals
+
+
+def _prompts(row: Any) -> str | None:
+    if isinstance(row, EvalRow):
+        return f"{row.task} of {(row.operands or '').replace('-', ' to ')}"
+    if row.status not in (None, "ok"):
+        # It ended early and does not say how many prompts it was asked for.
+        return None
+    number, name = getattr(row, "num_prompts", None), getattr(row, "prompts", None)
+    return f"{number} prompts ({name})" if number and name else ""
+
+
+# What readers look at first, in one run's line and among many runs.
+_LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weights runner".split()
+_FIRST = (*_LINE, "devices", "test", "fault")
+# Said by other means, or no reason for a difference.
+_NEVER = frozenset(
+    "run job status error timestamp directory measurement setup_s model draft num_draft_tokens quantization dtype"
+    " synthetic_acceptance lossy task operands view".split()
+)
+# The others are said as `name value`.
+_PHRASES = {
+    "max_new_tokens": "{} new tokens",
+    "batch_size": "batches of {}",
+    "lenience": "lenience {} (lossy)",
+    "devices": "on {}",
+    "test": "test={}",
+}
+_SPECIAL: dict[tuple[str, object], str] = {
+    ("temperature", 0): "greedy",
+    ("ignore_eos", False): "ends where the model does",
+    **dict.fromkeys([("batch_size", 1), ("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
+    **dict.fromkeys([("runner", "eager"), ("fault", "none"), ("ignore_eos", True)], ""),
+}
+# Those that are more than a value.
+_MADE: Mapping[str, Callable[[Any], str | None]] = {
+    "prompts": _prompts,
+    "weights": lambda row: ", ".join(part for part in (row.quantization, row.dtype) if part not in (None, "none")),
+    "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
+    "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
+    "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
+}

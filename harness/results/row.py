@@ -1,0 +1,104 @@
+"""A row of a CSV file as a dataclass whose fields describe its columns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+# The columns that a file begins with, so far as it has them.
+_FIRST = "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
+
+
+def _column(kind: str, text: str, unit: str = "", path: str = "") -> Any:
+    return field(default=None, metadata={"kind": kind, "text": text, "unit": unit, "path": path})
+
+
+def setting(text: str, path: str = "", unit: str = "") -> Any:
+    """A column that repeats what the user asked for.
+
+    Args:
+        text: one line for `docs/columns.md`.
+        path: of the value in the command's settings, `decoding.top_k`; empty where the command fills it in.
+    """
+    return _column("setting", text, unit, path)
+
+
+# A column with something that was measured or computed, and one that says where, when and with what a row was made.
+figure = functools.partial(_column, "figure")
+circumstance = functools.partial(_column, "circumstance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What all rows have.
+
+    Attributes:
+        kind: stem of the file's name.
+        signature: columns by which a file of this kind is recognised.
+    """
+
+    kind: ClassVar[str]
+    signature: ClassVar[tuple[str, ...]]
+
+    run: str | None = circumstance("unique id of the run that wrote the row; ids sort by time")
+
+    @classmethod
+    @functools.cache
+    def columns(cls) -> dict[str, Mapping[str, Any]]:
+        """Column names in the file's order, each with its text, unit, path and kind.
+
+        `type` is that of its values (str, int, float, bool, list or dict), and `optional` says if they may be None.
+        """
+        hints = typing.get_type_hints(cls)
+        found = {f.name: {**f.metadata, **_value_type(hints[f.name])} for f in fields(cls)}
+        own = [name for ancestor in cls.__mro__ for name in inspect.get_annotations(ancestor)]
+        return {name: found[name] for name in dict.fromkeys([*_FIRST, *own]) if name in found}
+
+    def cells(self) -> dict[str, Any]:
+        """The row as it is written; lists and mappings as JSON."""
+        values = ((name, getattr(self, name)) for name in self.columns())
+        return {name: json.dumps(value) if isinstance(value, list | tuple | dict) else value for name, value in values}
+
+    @classmethod
+    def parse(cls, cells: Mapping[str, str]) -> Self:
+        """The reverse of `cells`, from text. Foreign columns are ignored; what is absent or cannot be read is None.
+
+        An empty cell is None too, except in a column that always has text.
+        """
+        return cls(**{name: _parsed(cells.get(name), **about) for name, about in cls.columns().items()})
+
+    @classmethod
+    def asked(cls, settings: Any) -> dict[str, Any]:
+        """The columns that repeat what `settings` say."""
+        return {name: _look_up(settings, about["path"]) for name, about in cls.columns().items() if about["path"]}
+
+
+def _value_type(hint: Any) -> dict[str, Any]:
+    """`list`, and optional, for `list[int] | None`."""
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return {"type": typing.get_origin(hint) or hint, "optional": optional}
+
+
+def _parsed(cell: str | None, type: Any, optional: bool, **_: Any) -> Any:
+    if not cell:
+        return cell if type is str and not optional else None
+    try:
+        if type is bool:
+            return {"True": True, "False": False}[cell]
+        value = json.loads(cell) if type in (list, dict) else type(cell)
+    except (KeyError, ValueError):
+        return None
+    return value if isinstance(value, type) and (type is not float or math.isfinite(value)) else None
+
+
+def _look_up(settings: Any, path: str) -> Any:
+    return functools.reduce(lambda found, name: found and getattr(found, name), path.split("."), settings)

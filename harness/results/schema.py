@@ -1,0 +1,333 @@
+"""Every kind of row that is written, described once: a dataclass per CSV file, a field per column.
+
+Writing, parsing, empty cells, `docs/columns.md`, and the settings in which rows differ all follow from here. A value
+that cannot be had is None and an empty cell. All rows that one run wrote have the same `run`: readers group by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.results.row import Row, circumstance, figure, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow(Row):
+    """A row with a run's result. A run that failed has one as well, with the reason."""
+
+    job: str | None = circumstance("number of the job within its sweep, from 0; empty outside a sweep's own file")
+    status: str | None = circumstance("`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`")
+    error: str | None = circumstance("why the status is not `ok`")
+    model: str | None = setting("name of the target, as typed", "model.name")
+    draft: str | None = setting("name of the draft, as typed; empty without one", "draft.name")
+    batch_size: int | None = setting("rows decoded at once", "batch_size")
+    num_draft_tokens: int | None = setting("K, draft tokens per iteration", "decoding.num_draft_tokens", "tokens")
+    max_new_tokens: int | None = setting("new tokens per prompt, at most", "decoding.max_new_tokens", "tokens")
+    weights: str | None = setting("`stored`, or `random` where only the architecture is real", "weights")
+    repository: str | None = setting("directory or hub repository of the target", "model.repository")
+    draft_repository: str | None = setting("directory or hub repository of the draft", "draft.repository")
+    quantization: str | None = setting("quantization of the target: `none`, `8bit` or `4bit`", "model.quantization")
+    draft_quantization: str | None = setting("quantization of the draft", "draft.quantization")
+    draft_method: str | None = setting("`model` for a model or a head, else the method's name", "draft.method")
+    draft_sampling: str | None = setting("how draft tokens are drawn: `target` or `greedy`", "draft.sampling")
+    draft_layers: list[int] | None = setting("layers of `early_exit`, or those a head reads", "draft.layers")
+    max_ngram: int | None = setting("longest sequence that `lookup` searches for", "draft.max_ngram", "tokens")
+    shared: bool | None = setting("whether `suffix` searches earlier answers of the run", "draft.shared")
+    placement: str | None = setting("strategy by which the target was placed", "strategy")
+    chat_template: str | None = setting("whether prompts went through the chat template", "chat_template")
+    dtype: str | None = circumstance("number format of what is not quantized in the target")
+    draft_dtype: str | None = circumstance("number format of what is not quantized in the draft")
+    weight_bytes: dict[str, int] | None = circumstance("the target's weights, bytes by device, as JSON", "bytes")
+    draft_weight_bytes: dict[str, int] | None = circumstance("the draft's weights, bytes by device, as JSON", "bytes")
+    runner: str | None = circumstance("what ran the models; `eager+graphs` where target and draft differ")
+    setup_s: float | None = circumstance("time to compile and capture", "s")
+    timestamp: str | None = circumstance("when the row was written, UTC")
+    devices: str | None = circumstance("names of the devices that computed")
+    num_threads: int | None = circumstance("threads that computed on the CPU")
+    harness_version: str | None = circumstance("version of harness")
+    commit: str | None = circumstance("commit of harness; `-dirty` with uncommitted changes")
+    torch_version: str | None = circumstance("version of torch")
+    transformers_version: str | None = circumstance("version of transformers")
+    bitsandbytes_version: str | None = circumstance("version of bitsandbytes")
+    measurement: str | None = circumstance("digest of everything that determines the figures; equal for repetitions")
+    directory: str | None = circumstance("directory of the run")
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether a coin accepted the draft tokens, in place of the rule."""
+        return bool(self.draft) and getattr(self, "synthetic_acceptance", None) is not None
+
+    @property
+    def real(self) -> bool:
+        """Whether the figures are those of the models that the row names."""
+        return self.weights != "random" and not self.synthetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedRow(RunRow):
+    """A row of a command that decodes."""
+
+    temperature: float | None = setting("temperature; 0 is greedy", "decoding.temperature")
+    top_k: int | None = setting("the k likeliest tokens are kept; 0 keeps all", "decoding.top_k")
+    top_p: float | None = setting("the likeliest tokens up to this mass are kept; 1 keeps all", "decoding.top_p")
+    rule: str | None = setting("acceptance rule", "decoding.rule")
+    lenience: float | None = setting("lenience of the acceptance rule; below 1 is lossy", "decoding.lenience")
+    synthetic_acceptance: float | None = setting(
+        "bias of the coin that accepted draft tokens; empty for the rule", "decoding.synthetic_acceptance"
+    )
+    lossy: bool | None = setting("whether the speculative output may differ from the target's", "decoding.lossy")
+    ignore_eos: bool | None = setting("whether texts went on past the end of sequence", "decoding.ignore_eos")
+    acceptance_rate: float | None = figure("accepted / proposed draft tokens")
+    conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens (alpha of Leviathan et al.)")
+    mean_acceptance_length: float | None = figure("tokens per iteration: 1 + accepted / iterations", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow(DecodedRow):
+    """`latency.csv`: one row per arm."""
+
+    kind = "latency"
+    signature = ("arm", "ms_per_token", "speedup", "tokens_per_second")
+
+    seed: int | None = setting("seed of the random numbers", "seed")
+    arm: str | None = figure("`regular` or `speculative`")
+    num_prompts: int | None = figure("prompts measured")
+    num_tokens: int | None = figure("tokens generated over all prompts", "tokens")
+    ms_per_token: float | None = figure("time per token of a row, with the prompt's pass; mean over batches", "ms")
+    ms_per_token_median: float | None = figure("median of the same", "ms")
+    ms_per_token_std: float | None = figure("standard deviation of the same", "ms")
+    tokens_per_second: float | None = figure("tokens of all rows over total time", "tokens/s")
+    time_to_first_token_ms: float | None = figure("mean time to the first token", "ms")
+    speedup: float | None = figure("total regular time / total speculative time, per token")
+    speedup_low: float | None = figure("lower end of its 95 % paired bootstrap interval over prompts")
+    speedup_high: float | None = figure("upper end of the same")
+    predicted_speedup: float | None = figure("tokens per iteration / (K c + v), with measured c and v")
+    acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
+    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
+    mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
+    draft_ms: float | None = figure("drafting per iteration", "ms")
+    verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")
+    target_step_ms: float | None = figure("one forward pass of the target over one token", "ms")
+    iteration_ms: float | None = figure("a whole iteration in the timed run", "ms")
+    identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
+    peak_memory_bytes: int | None = figure("most GPU memory allocated, summed over GPUs", "bytes")
+    step_bytes: int | None = figure("weights and cache that a step of the target reads", "bytes")
+    draft_step_bytes: int | None = figure("weights and cache that a step of the draft reads", "bytes")
+    copy_bandwidth_bytes_per_s: float | None = figure("measured rate of a large copy in the target's memory", "bytes/s")
+    floor_ms: float | None = figure("least time of a target step at that rate", "ms")
+    draft_floor_ms: float | None = figure("least time of a draft step", "ms")
+    num_warmup: int | None = setting("warm-up batches that were not counted", "num_warmup")
+    test: bool | None = setting("whether this was a short trial, `test=true`", "test")
+    prompts: str | None = setting("name of the prompt set", "prompts.name")
+    prompts_digest: str | None = circumstance("digest of the prompt set's texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyPromptRow(Row):
+    """`latency_prompts.csv`: one row per prompt and arm."""
+
+    kind = "latency_prompts"
+    signature = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
+
+    prompt_index: int | None = figure("place of the prompt in the prompt set, from 0")
+    category: str | None = figure("category of the prompt, where the set has them")
+    prompt: str | None = figure("the prompt; the user's last message of a chat")
+    arm: str | None = figure("`regular` or `speculative`")
+    completion: str | None = figure("generated text")
+    num_tokens: int | None = figure("generated tokens", "tokens")
+    time_ms: float | None = figure("time of the prompt's batch", "ms")
+    time_to_first_token_ms: float | None = figure("time to the first token", "ms")
+    acceptance_rate: float | None = figure("accepted / proposed draft tokens")
+    conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens")
+    mean_acceptance_length: float | None = figure("tokens per iteration", "tokens")
+    mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
+    acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
+    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
+    divergence_position: int | None = figure("first token at which a greedy text differs from the regular arm's")
+    logit_margin: float | None = figure("logit of the regular arm's token minus that of this arm's, at that place")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow(DecodedRow):
+    """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
+
+    kind = "eval"
+    signature = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
+
+    seed: str | None = setting("seed of the questions and of sampling; `all` for several seeds merged")
+    arm: str | None = figure("`regular` or `speculative`")
+    num_prompts: int | None = figure("questions answered")
+    accuracy: float | None = figure("proportion of correct answers")
+    wald_low: float | None = figure("lower end of Wald's 95 % interval")
+    wald_high: float | None = figure("upper end of Wald's 95 % interval")
+    wilson_low: float | None = figure("lower end of Wilson's 95 % interval")
+    wilson_high: float | None = figure("upper end of Wilson's 95 % interval")
+    num_correct: int | None = figure("correct answers")
+    num_parsed: int | None = figure("completions with an integer in their first line")
+    difference: float | None = figure("accuracy of this arm minus the regular arm's, on the same questions")
+    difference_low: float | None = figure("lower end of its paired 95 % interval")
+    difference_high: float | None = figure("upper end of the same")
+    mcnemar_p_value: float | None = figure("exact two-sided p-value of McNemar's test")
+    identical_prompts: int | None = figure("greedy completions equal to the regular arm's")
+    published_accuracy: float | None = figure("accuracy that others published for this model and arm")
+    ms_per_answer: float | None = figure("mean time per answer; an answer takes an equal share of its batch", "ms")
+    num_tokens: int | None = figure("tokens generated over all questions", "tokens")
+    num_resumed: int | None = figure("answers taken from earlier runs")
+    task: str | None = setting("name of the task", "task")
+    operands: str | None = setting("lowest and highest operand, `1-99`")
+    prompts_digest: str | None = circumstance("digest of the questions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRow(Row):
+    """`eval_prompts.csv` and the store of answers: one row per question and arm."""
+
+    kind = "eval_prompts"
+    signature = ("prompt_index", "expected", "correct", "outcomes")
+
+    prompt_index: int = figure("index of the question within its seed, from 0")
+    seed: int = figure("seed of the question")
+    arm: str = figure("`regular` or `speculative`")
+    a: int = figure("first operand")
+    b: int = figure("second operand")
+    expected: int = figure("correct answer")
+    completion: str = figure("generated text up to the end of the line")
+    answer: int | None = figure("integer read from it; empty where there is none")
+    correct: bool = figure("whether it is the expected one")
+    num_tokens: int = figure("generated tokens", "tokens")
+    time_ms: float = figure("time of the question's batch over the questions in it", "ms")
+    outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration, as JSON")
+    acceptance_rate: float | None = figure("accepted / proposed draft tokens")
+    answered_at: str = figure("when it was answered, UTC")
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Arm, seed and index of the question: once in every run."""
+        return self.arm, self.seed, self.prompt_index
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryRow(DecodedRow):
+    """`recovery.csv`: one row per check."""
+
+    kind = "recovery"
+    signature = ("check", "verdict", "p_value", "significance_level")
+
+    seed: int | None = setting("seed of the random numbers", "seed")
+    arm: str | None = figure("the arm under test")
+    check: str | None = figure("`greedy` or `sampled`")
+    verdict: str | None = figure("`lossless`, `lossy` or `undecided`")
+    prompt_index: int | None = figure("prompt that the draws continue; empty for all contexts together")
+    context_end: int | None = figure("how many of the prompt's tokens the draws continue", "tokens")
+    num_prompts: int | None = figure("prompts compared, or contexts drawn from")
+    num_tokens: int | None = figure("greedy: tokens compared; sampled: tokens counted per draw", "tokens")
+    identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
+    divergence_position: int | None = figure("where the greedy texts differ most: token")
+    logit_margin: float | None = figure("logit margin there")
+    logit_tolerance: float | None = figure("largest margin there that rounding explains")
+    num_draws: int | None = figure("sampled continuations")
+    statistic: float | None = figure("chi-square statistic")
+    degrees_of_freedom: int | None = figure("degrees of freedom of the test")
+    p_value: float | None = figure("p-value of the test")
+    significance_level: float | None = figure("a p-value below this is called lossy")
+    power: float | None = figure("chance that the test sees the stated shift")
+    rounding: float | None = figure("part of the statistic attributed to rounding")
+    shift: float | None = setting("total variation of a token's distribution that must be seen", "shift")
+    false_alarm_rate: float | None = setting("chance that a lossless pair is called lossy", "false_alarm_rate")
+    fault: str | None = setting("mistake planted on purpose, or `none`", "fault")
+    prompts: str | None = setting("name of the prompt set", "prompts.name")
+    prompts_digest: str | None = circumstance("digest of the prompt set's texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRow(DecodedRow):
+    """`compare.csv`: one row per prompt that was typed."""
+
+    kind = "compare"
+    signature = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
+
+    seed: int | None = setting("seed of the random numbers", "seed")
+    prompt_index: int | None = figure("number of the prompt within the session, from 0")
+    prompt: str | None = figure("the prompt")
+    num_prompt_tokens: int | None = figure("its tokens", "tokens")
+    speedup: float | None = figure("regular / speculative time per token")
+    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
+    num_rejections: int | None = figure("draft tokens that the target rejected")
+    identical: bool | None = figure("whether both texts are the same tokens")
+    parted_at: int | None = figure("first token at which they differ")
+    logit_margin: float | None = figure("greedy: logit margin there")
+    regular_completion: str | None = figure("text of the regular arm")
+    regular_num_tokens: int | None = figure("its tokens", "tokens")
+    regular_time_ms: float | None = figure("its time", "ms")
+    regular_ms_per_token: float | None = figure("its time per token", "ms")
+    regular_tokens_per_second: float | None = figure("its rate", "tokens/s")
+    regular_time_to_first_token_ms: float | None = figure("its time to the first token", "ms")
+    speculative_completion: str | None = figure("text of the speculative arm")
+    speculative_num_tokens: int | None = figure("its tokens", "tokens")
+    speculative_time_ms: float | None = figure("its time", "ms")
+    speculative_ms_per_token: float | None = figure("its time per token", "ms")
+    speculative_tokens_per_second: float | None = figure("its rate", "tokens/s")
+    speculative_time_to_first_token_ms: float | None = figure("its time to the first token", "ms")
+    view: str | None = setting("how it was shown", "view")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(RunRow):
+    """`plan.csv`: one row per pair."""
+
+    kind = "plan"
+    signature = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
+
+    prompt_length: int | None = setting("tokens of the longest prompt", "prompt_length", "tokens")
+    num_gpus: int | None = figure("GPUs that were planned for; 0 is main memory")
+    free_bytes: int | None = figure("free memory of the GPU that has least", "bytes")
+    reserve_bytes: int | None = figure("kept free on each GPU", "bytes")
+    num_tokens: int | None = figure("tokens of a row: prompt, new tokens and what is drafted beyond", "tokens")
+    num_parameters: int | None = figure("parameters of the target")
+    draft_num_parameters: int | None = figure("parameters of the draft")
+    model_bytes: int | None = figure("weights of the target", "bytes")
+    draft_bytes: int | None = figure("weights of the draft; 0 where it shares the target's", "bytes")
+    cache_bytes: int | None = figure("KV cache of the target", "bytes")
+    draft_cache_bytes: int | None = figure("KV cache of the draft", "bytes")
+    needed_bytes: int | None = figure("weights and caches of both", "bytes")
+    rule_of_thumb_bytes: int | None = figure("llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes")
+    draft_rule_of_thumb_bytes: int | None = figure("the same for the draft", "bytes")
+    read_bytes: int | None = figure("what one forward pass of the target must read", "bytes")
+    speculative_read_bytes: int | None = figure("the same per token with the draft, all tokens accepted", "bytes")
+    highest_speedup: float | None = figure("speed-up if every draft token is accepted and verification is one step")
+    break_even_tokens: float | None = figure("tokens per iteration from which on speculation pays", "tokens")
+    bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it, GB/s, as JSON", "GB/s")
+    lowest_ms_per_token: float | None = figure("least time per token at that bandwidth, if there is one", "ms")
+    lowest_speculative_ms_per_token: float | None = figure("the same with the draft", "ms")
+    devices_bytes: dict[str, dict[str, int]] | None = figure("free memory and its use by device, as JSON", "bytes")
+    device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
+    draft_device_map: dict[str, Any] | None = figure("modules of the draft to devices, as JSON")
+    instead: str | None = figure("changes that would make the pair fit, one per line")
+    note: str | None = figure("what else matters")
+
+
+KINDS: tuple[type[Row], ...] = (LatencyRow, LatencyPromptRow, EvalRow, AnswerRow, RecoveryRow, CompareRow, PlanRow)
+
+
+def kind_of(header: Iterable[str]) -> type[Row] | None:
+    """The kind of the rows in a file with these columns; None for a file that is not ours."""
+    columns = set(header)
+    return next((kind for kind in KINDS if columns.issuperset(("run", *kind.signature))), None)
+
+
+def described() -> str:
+    """`docs/columns.md`: a table for each kind of file."""
+    parts = ["# Columns of the CSV files", "Generated by `python -m harness.results.schema > docs/columns.md`."]
+    for kind in KINDS:
+        parts.append(f"## {(kind.__doc__ or '').strip()}")
+        lines = ["| column | type | unit | |", "|---|---|---|---|"]
+        for name, about in kind.columns().items():
+            lines.append(f"| `{name}` | {about['type'].__name__} | {about['unit']} | {about['text']} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(described(), end="")

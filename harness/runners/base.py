@@ -1,0 +1,122 @@
+"""What the runners over transformers models share: how a model is called, and which tokens each row has."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+import torch
+import transformers
+from packaging.version import Version
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from harness.decoding.protocols import Runner, Step
+from harness.decoding.transfer import to_device
+
+
+class RollbackError(RuntimeError):
+    """The model keeps state outside the KV cache, so that tokens it has seen cannot be taken back."""
+
+
+class Options(TypedDict, total=False):
+    """Of every runner over a transformers model."""
+
+    vocabulary_size: int | None  # logits are cut to it; embeddings are often padded differently in target and draft
+    device: torch.device | None  # where tokens go in and logits come out; the model's own by default
+    # What `Step.hidden` holds, as indices into transformers' `hidden_states`: i is the input of layer i, 0 the
+    # embeddings, and the last one the output after the final norm.
+    hidden_layers: tuple[int, ...]
+
+
+class CacheRunner(Runner):
+    """A `Runner` over a decoder-only transformers model, in evaluation mode, whose only state is its KV cache."""
+
+    def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:
+        self._model, self._options = model, options
+        self._device = options.get("device") or model.device
+        self._parameters = inspect.signature(model.forward).parameters
+        self._cache: Any = DynamicCache()
+        self._lengths: list[int] = []  # kept tokens of each row
+        self._num_extended = 0  # since the last keep
+
+    @torch.inference_mode()
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Raises RollbackError if the model does not fill the cache."""
+        if not prompts or not all(prompts):
+            raise ValueError("every prompt needs at least one token")
+        # Without the model's configuration no layer drops slots behind a sliding window: a roll-back may need them.
+        self._cache = DynamicCache()
+        self._lengths, self._num_extended = list(map(len, prompts)), 0
+        # Many samples of one prompt: it is read once.
+        outputs = self._read(prompts[:1] if all(prompt == prompts[0] for prompt in prompts) else prompts)
+        layers, width = self._cache.layers, max(self._lengths)
+        if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers):
+            raise RollbackError(f"{type(self._model).__name__} does not keep its state in a KV cache")
+        self._begin()
+        return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
+
+    @torch.inference_mode()
+    def keep(self, counts: Sequence[int]) -> None:
+        if not all(0 <= count <= self._num_extended for count in counts):
+            raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
+        self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        dropped = [self._num_extended - count for count in counts]
+        self._num_extended = 0
+        if any(dropped):
+            self._roll_back(dropped)
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        if self._num_extended:
+            raise ValueError("keep what was extended before selecting rows")
+        self._lengths = [self._lengths[row] for row in rows]
+        self._select(rows)
+
+    @abstractmethod
+    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Run the model over prompts into the empty `_cache` -> the tensors of a Step, for these prompts."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin a batch of as many rows as `_lengths` from `_cache`, which has one row if all prompts are equal."""
+
+    @abstractmethod
+    def _roll_back(self, dropped: Sequence[int]) -> None:
+        """Forget the last dropped[b] tokens of row b; `_lengths` no longer counts them."""
+
+    @abstractmethod
+    def _select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows; `_lengths` already does."""
+
+
+_KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
+
+
+def run_model(
+    model: PreTrainedModel, options: Options, tokens: Tensor, cache: Cache, **arguments: Any
+) -> tuple[Tensor, ...]:
+    """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their states [B, n, L, D]."""
+    layers = options.get("hidden_layers", ())
+    if layers:
+        # A list keeps these alone. Before 5.23 transformers returned other layers for a list than it was given.
+        arguments["output_hidden_states"] = list(layers) if _KEEPS_LISTED_STATES else True
+    output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments)
+    logits = output.logits[..., : options.get("vocabulary_size")]
+    if not layers:
+        return (logits,)
+    # The layers of one model may be on several devices.
+    return logits, torch.stack([output.hidden_states[layer].to(logits.device) for layer in layers], dim=2)
+
+
+def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Move the first lengths[b] states of row b to the right end: [B, longest, ...] -> the same shape."""
+    num_rows, width = states.shape[:2]
+    if min(lengths) == width:
+        return states
+    missing = to_device([width - length for length in lengths], states.device).unsqueeze(1)
+    sources = (torch.arange(width, device=states.device) - missing).clamp(min=0)
+    return states[torch.arange(num_rows, device=states.device).unsqueeze(1), sources]

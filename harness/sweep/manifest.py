@@ -1,0 +1,57 @@
+"""What a sweep records when it starts, for its jobs in their processes: `sweep.json` in its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+_FILE = "sweep.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """How many jobs a sweep has, when it started (seconds since the epoch), and the settings in which jobs differ."""
+
+    num_jobs: int
+    started: float
+    varying: list[str]
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """The manifest of the sweep in a directory."""
+        return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
+
+
+class SweepCallback(Callback):
+    """Writes the manifest. Hydra calls it in the process that the user started, before the first job.
+
+    Attributes:
+        directory: of the sweep that this process started; None before.
+    """
+
+    directory: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """See the class."""
+        # Hydra imports this class for every command: slow imports wait until there is a sweep.
+        from harness.results.files import replace_file
+
+        directory = SweepCallback.directory = Path(config.hydra.sweep.dir)
+        # An optimiser has its choices, and their number, in the configuration.
+        sweeper = config.hydra.sweeper
+        chosen = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+        overrides = OverridesParser.create().parse_overrides([*config.hydra.overrides.task, *chosen])
+        sweeps = [override for override in overrides if override.is_sweep_override()]
+        num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
+        manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps])
+        replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
+        print(f"{num_jobs} jobs in {directory}", file=sys.stderr)

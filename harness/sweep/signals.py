@@ -1,0 +1,93 @@
+"""Signals that end a run, raised as exceptions, and never lost.
+
+An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So
+signals are postponed while libraries are imported. One that disappears in a destructor is raised again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# While signals are postponed: what the first one will raise. None while they raise at once.
+_waiting: list[BaseException] | None = None
+# The signal that came last, and what it raised.
+_last: tuple[int, BaseException] | None = None
+
+
+def handle(number: int, error: Callable[[], BaseException]) -> None:
+    """From now on a signal raises `error()` in the main thread: at once, or in `obey` where signals are postponed."""
+    once = functools.cache(error)
+
+    def receive(*_: object) -> None:
+        global _last
+        _last = number, once()
+        # The second one does not wait.
+        if _waiting is None or _waiting:
+            raise _last[1]
+        _waiting.append(_last[1])
+
+    signal.signal(number, receive)
+    sys.unraisablehook = _raise_again
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, where they are postponed at first.
+
+    Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no signals.
+    """
+    global _waiting
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reasons = {signal.SIGINT: (), signal.SIGTERM: ("stopped by SIGTERM",), signal.SIGHUP: ("stopped by SIGHUP",)}
+    before, hook = {number: signal.getsignal(number) for number in reasons}, sys.unraisablehook
+    for number, reason in reasons.items():
+        if before[number] is not signal.SIG_IGN:
+            handle(number, functools.partial(KeyboardInterrupt, *reason))
+    _waiting = []
+    try:
+        yield
+        obey()
+    finally:
+        sys.unraisablehook, _waiting = hook, None
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def obey() -> None:
+    """Raise what a postponed signal would have raised; from now on signals raise at once."""
+    global _waiting
+    waiting, _waiting = _waiting, None
+    if waiting:
+        raise waiting[0]
+
+
+def load(module: str) -> Any:
+    """Import a module, and torch with it, while signals are postponed."""
+    global _waiting
+    _waiting = _waiting or []
+    # Importing makes millions of objects; looking through them for garbage takes seconds.
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.enable()
+        obey()
+
+
+def _raise_again(unraisable: Any) -> None:
+    if _last is not None and unraisable.exc_value is _last[1]:
+        # Later, and to the process, so that it wakes the main thread.
+        threading.Timer(0.05, os.kill, [os.getpid(), _last[0]]).start()
+    else:
+        sys.__unraisablehook__(unraisable)

@@ -1,0 +1,210 @@
+"""Block verification keeps the target's distribution and accepts more; typical acceptance keeps what it is said to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from decoding.fakes import MarkovRunner, TableDrafter
+from decoding.test_loops import RAGGED, SIZE, chain, request, texts
+from decoding.test_verify import FALSE_ALARM_RATE, first_two_tokens, one_hot, p_value
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.randomness import inverse_cdf, uniforms
+from harness.decoding.rules import verify_block, verify_typical
+from harness.decoding.verify import Verdict, verify
+from harness.decoding.warp import Warp
+from harness.drafting.model import ModelDrafter
+
+Rule = Callable[..., Verdict]
+
+
+def arguments(num_rows: int, k: int, size: int = 6, seed: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of `verify`: random distributions, with tokens drawn from the draft's."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.rand(num_rows, k + 1, size, generator=generator) ** 4
+    draft = torch.rand(num_rows, k, size, generator=generator) ** 4 + target[:, :k]
+    target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+    tokens = inverse_cdf(draft, torch.rand(num_rows, k, generator=generator))
+    numbers = torch.rand(num_rows, k, generator=generator), torch.rand(num_rows, k + 1, generator=generator)
+    return target, tokens, draft, *numbers
+
+
+def with_token_residual(target: Tensor, tokens: Tensor, draft: Tensor | None, *others: Any) -> Verdict:
+    """Draws what follows a rejection as `verify` would, or from the whole target; not from the prefix's residual."""
+    verdict = verify_block(target, tokens, draft, *others)
+    rows, place = torch.arange(len(tokens)), verdict.num_accepted.clamp(max=tokens.shape[1] - 1)
+    weights = target[rows, verdict.num_accepted]
+    if draft is not None:
+        residual = (weights - draft[rows, place]).clamp(min=0)
+        rejected = (verdict.num_accepted < tokens.shape[1]) & (residual.sum(-1) > 0)
+        weights = torch.where(rejected.unsqueeze(-1), residual, weights)
+    drawn = inverse_cdf(weights, others[1][rows, verdict.num_accepted])
+    return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["draft model", "deterministic"])
+@pytest.mark.parametrize(
+    ("rule", "redraw", "lossless"),
+    [
+        (verify_block, True, True),
+        pytest.param(verify_block, False, False, id="numbers used again at positions whose tokens were discarded"),
+        (with_token_residual, True, False),
+    ],
+)
+def test_the_loop_keeps_the_target_s_distribution(rule: Rule, redraw: bool, lossless: bool, table: bool) -> None:
+    """Chi-square over the first token and the K + 2 after it, false-alarm rate 1e-9; the broken twins are caught."""
+    size, k, num_rows = 3, 2, 40_000
+    target, draft = chain(5, 0.8)[:size, :size].double(), chain(6, 1.2)[:size, :size]
+    target /= target.sum(-1, keepdim=True)
+    draft /= draft.sum(-1, keepdim=True)
+    what = request([[0]] * num_rows, Warp(1.0), k + 3)
+    what = dataclasses.replace(what, uniforms=uniforms(0, range(num_rows), (k + 4) * (k + 1)))
+    drafter = TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what.warp)
+    drawn = texts(speculative(MarkovRunner(target.float()), drafter, what, k, 1.0, rule, redraw), num_rows)
+    codes = torch.tensor(drawn) @ torch.tensor([size**power for power in reversed(range(k + 3))])
+    exact = target[0]
+    for _ in range(k + 2):
+        exact = exact.unsqueeze(-1) * target
+    counts = codes.bincount(minlength=exact.numel()).numpy()
+    p = stats.chisquare(counts, num_rows * exact.flatten().numpy()).pvalue
+    assert (p > FALSE_ALARM_RATE) == lossless
+
+
+def test_an_answer_does_not_depend_on_its_batch() -> None:
+    prompts, length, k = [[row % SIZE] for row in range(24)], 9, 4
+
+    def output(indices: range) -> list[list[int]]:
+        what = request([prompts[index] for index in indices], Warp(0.9), length)
+        what = dataclasses.replace(what, uniforms=uniforms(0, indices, (length + 1) * (k + 1)))
+        drafter = ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), what.warp)
+        decoded = speculative(MarkovRunner(chain(0)), drafter, what, k, 1.0, verify_block, redraw=True)
+        return texts(decoded, len(indices))
+
+    assert output(range(24)) == [output(range(index, index + 1))[0] for index in range(24)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_block_verification_and_typical_acceptance_as_units(deterministic: bool) -> None:
+    """Ragged where deterministic, with tokens that only one of target and draft can produce."""
+    assert p_value(*first_two_tokens(verify_block, 200_000, deterministic)) > FALSE_ALARM_RATE
+    assert p_value(*first_two_tokens(verify_typical, 200_000, deterministic)) < FALSE_ALARM_RATE, "is lossy"
+
+
+def test_the_motivating_example_of_the_paper() -> None:
+    """Two tokens, target (1/3, 2/3), draft (2/3, 1/3), K = 2: token by token 10/9 are accepted, by block 11/9."""
+    target, draft, steps = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3]), 120
+    grid = (torch.arange(steps) + 0.5) / steps
+    accept = torch.cartesian_prod(grid, grid)
+    num_rows = len(accept)
+    expected = {verify: 0.0, verify_block: 0.0}
+    for rule in expected:
+        for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
+            verdict = rule(
+                target.expand(num_rows, 3, 2), torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2),
+                accept, torch.zeros(num_rows, 3),
+            )  # fmt: skip
+            expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
+    assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
+    assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_no_fewer_tokens_are_accepted_than_token_by_token(k: int) -> None:
+    given = arguments(20_000, k)
+    by_token, by_block = verify(*given).num_accepted.double().mean(), verify_block(*given).num_accepted.double().mean()
+    assert by_block == by_token if k == 1 else by_block > 1.02 * by_token
+
+
+@pytest.mark.parametrize("rule", [verify_block, verify_typical])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> None:
+    target, tokens, draft, accept, following = arguments(2000, 3)
+    draft[1000:, 2, :] = 0  # behind the offer a draft distribution may be anything
+    proposed = None if deterministic else draft
+    lengths = torch.cat([torch.arange(1000) % 4, torch.arange(1000) % 3])
+    ragged = rule(target, tokens, proposed, accept, following, lengths=lengths)
+    for length in range(4):
+        rows = lengths == length
+        short = None if proposed is None else proposed[rows, :length]
+        alone = rule(
+            target[rows, : length + 1], tokens[rows, :length], short, accept[rows, :length],
+            following[rows, : length + 1],
+        )  # fmt: skip
+        assert torch.equal(ragged.num_accepted[rows], alone.num_accepted)
+        assert torch.equal(ragged.next_token[rows], alone.next_token)
+        assert set(alone.num_accepted.tolist()) == set(range(length + 1))
+
+
+def test_a_deterministic_proposal_is_one_drawn_with_certainty() -> None:
+    target, _, _, *numbers = arguments(3000, 3)
+    tokens = target[:, :3].argmax(-1)
+    certain = torch.nn.functional.one_hot(tokens, 6).float()
+    lengths = torch.arange(3000) % 4
+    ours = verify_block(target, tokens, None, *numbers, lengths=lengths)
+    dense = verify_block(target, tokens, certain, *numbers, lengths=lengths)
+    assert torch.equal(ours.num_accepted, dense.num_accepted)
+    assert torch.equal(ours.next_token, dense.next_token)
+    assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
+
+
+@pytest.mark.parametrize("rule", [verify_block, verify_typical])
+def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
+    target = chain(0)
+    what = request(RAGGED, length=40)
+    drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what.warp)
+    output = texts(speculative(MarkovRunner(target), drafter, what, 4, 1.0, rule), 3)
+    assert output == texts(autoregressive(MarkovRunner(target), what), 3)
+
+
+def test_equal_distributions_are_never_rejected() -> None:
+    target, tokens, *_ = arguments(500, 3)
+    accept = torch.full((500, 3), 1 - 2**-24)
+    assert (verify_block(target, tokens, target[:, :3], accept, torch.rand(500, 4)).num_accepted == 3).all()
+
+
+def test_a_later_token_makes_up_for_an_earlier_one() -> None:
+    """Token by token the first one is rejected (1/2 < 0.6); the pair is twice as likely under the target."""
+    target = torch.tensor([[[0.4, 0.6], [0.8, 0.2], [0.0, 1.0]]])
+    draft = torch.tensor([[[0.8, 0.2], [0.2, 0.8]]])
+    given = target, torch.tensor([[0, 0]]), draft, torch.tensor([[0.6, 0.9]]), torch.zeros(1, 3)
+    assert verify(*given).num_accepted.item() == 0
+    block = verify_block(*given)
+    assert (block.num_accepted.item(), block.next_token.item()) == (2, 1)
+
+
+def test_lenience_accepts_more() -> None:
+    given = arguments(5000, 3)
+    strict, lenient = verify_block(*given), verify_block(*given, lenience=0.5)
+    assert lenient.num_accepted.sum() > strict.num_accepted.sum()
+    assert p_value(*first_two_tokens(lambda *some: verify_block(*some, lenience=0.5), 200_000)) < FALSE_ALARM_RATE
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "accepted"),
+    [
+        ([0.1, 0.9], 1),  # entropy 0.33: above epsilon
+        ([0.08, 0.92], 0),
+        ([0.04] * 25, 1),  # entropy log 25: the threshold is 0.3 / 25 = 0.012
+        ([0.011] + [0.989 / 24] * 24, 0),
+    ],
+)
+def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) -> None:
+    target = torch.tensor([[probabilities, probabilities]])
+    given = target, torch.tensor([[0]]), None, torch.tensor([[0.999]])
+    assert verify_typical(*given, torch.zeros(1, 2)).num_accepted.item() == accepted
+    last = verify_typical(*given, torch.full((1, 2), 0.9999)).next_token.item()
+    assert last == len(probabilities) - 1, "what follows is drawn from the whole target"
+    assert verify_typical(*given, torch.zeros(1, 2), epsilon=0.01, delta=0.01).num_accepted.item() == 1
+
+
+def test_without_draft_tokens_block_verification_samples_the_target() -> None:
+    verdict = verify_block(
+        one_hot(2)[None], torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0), torch.zeros(1, 1)
+    )
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [2])

@@ -1,0 +1,61 @@
+"""Medusa heads against the formula, and their output against `generate`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import VOCABULARY
+from decoding.test_loops import GREEDY
+from drafting.test_eagle import PROMPTS, check_against, check_greedy, randomize, target_model
+from harness.decoding.warp import Warp
+from harness.drafting.medusa import MedusaConfig, MedusaHead
+from harness.runners.eager import EagerRunner
+
+
+def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> MedusaHead:
+    config = MedusaConfig(
+        layers=(3,),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=VOCABULARY,
+        num_heads=num_heads,
+        num_blocks=num_blocks,
+        own_outputs=own_outputs,
+    )
+    head = MedusaHead(config)
+    randomize(head)
+    return head
+
+
+@pytest.mark.parametrize("own_outputs", [True, False])
+def test_distributions_are_those_of_the_formula(own_outputs: bool) -> None:
+    target, head = target_model(), medusa_head(own_outputs)
+    weights = head.state_dict()
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        found = []
+        for number in range(len(drawn)):
+            x = features[-1, 0]
+            for block in range(2):
+                linear = weights[f"{number}.{block}.linear.weight"] @ x + weights[f"{number}.{block}.linear.bias"]
+                x = x + linear * linear.sigmoid()
+            output = weights[f"{number}.2.weight"] if own_outputs else target.lm_head.weight
+            found.append((output @ x).log_softmax(-1))
+        return torch.stack(found)
+
+    check_against(target, head.drafter(target, Warp()), expected)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_greedy_output_is_that_of_generate(model_type: str) -> None:
+    target = target_model(model_type)
+    check_greedy(target, medusa_head(True).drafter(target, GREEDY))
+
+
+def test_there_are_no_more_tokens_than_heads() -> None:
+    target, head = target_model(), medusa_head(False, num_heads=2)
+    drafter = head.drafter(target, GREEDY)
+    drafter.start(PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS))
+    assert drafter.propose(4, torch.zeros(3, 4)).tokens.shape == (3, 2)

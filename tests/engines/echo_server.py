@@ -1,0 +1,177 @@
+"""A small server with the OpenAI API, over real HTTP on this machine. It answers with tokens that count up from the
+last one of the prompt, as the servers of its `dialect` do. Also a program: `echo_server.py` prints its address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# Bytes as ids, after two special tokens, as in `tiny_checkpoints.make_tokenizer`.
+VOCABULARY_SIZE = 258
+FIRST_LETTER = ord("a")
+
+
+def continuation(last: int, count: int) -> list[int]:
+    """What the server writes after a prompt that ends in `last`."""
+    return [2 + (last + 1 + step) % (VOCABULARY_SIZE - 2) for step in range(count)]
+
+
+@dataclass
+class EchoServer:
+    """What the server does, and what it saw.
+
+    Attributes:
+        dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.
+        num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
+        fail_every: this request and every so many after it get status 500.
+        break_every: the same for connections that end in the middle.
+        delay_s: before each chunk.
+        stall: never end an answer after the first chunk.
+        key: that requests must bring.
+    """
+
+    dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
+    num_draft_tokens: int | None = None
+    fail_every: int = 0
+    break_every: int = 0
+    delay_s: float = 0.0
+    stall: bool = False
+    key: str | None = None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    num_abandoned: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, with as many requests as come."""
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lines = head.decode().split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if self.key is not None and headers.get("authorization") != f"bearer {self.key}".lower():
+                    self._send(writer, 401, {"error": {"message": f"wrong key {headers.get('authorization')}"}})
+                elif lines[0].startswith("GET"):
+                    self._send(writer, 200, {"object": "list", "data": [{"id": "served", "object": "model"}]})
+                elif not await self._complete(json.loads(body), reader, writer):
+                    break
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; False to close the connection."""
+        if self.dialect == "openai" and ("top_k" in body or not isinstance(body["prompt"], str)):
+            self._send(writer, 400, {"error": {"message": "unknown parameter"}})
+            return True
+        self.bodies.append(body)
+        number = len(self.bodies)
+        if self.fail_every and number % self.fail_every == 0:
+            self._send(writer, 500, {"error": {"message": "told to fail"}})
+            return True
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            chunk_count = 0
+            async for chunk in self._chunks(body):
+                data = f"data: {json.dumps(chunk) if chunk else '[DONE]'}\n\n".encode()
+                writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                await writer.drain()
+                chunk_count += 1
+                if self.break_every and number % self.break_every == 0 and chunk_count == 2:
+                    return False
+                while self.stall:
+                    await asyncio.sleep(0.01)
+                    if reader.at_eof():
+                        raise ConnectionError
+            writer.write(b"0\r\n\r\n")
+        except ConnectionError:
+            self.num_abandoned += 1
+            raise
+        finally:
+            self.in_flight -= 1
+        return True
+
+    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
+        prompt, count, width = body["prompt"], body["max_tokens"], 1 + (self.num_draft_tokens or 0) // 2
+        last = prompt[-1] if isinstance(prompt, list) else len(prompt)
+        tokens = continuation(last, count)
+        steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
+        for step in steps:
+            await asyncio.sleep(self.delay_s)
+            text = "".join(chr(FIRST_LETTER + token % 26) for token in step)
+            choice: dict[str, Any] = {
+                "index": 0,
+                "text": text,
+                "finish_reason": "length" if step is steps[-1] else None,
+            }
+            if self.dialect.startswith("vllm") and body.get("return_token_ids"):
+                choice["token_ids"] = step
+            yield {"object": "text_completion", "choices": [choice]}
+        last_chunk: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": count}}
+        if self.num_draft_tokens is not None:
+            last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
+        yield last_chunk
+        yield None
+
+    def _acceptance(self, accepted: list[int]) -> dict[str, Any]:
+        drafted = [self.num_draft_tokens or 0] * len(accepted)
+        histogram = [accepted.count(count) for count in range((self.num_draft_tokens or 0) + 1)]
+        if self.dialect.startswith("vllm"):
+            found: dict[str, Any] = {"num_draft_tokens": sum(drafted), "num_accepted_draft_tokens": sum(accepted)}
+            if self.dialect == "vllm":
+                found |= {"per_step_drafted": drafted, "per_step_accepted": accepted}
+            return {"metrics": {"speculative_decoding": found | {"acceptance_histogram": histogram}}}
+        if self.dialect == "sglang":
+            details = {"spec_num_proposed_drafts": sum(drafted), "spec_num_correct_drafts": sum(accepted)}
+            return {"sglext": {"spec_tokens_details": details | {"spec_correct_drafts_histogram": histogram}}}
+        return (
+            {"timings": {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}}
+            if self.dialect != "openai"
+            else {}
+        )
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+
+
+@contextmanager
+def serving(server: EchoServer) -> Iterator[str]:
+    """The address of `server`, which runs in a thread until the block ends."""
+    loop = asyncio.new_event_loop()
+    listening = loop.run_until_complete(asyncio.start_server(server.serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        listening.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def _main() -> None:
+    listening = await asyncio.start_server(EchoServer().serve, "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
+    await listening.serve_forever()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main())

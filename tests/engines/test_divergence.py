@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.fakes import MarkovRunner
+from harness.engines.divergence import first_divergence
+
+CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
+
+
+class FakeEngine:
+    def logits(self, prompts: list[list[int]]) -> torch.Tensor:
+        return MarkovRunner(CHAIN).start(prompts).logits
+
+
+ENGINE: Any = FakeEngine()
+
+
+def test_equal_texts_do_not_part() -> None:
+    assert first_divergence(ENGINE, [0], [1, 2, 0], [1, 2, 0]) is None
+
+
+def test_the_first_difference_comes_with_its_margin() -> None:
+    found = first_divergence(ENGINE, [0], [1, 2, 0, 1], [1, 2, 1, 2])
+    assert found is not None
+    assert (found.position, found.expected, found.actual) == (2, 0, 1)
+    assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
+
+
+def test_a_text_of_another_length_is_no_comparison() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        first_divergence(ENGINE, [0], [1, 2], [1])

@@ -1,0 +1,39 @@
+"""Planted faults take what `verify` takes: a draft without probabilities, and rows that were offered fewer tokens."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+
+from harness.config.commands import Fault
+from harness.decoding.verify import verify
+from harness.decoding.warp import Warp
+from harness.engines.faults import faulty_verification
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("fault", get_args(Fault))
+def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, num_draft_tokens, size = 2000, 2, 5
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    target, draft = random(rows, num_draft_tokens + 1, size).softmax(-1), random(rows, num_draft_tokens, size)
+    tokens = torch.randint(size, (rows, num_draft_tokens), generator=generator)
+    lengths = torch.randint(num_draft_tokens + 1, (rows,), generator=generator)
+    rest = random(rows, num_draft_tokens), random(rows, num_draft_tokens + 1), 1.0, lengths
+    warped = draft.softmax(-1) if drawn else None
+    verdict = faulty_verification(fault, Warp(0.5, 0, 1.0), verify)(target, tokens, warped, *rest)
+    honest = verify(target, tokens, warped, *rest)
+    assert (verdict.num_accepted <= lengths).all()
+    same = torch.equal(verdict.next_token, honest.next_token)
+    # The last two are mistakes elsewhere than in the verification.
+    assert same is (fault in ("none", "lenience", "rollback_off_by_one"))
+    if fault == "residual_warped_twice" and not drawn:
+        recovered = verdict.num_accepted < lengths
+        rejected = tokens[recovered, verdict.num_accepted[recovered]]
+        assert (verdict.next_token[recovered] != rejected).all()

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from chain_pair import save_chain_pair
+from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.decoding.protocols import Iteration, Origin
+from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Arm, Question
+from harness.engines.timing import generate
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
+
+GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
+PROMPT = [40, 50, 60, 40, 50]
+
+
+def ask(
+    decoding: DecodingSettings = GREEDY, prompt: list[int] = PROMPT, stop: frozenset[int] = frozenset()
+) -> Question:
+    return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
+
+
+def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
+    demand = Demand(batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager")
+    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Pair:
+    target, draft = (ModelSettings(name=str(path), repository=str(path)) for path in save_chain_pair(tmp_path))
+    return load(target, draft)
+
+
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    return load(save_model(), save_model(name="draft", num_hidden_layers=1))
+
+
+@pytest.fixture
+def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
+    engine = HuggingFaceEngine(pair, GREEDY)
+    yield engine
+    engine.close()
+
+
+def read(arm: Arm, question: Question) -> list[Iteration]:
+    return list(arm.stream(question))
+
+
+def tokens_of(records: list[Iteration]) -> list[int]:
+    return [token for record in records for token in record.tokens[0]]
+
+
+def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
+    expected = tokens_of(read(LocalEngine(pair, GREEDY).arms[0], ask()))
+    assert len(expected) == 24
+    lookup = HuggingFaceEngine(pair, GREEDY, method="lookup")
+    adaptive = HuggingFaceEngine(pair, GREEDY, schedule="adaptive")
+    for arm in (*engine.arms, *lookup.arms, *adaptive.arms):
+        assert tokens_of(read(arm, ask())) == expected
+
+
+def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
+    """Hugging Face drafts from the prompt on, our loop from the first token on: it gets one token less to write."""
+    ids = chain.tokenizer("a one")["input_ids"]
+    shorter = dataclasses.replace(GREEDY, max_new_tokens=23)
+    ours = read(LocalEngine(chain, GREEDY).arms[1], ask(GREEDY, ids[:1]))
+    theirs = read(HuggingFaceEngine(chain, shorter).arms[1], ask(shorter, ids))
+    assert tokens_of(ours)[1:] == tokens_of(theirs)
+    assert [(one.proposed, one.num_accepted, one.origins) for one in ours[1:]] == [
+        (one.proposed, one.num_accepted, one.origins) for one in theirs
+    ]
+    assert [one.num_accepted for one in theirs] == [[0], [4], [4], [4], [4], [1]]
+    assert {origin for one in theirs for origin in one.origins[0]} == {Origin.DRAFT, Origin.RECOVERED, Origin.BONUS}
+
+
+def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
+    question = ask(prompt=chain.tokenizer("a")["input_ids"], stop=chain.stop_tokens())
+    for arm in HuggingFaceEngine(chain, GREEDY).arms:
+        tokens = tokens_of(read(arm, question))
+        assert len(tokens) == 13
+        assert tokens[-1] in chain.stop_tokens()
+    assert chain.target.model.generation_config.eos_token_id == 1  # put back
+
+
+def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
+    """Prompt lookup proposes without regard to how many tokens are left."""
+    prompt = [5] + [9, 8, 7, 6] * 3
+    decoding = dataclasses.replace(GREEDY, max_new_tokens=2, num_draft_tokens=8)
+    records = read(HuggingFaceEngine(pair, decoding, method="lookup").arms[1], ask(decoding, prompt))
+    assert len(tokens_of(records)) == 2
+    assert len(records[0].proposed[0]) == 2
+
+
+def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -> None:
+    engine, question = (
+        HuggingFaceEngine(chain, GREEDY, schedule="adaptive"),
+        ask(prompt=[chain.tokenizer("a")["input_ids"][0]]),
+    )
+    first = [len(one.proposed[0]) for one in read(engine.arms[1], question)]
+    assert first == [4, 3, 5, 7, 3]
+    assert [len(one.proposed[0]) for one in read(engine.arms[1], question)] == first
+
+
+def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pair: Pair) -> None:
+    hot = dataclasses.replace(GREEDY, temperature=5.0, max_new_tokens=32)
+    pair.target.model.generation_config.top_k = 1  # the model's own, which must have no effect
+    for arm in engine.arms:
+        first, again = (tokens_of(read(arm, ask(hot))) for _ in range(2))
+        other = tokens_of(read(arm, dataclasses.replace(ask(hot), seed=4)))
+        assert first == again
+        assert first != other
+        assert len(first) == len(other) == 32
+        only = tokens_of(read(arm, ask(dataclasses.replace(hot, top_k=1))))
+        assert only == tokens_of(read(arm, ask(dataclasses.replace(GREEDY, max_new_tokens=32))))
+
+
+def test_nothing_is_decoded_before_the_first_record_is_asked_for(
+    engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("began"))
+    engine.arms[0].stream(ask())
+
+
+def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
+    records = engine.arms[0].stream(ask(dataclasses.replace(GREEDY, max_new_tokens=500)))
+    next(records)
+    assert any(thread.name.startswith("generate") for thread in threading.enumerate())
+    records.close()  # type: ignore[attr-defined]
+    # The thread is free again, and the model as it was.
+    assert len(tokens_of(read(engine.arms[0], ask()))) == 24
+
+
+def test_a_failure_in_generate_is_raised(engine: HuggingFaceEngine) -> None:
+    with pytest.raises(IndexError):
+        read(engine.arms[1], ask(prompt=[100_000]))
+    assert len(read(engine.arms[0], ask())) == 24
+
+
+def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
+    generation = generate(engine, engine.arms[1], ask())
+    assert 0 < generation.seconds_to_first_token < generation.seconds
+    assert generation.acceptance.num_proposed > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "decoding", "setting"),
+    [
+        ({"batch_size": 2}, {}, "batch_size=2: must be 1"),
+        ({"method": "lookup", "schedule": "adaptive"}, {}, "engine.schedule"),
+        ({}, {"lenience": 0.5, "rule": "google"}, "decoding.lenience"),
+        ({}, {"synthetic_acceptance": 0.5}, "decoding.synthetic_acceptance"),
+    ],
+)
+def test_what_generate_does_not_do_is_refused(pair: Pair, options: dict, decoding: dict, setting: str) -> None:
+    with pytest.raises(SettingError, match=setting):
+        HuggingFaceEngine(pair, dataclasses.replace(GREEDY, **decoding), **options)

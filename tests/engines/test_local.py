@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+import pytest
+import torch
+
+from harness.config.commands import RunnerName
+from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.decoding.protocols import Iteration
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
+from harness.engines.runner_choice import resolve
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
+from harness.runners.compiled import PreparedRunner
+from harness.runners.eager import EagerRunner
+
+DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
+PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
+
+
+QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
+
+
+def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
+    demand = Demand(batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager")
+    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+
+
+def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
+    return LocalEngine(pair, DECODING, runner=runner, batch_size=2, longest_prompt=5, say=print)
+
+
+def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
+    return {arm.name: [record.tokens for record in arm.stream(QUESTION)] for arm in engine.arms}
+
+
+def written(pair: Pair, runner: RunnerName) -> tuple[str, dict[str, list[list[list[int]]]]]:
+    engine = open_engine(pair, runner)
+    return engine.runner, texts_of(engine)
+
+
+def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -> None:
+    pair = load(
+        save_model(num_hidden_layers=1, max_position_embeddings=64), save_model("gpt2", n_layer=1, vocab_size=320)
+    )
+    name, expected = written(pair, "eager")
+    assert name == "eager"
+    for runner in ("auto", "static", "compiled"):
+        assert written(pair, runner) == ("eager" if runner == "auto" else runner, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_4_bit_weights_are_compiled_as_well(save_model: Callable[..., ModelSettings]) -> None:
+    model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
+    pair = load(model, save_model("gpt2", n_layer=1, vocab_size=320))
+    assert getattr(pair.target.model, "is_loaded_in_4bit", False)
+    name, texts = written(pair, "compiled")
+    assert name == "compiled"
+    assert texts == written(pair, "eager")[1]
+
+
+def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
+    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = load(save_model("bloom", hidden_size=32, n_layer=1, n_head=4), save_model(num_hidden_layers=1))
+    name, texts = written(pair, "static")
+    assert name == "eager+static"
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
+    assert said.endswith("bloom takes no positions; it runs with runner=eager")
+    assert texts == written(pair, "eager")[1]
+
+
+def test_what_cannot_be_compiled_is_still_captured(
+    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU nothing is captured; the fixed shapes that would be are there."""
+    # A configuration that no other test compiles: the code of one serves all models of the same configuration.
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
+    pair = load(save_model(num_hidden_layers=1), draft)
+    assert pair.draft is not None
+    expected = written(pair, "eager")[1]
+    norm = pair.draft.model.transformer.ln_f
+    original = norm.forward
+    norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
+    monkeypatch.setattr("harness.engines.runner_choice.resolve", lambda runner, devices: runner)
+    engine = open_engine(pair, "graphs")
+    assert engine.runner == "graphs+graphs_only"
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
+    assert "cannot be compiled: " in said
+    assert said.endswith("it runs with runner=graphs_only")
+    assert texts_of(engine) == expected
+
+
+@pytest.mark.parametrize(("draft", "widths"), [(False, [1]), (True, [1, 4])])
+def test_only_the_widths_that_run_are_prepared(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch, draft: bool, widths: list[int]
+) -> None:
+    prepared: list[list[int]] = []
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, batch, slots, widths, *rest: prepared.append([*widths]))
+    model = save_model(num_hidden_layers=1)
+    open_engine(load(model, save_model("gpt2", n_layer=1, vocab_size=320) if draft else None), "compiled")
+    assert prepared == [widths, [1, 2]][: 1 + draft]
+
+
+def test_a_question_may_differ_from_what_the_engine_was_opened_for(save_model: Callable[..., ModelSettings]) -> None:
+    """`recovery` asks with one draft token, `compare` after a setting was changed."""
+    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+    engine = open_engine(pair, "eager")
+    greedy = dataclasses.replace(QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0))
+    regular, speculative = (_by_row(arm.stream(greedy)) for arm in engine.arms)
+    assert regular == speculative
+    assert [len(row) for row in regular] == [12, 12]
+    assert all(len(proposed) <= 1 for record in engine.arms[1].stream(greedy) for proposed in record.proposed)
+
+
+def test_nothing_is_decoded_before_the_first_next(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(load(save_model(num_hidden_layers=1), None), "eager")
+    started = []
+    monkeypatch.setattr(EagerRunner, "start", lambda self, prompts: started.append(prompts))
+    engine.arms[0].stream(QUESTION)
+    assert not started
+
+
+def test_stopwatches_count_every_pass(save_model: Callable[..., ModelSettings]) -> None:
+    engine = open_engine(load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)), "eager")
+    (regular, alone), (speculative, both) = engine.watched()
+    assert len(list(regular.stream(QUESTION))) == 1 + alone.forward.calls == 12
+    assert alone.drafting.calls == 0
+    assert len(list(speculative.stream(QUESTION))) == 1 + both.forward.calls == 1 + both.drafting.calls
+
+
+def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
+    rows: list[list[int]] = [[], []]
+    for record in records:
+        for row, tokens in zip(record.rows, record.tokens, strict=True):
+            rows[row] += tokens
+    return rows
+
+
+@pytest.mark.parametrize("runner", ["graphs", "graphs_only"])
+def test_graphs_need_cuda(runner: RunnerName) -> None:
+    with pytest.raises(SettingError, match="needs a CUDA device"):
+        resolve(runner, [torch.device("cpu")])
+    assert resolve(runner, [torch.device("cuda:0")]) == runner
+
+
+def test_auto_is_resolved() -> None:
+    assert resolve("auto", [torch.device("cpu")]) == "eager"
+    assert resolve("auto", [torch.device("cuda:0")]) == "graphs"
+    assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(get_args(RunnerName)) - {
+        "auto"
+    }

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from echo_server import EchoServer, continuation, serving
+
+from harness.config.engines import EngineSettings
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
+from harness.engines.requests import acceptance_columns
+from harness.engines.server import ServerArm, ServerEngine
+from harness.engines.timing import generate
+from tiny_checkpoints import make_tokenizer
+
+DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
+TOKENIZER = make_tokenizer()
+
+Open = Callable[..., ServerEngine]
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Open]:
+    """A function that starts these echo servers (a regular one before the other) and an engine for them."""
+    with ExitStack() as stack:
+
+        def opened(*servers: EchoServer, batch_size: int = 1, **settings: object) -> ServerEngine:
+            urls = [stack.enter_context(serving(server)) for server in servers]
+            named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
+            engine = ServerEngine(EngineSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size)
+            for server in servers:
+                server.bodies.clear()
+            stack.callback(engine.close)
+            return engine
+
+        yield opened
+
+
+def ask(num_prompts: int = 1, **decoding: object) -> Question:
+    prompts = [[5, 6, 10 + index] for index in range(num_prompts)]
+    return Question(prompts, dataclasses.replace(DECODING, **decoding), 0, range(num_prompts))
+
+
+def texts(question: Question) -> list[list[int]]:
+    return [continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts]
+
+
+def arm_of(engine: ServerEngine) -> ServerArm:
+    arm = engine.arms[-1]
+    assert isinstance(arm, ServerArm)
+    return arm
+
+
+def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
+    server = EchoServer()
+    engine, question = open_engine(server), ask()
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    (body,) = server.bodies
+    assert body["prompt"] == [5, 6, 10]
+    expected = {"model": "served", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0, "ignore_eos": True}
+    assert expected.items() <= body.items()
+
+
+def test_two_servers_are_two_arms(open_engine: Open) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    engine = open_engine(*servers)
+    assert [arm.name for arm in engine.arms] == ["regular", "speculative"]
+    for arm, server in zip(engine.arms, servers, strict=True):
+        generate(engine, arm, ask())
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("dialect", ["sglang", "openai"])
+def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
+    engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
+    question = ask(top_k=0)
+    generation = generate(engine, engine.arms[0], question)
+    (request,) = arm_of(engine).last_requests
+    assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
+    assert generation.tokens == [TOKENIZER.encode(request.text)]
+    assert request.time_to_first_token_ms < 1000 * request.seconds
+
+
+def test_a_setting_that_a_server_does_not_have_is_refused(open_engine: Open) -> None:
+    with pytest.raises(SettingError, match=r"decoding.top_k=9: must be 0"):
+        open_engine(EchoServer(dialect="openai")).arms[0].stream(ask())
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
+def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> None:
+    engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
+    generate(engine, engine.arms[0], ask(2, max_new_tokens=8))
+    # One token, then three at a time: 2 of 4 accepted; the last step has room for one token.
+    found = acceptance_columns(arm_of(engine).last_requests)
+    assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
+    assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
+    assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
+
+
+def test_llama_cpp_says_less(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
+    generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    assert acceptance_columns(arm_of(engine).last_requests) == {"acceptance_rate": 4 / 12}
+
+
+def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:
+    engine = open_engine(EchoServer())
+    generate(engine, engine.arms[0], ask())
+    assert set(acceptance_columns(arm_of(engine).last_requests).values()) == {None}
+
+
+def test_so_many_requests_are_in_flight(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.002)
+    engine, question = open_engine(server, batch_size=3), ask(10)
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert server.most_in_flight == 3
+
+
+def test_the_first_record_has_every_first_token(open_engine: Open) -> None:
+    records = list(open_engine(EchoServer(delay_s=0.01), batch_size=4).arms[0].stream(ask(4)))
+    assert records[0].rows == [0, 1, 2, 3]
+    assert all(records[0].tokens)
+    assert all(len(record.rows) == 1 for record in records[1:])
+    assert len(records) > 4
+
+
+def test_requests_arrive_at_random_times(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.02)
+    engine = open_engine(server, rate=200.0)
+    starts = []
+    for _ in range(2):
+        generate(engine, engine.arms[0], ask(20))
+        first, *others = [request.started_ns for request in arm_of(engine).last_requests]
+        starts.append([(other - first) / 1e9 for other in others])
+    # 19 gaps of 5 ms on average, exponential; the same in each run but for the machine's delays.
+    assert 0.03 < starts[0][-1] < 0.4
+    assert starts[0] == pytest.approx(starts[1], abs=0.05)
+    assert server.most_in_flight > 1
+
+
+def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
+    server = EchoServer(fail_every=100, break_every=70)
+    engine, question = open_engine(server, batch_size=16), ask(200, max_new_tokens=3)
+    generation = generate(engine, engine.arms[0], question)
+    requests = arm_of(engine).last_requests
+    assert len(generation.tokens) == len(requests) == len(server.bodies) == 200
+    failed = [request for request in requests if request.error is not None]
+    assert sorted(request.error.code for request in failed if request.error) == [0, 0, 500, 500]
+    whole = [tokens for tokens, request in zip(generation.tokens, requests, strict=True) if request.error is None]
+    assert all(len(tokens) == 3 for tokens in whole)
+    assert {(len(request.token_ids)) for request in failed} == {0, 2}
+    for request in requests:
+        line = request.aiperf()
+        assert (line["error"] is None) == (request.error is None) == ("request_latency" in line["metrics"])
+
+
+def test_if_all_requests_fail_so_does_the_run(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.fail_every = 1
+    with pytest.raises(RunError, match=r"all 3 requests failed, the first with InternalServerError: .*told to fail"):
+        list(engine.arms[0].stream(ask(3)))
+
+
+def test_a_request_that_takes_too_long_is_a_time_out(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server, timeout_s=0.3, batch_size=2)
+    server.stall = True
+    with pytest.raises(RunError, match=r"Timeout: no end after 0.3 s"):
+        generate(engine, engine.arms[0], ask(2))
+    assert [(one.error.code, len(one.token_ids)) for one in arm_of(engine).last_requests if one.error] == [(408, 1)] * 2
+    assert all(0.3 <= one.seconds < 5 for one in arm_of(engine).last_requests)
+
+
+def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server, batch_size=2)
+    server.stall = True
+    records = engine.arms[0].stream(ask(2))
+    next(records)
+    records.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    while server.num_abandoned < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    cancelled = [one.aiperf() for one in arm_of(engine).last_requests]
+    assert all(one["metadata"]["was_cancelled"] and one["error"]["type"] == "Cancelled" for one in cancelled)
+
+
+def test_a_request_is_a_line_of_aiperf(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(delay_s=0.01))
+    generate(engine, engine.arms[0], ask())
+    (request,) = arm_of(engine).last_requests
+    line = request.aiperf()
+    metrics = line["metrics"]
+    assert metrics["input_sequence_length"] == {"value": 3, "unit": "tokens"}
+    assert metrics["output_sequence_length"] == {"value": 7, "unit": "tokens"}
+    assert len(metrics["inter_chunk_latency"]["value"]) == 6
+    assert 10 <= metrics["time_to_first_token"]["value"] < metrics["request_latency"]["value"]
+    assert metrics["inter_token_latency"]["value"] == pytest.approx(sum(metrics["inter_chunk_latency"]["value"]) / 6)
+    assert line["metadata"]["request_end_ns"] > line["metadata"]["request_start_ns"]
+
+
+def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", "sk-s3cret")
+    server = EchoServer(key="sk-s3cret")
+    engine = open_engine(server, api_key_variable="THE_KEY")
+    assert generate(engine, engine.arms[0], ask()).tokens == texts(ask())
+    server.key = "another"
+    with pytest.raises(RunError, match=r"wrong key bearer \*\*\*"):
+        generate(engine, engine.arms[0], ask())
+    assert "s3cret" not in str(arm_of(engine).last_requests)
+    with pytest.raises(SettingError, match=r"engine.api_key_variable=NO_KEY"):
+        open_engine(server, api_key_variable="NO_KEY")
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    settings = EngineSettings(name="server", url="http://127.0.0.1:9/v1")
+    with pytest.raises(RunError, match=r"engine.url=http://127.0.0.1:9/v1/: APIConnectionError"):
+        ServerEngine(settings, TOKENIZER, "served")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "server"}, "url=None: must be set"),
+        ({"name": "server", "url": "gpu1:8000"}, "url=gpu1:8000: must be an address"),
+        ({"name": "server", "url": "http://me:pw@gpu1/v1"}, r"url=\*\*\*: must hold no user or password"),
+        ({"url": "http://gpu1/v1"}, "needs engine=server"),
+        ({"name": "server", "url": "http://gpu1/v1", "rate": 0.0}, "rate=0.0: must be positive"),
+        ({"name": "server", "url": "http://gpu1/v1", "timeout_s": 0.0}, "timeout_s=0.0: must be positive"),
+        ({"name": "vllm", "tensor_parallel_size": 0}, "tensor_parallel_size=0: must be at least 1"),
+        ({"name": "huggingface", "pipeline_parallel_size": 2}, "needs engine=vllm"),
+        ({"schedule": "adaptive"}, "needs engine=huggingface"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        EngineSettings(**settings)

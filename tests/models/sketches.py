@@ -1,0 +1,75 @@
+"""Sketches by hand, pretended machines, and what is asked of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.models.fit import Case, Demand, Misfit, Placement, fit
+from harness.models.sketch import Block, Part, Sketch
+
+GB = 10**9
+# No text: all room is for weights.
+NOTHING = Demand(batch_size=0, prompt_tokens=0, new_tokens=0, num_draft_tokens=0, runner="eager")
+
+
+def sketch(
+    num_layers: int = 10,
+    layer_gb: float = 1.0,
+    *,
+    role: str = "model",
+    cache: int = 0,
+    dtype: torch.dtype = torch.float16,
+    settings: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Sketch:
+    """An embedding of a tenth of a layer, layers that bitsandbytes would quantize, and an output layer as small.
+
+    Args:
+        layer_gb: in `dtype`.
+        cache: numbers of keys and values for one token in each layer.
+    """
+    count = int(layer_gb * GB / dtype.itemsize)
+    small = count // 10
+    layers = (
+        Block(
+            (f"model.layers.{n}",),
+            (Part(f"model.layers.{n}.weight", count, outputs=1000),),
+            {f"model.layers.{n}": cache} if cache else {},
+        )
+        for n in range(num_layers)
+    )
+    first = Block(("model.embed",), (Part("model.embed.weight", small, read=0.0),))
+    blocks = (first, *layers, Block(("head",), (Part("head.weight", small),)))
+    names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
+    asked = ModelSettings(name="13B" if role == "model" else "7B", repository="x/y", **(settings or {}))
+    return Sketch(
+        role, asked, dtype, blocks, asked.quantization, class_name="Tower", modules=frozenset(names), **fields
+    )
+
+
+def draft(num_layers: int = 2, **fields: Any) -> Sketch:
+    return sketch(num_layers, **{"role": "draft"} | fields)
+
+
+def machine(*gpus_gb: float, cpu_gb: float = 100) -> dict[int | str, int]:
+    """Free bytes of a pretended machine."""
+    return {i: int(gb * GB) for i, gb in enumerate(gpus_gb)} | {"cpu": int(cpu_gb * GB)}
+
+
+def case(*models: Sketch, free: dict[int | str, int], demand: Demand = NOTHING, **placement: Any) -> Case:
+    """By default `auto`, with a reserve of 2 GB."""
+    return Case(models, PlacementSettings(**{"strategy": "auto"} | placement), free, demand)
+
+
+def fits(case: Case) -> bool:
+    try:
+        return bool(fit(case))
+    except Misfit:
+        return False
+
+
+def gpus_of(placement: Placement) -> list[str]:
+    return sorted(placement.bytes_per_device)

@@ -1,0 +1,106 @@
+"""The first layers of a model as a draft: the target's own modules, and nothing of the target changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from architectures import ARCHITECTURES, random_model
+from decoding.test_loops import GREEDY, RAGGED, request, texts
+from harness.config.errors import SettingError
+from harness.decoding.loops import speculative
+from harness.drafting.model import ModelDrafter
+from harness.models.early_exit import truncated, truncated_config
+from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
+
+TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def on_its_own(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of that many layers with a copy of the weights."""
+    copy = AutoModelForCausalLM.from_config(truncated_config(model.config, num_layers), dtype=torch.float32).eval()
+    missing, _ = copy.load_state_dict(model.state_dict(), strict=False)
+    assert not missing
+    return copy
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_it_computes_what_the_first_layers_compute(name: str) -> None:
+    model = random_model(name)
+    before = logits(model)
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    kept = {parameter.data_ptr() for parameter in shorter.parameters()}
+    assert kept < own
+    assert not torch.equal(logits(shorter), before)
+    assert torch.equal(logits(model), before)
+    assert (model.config.num_hidden_layers, shorter.config.num_hidden_layers) == (3, 2)
+    assert len(shorter(TOKENS, use_cache=True).past_key_values.layers) == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gpt_neox", "qwen2", "gemma2"])
+def test_greedy_output_equals_generate(name: str) -> None:
+    model, length = random_model(name), 24
+    expected = [
+        model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), min_new_tokens=length,
+            max_new_tokens=length, do_sample=False, pad_token_id=0, eos_token_id=None,
+        )[0, len(prompt):].tolist()
+        for prompt in RAGGED
+    ]  # fmt: skip
+    shorter, what = truncated(model, 1), request(RAGGED, length=length)
+    for draft in (EagerRunner(shorter), StaticRunner(shorter)):
+        iterations = list(speculative(EagerRunner(model), ModelDrafter(draft, GREEDY), what, 3))
+        assert texts(iterations, len(RAGGED)) == expected
+
+
+def test_hidden_states_of_the_target_are_captured_as_before() -> None:
+    model = random_model("llama")
+    expected = model(TOKENS, output_hidden_states=True).hidden_states
+    model = random_model("llama")
+    shorter = truncated(model, 2)
+    for _ in range(2):
+        logits(shorter)
+        actual = model(TOKENS, output_hidden_states=True).hidden_states
+        assert len(actual) == 4
+        assert all(map(torch.equal, actual, expected))
+
+
+def test_a_model_that_accelerate_dispatched() -> None:
+    model = random_model("llama")
+    expected = logits(on_its_own(model, 1))
+    before = logits(model)
+    places = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    dispatched = dispatch_model(model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True)
+    assert hasattr(dispatched, "_hf_hook")
+    assert torch.equal(logits(truncated(dispatched, 1)), expected)
+    assert torch.equal(logits(dispatched), before)
+
+
+@pytest.mark.parametrize("num_layers", [0, 3, 4])
+def test_the_number_of_layers_is_checked(num_layers: int) -> None:
+    with pytest.raises(SettingError, match=rf"draft\.layers={num_layers}: must be at least 1 and below .* 3"):
+        truncated_config(random_model("gpt2").config, num_layers)
+
+
+def test_a_model_whose_layers_are_not_found_is_refused() -> None:
+    model: Any = random_model("llama")
+    model.another = nn.ModuleList([nn.Identity() for _ in range(3)])
+    with pytest.raises(SettingError, match="LlamaForCausalLM has 2"):
+        truncated(model, 2)
+    # A list inside of a layer does not count.
+    model = random_model("llama")
+    model.model.layers[0].experts = nn.ModuleList([nn.Identity() for _ in range(3)])
+    assert truncated(model, 2).config.num_hidden_layers == 2

@@ -1,0 +1,362 @@
+"""Heads in every format: written to a directory, recognised, checked against the target, loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.settings import ModelSettings
+from harness.drafting.dflash import BlockConfig
+from harness.drafting.eagle import EagleConfig
+from harness.drafting.medusa import MedusaConfig
+from harness.models.checkpoints import Checkpoint
+from harness.models.heads import HeadCheckpoint, read_head
+from tiny_checkpoints import as_checkpoint, make_config
+
+VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
+
+OWN = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}  # fmt: skip
+QWEN3 = OWN | {"model_type": "qwen3", "num_hidden_layers": 2, "num_target_layers": LAYERS}
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "architectures": ["Eagle3Speculator"],
+    "draft_vocab_size": REDUCED,
+    "transformer_layer_config": OWN,
+    "speculators_config": {"verifier": {"name_or_path": "nobody/13B"}},
+}
+DFLASH = SPECULATORS | {
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": OWN | {"num_hidden_layers": 2},
+    "block_size": 5,
+    "mask_token_id": 319,
+    "aux_hidden_state_layer_ids": [1, 4, 6],
+}
+DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token_id": 319}
+
+# The raw configuration, the file, the kind, and some of what must have been understood.
+FORMATS: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
+    "speculators eagle3": (
+        SPECULATORS | {"norm_before_residual": True},
+        "model.safetensors",
+        "eagle3",
+        {"layers": (2, 4, 5), "norm_before_residual": True, "own_embedding": True, "own_output": True},
+    ),
+    "speculators eagle3.1": (
+        SPECULATORS | {"fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
+        "model.safetensors",
+        "eagle3",
+        {"layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+    ),
+    "SafeAILab": (
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED},
+        "pytorch_model.bin",
+        "eagle3",
+        {"layers": (2, 4, 5), "own_embedding": False, "draft_vocabulary_size": REDUCED},
+    ),
+    "SafeAILab, full vocabulary": (
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY},
+        "model.safetensors",
+        "eagle3",
+        {"draft_vocabulary_size": VOCABULARY},
+    ),
+    "DeepSpec eagle3": (
+        QWEN3
+        | {
+            "architectures": ["Qwen3Eagle3Model"],
+            "num_hidden_layers": 1,
+            "target_layer_ids": [1, 3, 4, 5],
+            "ttt_length": 7,
+        },
+        "model.safetensors",
+        "eagle3",
+        {"layers": (2, 4, 5, 6)},
+    ),
+    "P-EAGLE": (
+        SPECULATORS
+        | {
+            "speculators_model_type": "peagle",
+            "mask_token_id": 319,
+            "transformer_layer_config": OWN | {"num_hidden_layers": 4},
+        },
+        "model.safetensors",
+        "peagle",
+        {"mask_token_id": 319},
+    ),
+    "speculators dflash": (
+        DFLASH,
+        "model.safetensors",
+        "dflash",
+        {"layers": (1, 4, 6), "from_anchor": False, "causal_windows": True, "markov_rank": 0, "block_size": 5},
+    ),
+    "z-lab dflash": (
+        QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}},
+        "model.safetensors",
+        "dflash",
+        {"layers": (2, 5), "from_anchor": False, "causal_windows": False, "own_output": False, "block_size": 16},
+    ),
+    "DeepSpec dflash": (
+        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False},
+        "model.safetensors",
+        "dflash",
+        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 0},
+    ),
+    "speculators dspark": (
+        DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8},
+        "model.safetensors",
+        "dspark",
+        {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
+    ),
+    "DeepSpec dspark": (
+        DEEPSPEC
+        | {
+            "markov_rank": 8,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": False,
+        },
+        "model.safetensors",
+        "dspark",
+        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
+    ),
+    "Medusa": (
+        {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"},
+        "medusa_lm_head.pt",
+        "medusa",
+        {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
+    ),
+}
+
+
+def target() -> Checkpoint:
+    return as_checkpoint(make_config("llama", vocab_size=VOCABULARY, num_hidden_layers=LAYERS))
+
+
+def usual_head(name: str, tmp_path: Path) -> HeadCheckpoint:
+    """The one that planning assumes without weights; Medusa with as many heads as the weights will have."""
+    raw, _, _, understood = FORMATS[name]
+    if name == "Medusa":
+        raw = raw | {"medusa_num_heads": understood["num_heads"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    return head
+
+
+def settings(directory: Path, **changes: Any) -> ModelSettings:
+    return ModelSettings(name="head", repository=str(directory), **changes)
+
+
+def write_head(
+    name: str, tmp_path: Path, edit: Callable[[dict[str, Tensor]], object] = lambda state: None
+) -> ModelSettings:
+    """A directory in that format, with other tensors in it that are of no use; `edit` changes the tensors."""
+    raw, file, _, _ = FORMATS[name]
+    generator = torch.Generator().manual_seed(0)
+    shapes = {key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()}
+    state = {key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()}
+    if "d2t" in state:
+        state["d2t"] = torch.arange(REDUCED) * 2
+    if name.startswith("SafeAILab"):
+        state = {key.replace("layers.0.", "midlayer."): tensor for key, tensor in state.items()}
+    if name.startswith("speculators"):
+        state["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool)
+        state["verifier_norm.weight"] = torch.ones(WIDTH)
+    edit(state)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    if file.endswith("safetensors"):
+        save_file(state, tmp_path / file)
+    else:
+        torch.save(state, tmp_path / file)
+    return settings(tmp_path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {}
+    head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
+    _, file, kind, understood = FORMATS[name]
+    assert head is not None
+    assert head.kind == kind
+    assert [path.name for path in head.files] == [file]
+    assert {key: getattr(head.config, key) for key in understood} == understood
+    loaded = head.load(torch.device("cpu"), torch.float32)
+    for key, tensor in loaded.state_dict().items():
+        stored = state[key.replace("layers.0.", "midlayer.") if name.startswith("SafeAILab") else key]
+        assert tensor.dtype == (torch.int64 if key == "d2t" else torch.float32)
+        assert tensor.equal(stored.to(tensor.dtype))
+    assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
+    planned = usual_head(name, tmp_path).sketch(torch.bfloat16)
+    head = read_head(write_head(name, tmp_path), target())
+    assert head is not None
+    sketch = head.sketch(torch.bfloat16)
+    assert sketch == planned
+    loaded = head.load(torch.device("cpu"), torch.bfloat16)
+    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in loaded.state_dict().values())
+    num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
+    assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
+    assert (
+        sketch.weights_on({"": "cpu"}, read=True)["cpu"] < sketch.weight_bytes
+        or name in ("Medusa", "z-lab dflash")
+        or "full" in name
+    )
+
+
+def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
+    head = read_head(write_head("speculators eagle3", tmp_path), target(), layers=[3, 5, 7])
+    assert head is not None
+    assert head.config.layers == (3, 5, 7)
+
+
+def test_medusa_reads_one_layer(tmp_path: Path) -> None:
+    where = write_head("Medusa", tmp_path)
+    assert read_head(where, target(), layers=[6]).config.layers == (6,)  # type: ignore[union-attr]
+    with pytest.raises(SettingError, match="reads one layer of the target, not 3"):
+        read_head(where, target(), layers=[1, 2, 3])
+
+
+def test_shards_are_read_together(tmp_path: Path) -> None:
+    where = write_head("DeepSpec dspark", tmp_path)
+    whole = read_head(where, target())
+    assert whole is not None
+    expected = whole.load(torch.device("cpu"), torch.float32).state_dict()
+    names = sorted(expected)
+    shards = {f"model-{i}.safetensors": names[i::2] for i in range(2)}
+    for file, part in shards.items():
+        save_file({name: expected[name].contiguous() for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors").unlink()
+    sharded = read_head(where, target())
+    assert sharded is not None
+    assert len(sharded.files) == 2
+    loaded = sharded.load(torch.device("cpu"), torch.float32).state_dict()
+    assert all(loaded[name].equal(expected[name]) for name in names)
+
+
+def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> None:
+    head = usual_head("speculators dspark", tmp_path)
+    assert head.files == ()
+    assert head.load(torch.device("cpu"), torch.float32).fc.weight.std() > 0
+    preset = settings(tmp_path / "nowhere", architecture=FORMATS["z-lab dflash"][0])
+    assert isinstance(read_head(preset, target(), weights=False).config, BlockConfig)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("raw", [{"model_type": "llama", "hidden_size": 32}, None])
+def test_other_repositories_are_no_heads(raw: Mapping[str, Any] | None, tmp_path: Path) -> None:
+    if raw is not None:
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert read_head(settings(tmp_path), target()) is None
+
+
+def drop(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda state: state.pop(name)
+
+
+def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    return lambda state: state.update({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        (
+            "speculators eagle3",
+            drop("fc.weight"),
+            "1 tensors of a head of kind eagle3 are missing (the first: fc.weight)",
+        ),
+        ("P-EAGLE", drop("mask_hidden"), "missing (the first: mask_hidden)"),
+        ("SafeAILab", drop("d2t"), "missing (the first: d2t)"),
+        ("speculators eagle3", drop("lm_head.weight"), "holds no lm_head.weight, and the target's does not fit"),
+        ("speculators dflash", put("layers.0.self_attn.g_proj.weight", torch.ones(2)), "g_proj.weight)"),
+        ("z-lab dflash", put("norm.weight", torch.ones(3)), "norm.weight has shape [3]"),
+        ("Medusa", drop("3.0.linear.bias"), "missing (the first: 3.0.linear.bias)"),
+    ],
+)
+def test_other_tensors_are_one_line(
+    name: str, edit: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    where = write_head(name, tmp_path, edit)
+    with pytest.raises(SettingError) as caught:
+        read_head(where, target())
+    check_line(caught.value, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("speculators eagle3", {"target_hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
+        ("SafeAILab", {"hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
+        ("SafeAILab", {"vocab_size": 333}, "model of vocabulary size 333; model=13B has 320"),
+        ("z-lab dflash", {"num_target_layers": 36}, "model of number of layers 36; model=13B has 8"),
+        ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, "reads layer 9; model=13B has 8"),
+        ("speculators eagle3", {"speculators_model_type": "mlp"}, "type mlp, which is not supported"),
+        ("SafeAILab", {"model_type": "gemma4"}, "layers of type gemma4; supported are llama, qwen3"),
+        ("speculators dspark", {"markov_head_type": "rnn"}, "Markov head of type rnn; vanilla is supported"),
+        ("speculators dflash", {"mask_token_id": None}, "names no mask_token_id in the vocabulary (None)"),
+        ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
+    ],
+)
+def test_another_target_or_format_is_one_line(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
+    with pytest.raises(SettingError) as caught:
+        read_head(settings(tmp_path), target(), weights=False)
+    check_line(caught.value, message)
+
+
+def test_no_weights_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    with pytest.raises(SettingError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "holds no weights (model.safetensors")
+
+
+def test_a_quantized_head_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    with pytest.raises(SettingError, match=r"draft\.quantization=4bit: must be none"):
+        read_head(settings(tmp_path, quantization="4bit"), target())
+
+
+def test_a_file_that_holds_code_is_not_run(tmp_path: Path) -> None:
+    write_head("Medusa", tmp_path)
+    torch.save({"0.0.linear.weight": Path("anything")}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(HarnessError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "medusa_lm_head.pt of ")
+
+
+@pytest.mark.parametrize("offsets", [torch.zeros(REDUCED).long() - torch.arange(REDUCED), torch.arange(REDUCED) * 3])
+def test_a_table_of_tokens_must_be_a_map_into_the_vocabulary(offsets: Tensor, tmp_path: Path) -> None:
+    head = read_head(write_head("speculators eagle3", tmp_path, put("d2t", offsets)), target())
+    assert head is not None
+    with pytest.raises(RunError) as caught:
+        head.load(torch.device("cpu"), torch.float32)
+    check_line(caught.value, "no map into the target's vocabulary")
+
+
+def check_line(error: HarnessError, message: str) -> None:
+    assert message in str(error)
+    assert str(error).startswith("draft")
+    assert "\n" not in str(error)
+
+
+def test_kinds_have_their_own_types(tmp_path: Path) -> None:
+    types = {"eagle3": EagleConfig, "peagle": EagleConfig, "medusa": MedusaConfig}
+    for name in FORMATS:
+        head = usual_head(name, tmp_path)
+        assert type(head.config) is types.get(head.kind, BlockConfig)

@@ -1,0 +1,279 @@
+"""A sketch against its model: bytes of weights and of the cache, what a forward reads, where it splits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sketches import GB, case, gpus_of, machine
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.models import meta, pair
+from harness.models.fit import Demand, fit
+from harness.models.meta import bare_model, sketch_model
+from harness.models.pair import plan_pair
+from harness.models.roofline import known_gpu, roofs
+from harness.models.sketch import Sketch
+from harness.runners.eager import EagerRunner
+from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
+
+SaveModel = Callable[..., ModelSettings]
+CPU = {"": "cpu"}
+
+LLAMA = {
+    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32},
+    "7B": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
+    "13B": {"num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40},
+}
+
+
+def llama(size: str, quantization: Quantization = "none", **config: Any) -> Sketch:
+    configured = AutoConfig.for_model("llama", **{"vocab_size": 32000} | LLAMA[size] | config)
+    return sketch_model(as_checkpoint(configured, quantization=quantization), torch.float16)
+
+
+def sketched(config: PreTrainedConfig, dtype: torch.dtype = torch.float16, **settings: Any) -> Sketch:
+    return sketch_model(as_checkpoint(config, **settings), dtype)
+
+
+def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16) -> int:
+    return sum(p.nbytes for p in bare_model(as_checkpoint(config), dtype).parameters())
+
+
+def read(one: Sketch) -> int:
+    return sum(one.weights_on(CPU, read=True).values())
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_known_sizes() -> None:
+    assert llama("7B").num_parameters == 6_738_415_616
+    assert llama("13B").num_parameters == 13_015_864_320
+    assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
+    # One byte a weight of the linear layers, two a weight of the embedding and the output layer (5120 x 32000 each).
+    outer = 2 * 5120 * 32000
+    assert llama("13B", "8bit").weight_bytes == pytest.approx(13_015_864_320 - outer + 2 * outer, rel=1e-3)
+    # Half a byte and 1/64 byte of scales; bitsandbytes' own figure for 4-bit with double quantization is 4.127 bits.
+    nf4 = llama("13B", "4bit").weight_bytes - 2 * outer
+    assert 8 * nf4 / (13_015_864_320 - outer) == pytest.approx(4.127, rel=1e-3)
+    # The same sketch held in another way is the other sketch.
+    assert dataclasses.replace(llama("1B"), quantization="4bit").weight_bytes == llama("1B", "4bit").weight_bytes
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_predicted_bytes_are_those_that_loading_takes(
+    save_model: SaveModel, model_type: str, quantization: Quantization, dtype: Any
+) -> None:
+    settings = save_model(model_type, settings={"quantization": quantization})
+    loaded = load_pair(settings, None, PlacementSettings(), dtype).target
+    assert loaded.placement.bytes_per_device["cpu"] == pytest.approx(held_bytes(loaded.model), rel=0.01)
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_predicted_bytes_of_a_quantized_repository(save_model: SaveModel, quantization: Quantization) -> None:
+    settings = save_model(settings={"quantization": quantization})
+    quantized = load_pair(settings, None, PlacementSettings()).target
+    quantized.model.save_pretrained(settings.repository)
+    again = load_pair(dataclasses.replace(settings, quantization="none"), None, PlacementSettings()).target
+    assert again.placement.bytes_per_device["cpu"] == pytest.approx(held_bytes(again.model), rel=0.01)
+    assert again.placement.bytes_per_device == quantized.placement.bytes_per_device
+
+
+def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
+    names = [block.modules for block in llama("1B").blocks]
+    assert names[:2] == [("model.embed_tokens",), ("model.layers.0",)]
+    assert names[-3:] == [("model.norm",), ("model.rotary_emb",), ("lm_head",)]
+    tied = llama("1B", vocab_size=128256, tie_word_embeddings=True)
+    assert tied.weight_bytes == pytest.approx(2 * tied.num_parameters, rel=1e-3), "counted once"
+    assert tied.blocks[0].modules == ("model.embed_tokens", "lm_head")
+    (one,) = fit(case(tied, free=machine(1.1, 1.1, 1.1), reserve_gb=0, strategy="balanced"))
+    assert len(gpus_of(one)) == 3
+    assert one.device_map["model.embed_tokens"] == one.device_map["lm_head"]
+
+
+def test_a_map_may_go_below_layers() -> None:
+    one = llama("1B")
+    outside = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers"], 0)
+    below = {**outside, "model.layers.3.mlp": 1}
+    assert one.weights_on(below)["cuda:1"] == 3 * 2048 * 8192 * 2
+    assert sum(one.weights_on(below).values()) == one.weight_bytes
+    assert one.caches_on(below) == {"cuda:0": one.cache_bytes}
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"])
+def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
+    config = make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
+    before = config.to_dict()
+    predicted = sketched(config, torch.bfloat16)
+    assert config.to_dict() == before, "the model is loaded from it"
+    assert config._attn_implementation is None
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    runner = EagerRunner(model)
+    runner.start([[5, 6, 7, 8]] * 3)
+    runner.extend(torch.full((3, 3), 9))
+    held = [layer.keys.nbytes + layer.values.nbytes for layer in runner._cache.layers]
+    assert [3 * 7 * size for size in predicted.block_caches if size] == held
+    assert predicted.caches_on({"": 0}) == {"cuda:0": predicted.cache_bytes}
+
+
+def _small(model_type: str) -> Any:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    sizes |= {"num_key_value_heads": 2} if model_type == "qwen2" else {}
+    others = {
+        "bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 2},
+        "gpt_neo": {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]},
+    }
+    return AutoConfig.for_model(model_type, vocab_size=320, **others.get(model_type, sizes))
+
+
+def test_the_cache_is_where_its_layers_are() -> None:
+    one = sketched(make_config("llama"))
+    layer = one.cache_bytes // 3
+    around: dict[str, int | str] = {"model.embed_tokens": 0, "model.norm": 1, "model.rotary_emb": 1, "lm_head": 1}
+    layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
+    assert one.caches_on(around | layers) == {"cuda:0": layer, "cuda:1": 2 * layer}
+    # What is outside the GPUs is computed on the first of them.
+    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}) == {"cuda:0": 2 * layer, "cuda:1": layer}
+
+
+def test_a_model_that_cannot_be_asked_has_no_known_cache() -> None:
+    config = make_config("llama")
+    config.num_key_value_heads = 3  # of 4 heads: no model runs so
+    assert sketched(config).cache_bytes == 0
+
+
+# What is read --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
+    untied, tied = (make_config("llama", tie_word_embeddings=tie) for tie in (False, True))
+    assert read(sketched(untied)) == parameter_bytes(untied) - 2 * 320 * 128
+    assert read(sketched(tied)) == parameter_bytes(tied) == read(sketched(untied))
+    # GPT-2 ties its embedding of words; that of positions is looked up.
+    assert read(sketched(make_config("gpt2"))) == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
+    assert read(sketched(untied, quantization="4bit")) < 0.5 * read(sketched(untied))
+
+
+def test_idle_experts_are_not_read() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=320, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2, **sizes
+    )
+    experts = 2 * 8 * 3 * 32 * 64 * 4
+    others = parameter_bytes(config, torch.float32) - experts
+    assert read(sketched(config, torch.float32)) == others - 4 * 320 * 32 + experts // 4
+
+
+# Ranks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_ranks_share() -> None:
+    one = sketched(make_config("llama"), torch.float32)
+    # Norms, and with transformers 5.17 the embedding too, which is 4 % of this model, are whole on each.
+    assert 0.5 <= one.rank_bytes(2) / one.weight_bytes < 0.55
+    assert one.rank_bytes(1) == one.weight_bytes
+    assert (one.tp_plan, one.splits_cache) == (True, True)
+    assert one.heads == {"attention": 4, "key and value": 2}
+    assert not sketched(make_config("gpt2")).tp_plan
+    gptq = make_config("llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    assert sketched(gptq).stored == "4bit"
+
+
+# Built once ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_model_is_built_once_on_the_way_to_a_placed_pair(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def count(checkpoint: Any, dtype: torch.dtype) -> Any:
+        built.append(checkpoint.role)
+        return bare_model(checkpoint, dtype)
+
+    monkeypatch.setattr(meta, "bare_model", count)
+    planned = plan_pair(save_model("llama"), save_model("gpt2"), PlacementSettings())
+    planned.check_context([[1, 2, 3]], 8)
+    ready = planned.place(SMALL_DEMAND)
+    ready.describe()
+    roofs(ready, 1, 20)
+    planned.place(dataclasses.replace(SMALL_DEMAND, batch_size=4))
+    assert built == ["model", "draft"]
+    ready.load()
+    assert built == ["model", "draft"]
+    # Remedies are arithmetic too.
+    monkeypatch.setattr(pair, "free_memory", lambda gpus: {"cpu": 1000})
+    with pytest.raises(Exception, match="does not fit"):
+        planned.place(SMALL_DEMAND)
+    assert built == ["model", "draft"]
+
+
+# GPUs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("Tesla V100-SXM2-16GB", "V100 16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA A100X", None),
+        ("NVIDIA RTX A4000", None),
+    ],
+)
+def test_gpus_are_known_by_the_names_that_torch_gives(device: str, name: str | None) -> None:
+    gpu = known_gpu(device)
+    assert (gpu and gpu.name) == name
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------
+
+SEVEN_BILLION = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_peak_memory_of_a_7b_shape_is_as_planned(save_model: Any, quantization: Any) -> None:
+    settings: ModelSettings = save_model(
+        dtype=torch.float16, settings={"quantization": quantization, "gpus": 1}, vocab_size=32000, **SEVEN_BILLION
+    )
+    # What other tests of this process still hold is not this model's.
+    before = torch.cuda.memory_allocated()
+    demand = Demand(batch_size=4, prompt_tokens=500, new_tokens=12, num_draft_tokens=0, runner="eager")
+    loaded = plan_pair(settings, None, PlacementSettings(), "float16").place(demand).load().target
+    torch.cuda.reset_peak_memory_stats()
+    runner = EagerRunner(loaded.model)
+    runner.start([[5] * demand.prompt_tokens] * demand.batch_size)
+    for _ in range(demand.new_tokens):
+        runner.extend(torch.full((demand.batch_size, 1), 9, device=loaded.input_device))
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak == pytest.approx(loaded.placement.taken(0), rel=0.05)

@@ -1,0 +1,152 @@
+"""What `latency` prints of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from harness.report.latency import latency_document, why_not
+from harness.report.terminal import print_document
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from report_files import latency_run, prompt_rows
+
+FIGURES: dict[str, Any] = {
+    "model": "30B", "num_tokens": 960, "ms_per_token_std": 1.0, "draft_ms": 280.0, "verify_ms": 330.0,
+    "iteration_ms": 630.0, "predicted_speedup": 1.9, "speedup_low": 1.7, "speedup_high": 1.95, "mean_proposed": 4.0,
+    "acceptance_rate": 0.625, "conditional_acceptance_rate": 10 / 13, "mean_acceptance_length": 3.5,
+    "acceptance_by_position": [1.0, 0.75, 2 / 3, None], "acceptance_histogram": [0, 1, 1, 1, 1],
+}  # fmt: skip
+
+
+def rows(**changes: Any) -> list[LatencyRow]:
+    regular, speculative = latency_run(**{"speedup": 1.83} | FIGURES | changes)
+    alone = dict.fromkeys(("draft_ms", "verify_ms", "speedup_low", "speedup_high", "mean_acceptance_length"))
+    return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
+
+
+def printed(capsys: pytest.CaptureFixture[str], prompts: list[LatencyPromptRow] | None = None, **changes: Any) -> str:
+    print_document(latency_document(rows(**changes), prompts or []))
+    return capsys.readouterr().out
+
+
+def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys)
+    assert text.splitlines()[:2] == [
+        "30B with draft 7B on NVIDIA A100",
+        "15 prompts (english) · 64 new tokens · K=4 · temperature 0.5 · float16",
+    ]
+    assert "Speculative decoding is 1.83× faster (95 % interval 1.70 to 1.95)." in text
+    assert "62.5% of the draft tokens (76.9% of those tested); 3.50 tokens per iteration" in text
+    assert "100%  75%  67%  –" in text
+    assert "0: 0%  1: 25%  2: 25%  3: 25%  4: 25%  of 4 iterations" in text
+    assert "630.00 ms = drafting 280.00 + verifying 330.00 + rest 20.00; a target step takes 320.00 ms" in text
+    assert "3.50 / (4.00 × 0.219 + 1.03) = 1.90×; measured is 96% of it" in text
+    assert "why" not in text
+
+
+def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
+    assert "does not pay here: 0.80×" in text
+    assert "the draft is too slow" in text
+
+
+def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "makes no significant difference here: 1.05×" in printed(
+        capsys, speedup=1.05, speedup_low=0.97, speedup_high=1.12
+    )
+    assert "(no interval from one batch)" in printed(capsys, speedup_low=None, speedup_high=None)
+
+
+@pytest.mark.parametrize(
+    ("length", "draft", "verify", "cause"),
+    [
+        (3.5, 0.9, 1.1, "the draft is too slow"),
+        (3.5, 0.1, 4.0, "verification costs too much"),
+        (1.2, 0.1, 1.1, "acceptance is too low"),
+    ],
+)
+def test_the_cause_is_the_ideal_that_would_help_most(length: float, draft: float, verify: float, cause: str) -> None:
+    assert why_not(length, draft, verify, 4).startswith(cause)
+
+
+def test_categories_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = prompt_rows(rows(run="1"), [("story", 40.0), ("story", 40.0), ("sum", 80.0)])
+    text = printed(capsys, prompts)
+    assert ["story", "2", "2.50×", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
+    assert ["sum", "1", "1.25×", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
+    assert "story" not in printed(capsys, prompts[:4]), "one category says nothing new"
+    assert "story" not in printed(capsys, prompts, batch_size=4), "a batch has one time"
+
+
+def test_greedy_texts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
+    text = printed(capsys, prompts[:2], identical_prompts=2)
+    assert "identical token for token on 2 of 2 prompts" in text
+    prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
+    prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
+    text = " ".join(printed(capsys, prompts, identical_prompts=1).split())
+    assert "identical on 1 of 3 prompts" in text
+    assert "at token 5; the largest logit margin at a difference is 0.002 (near 0" in text
+    assert "dentical" not in printed(capsys, prompts)
+
+
+def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0)
+    assert "speculative (lossy)" in text
+    assert "lenience 0.5: the speculative output no longer follows" in text
+    assert "test=true" in text
+    assert "interrupted: the figures cover 15 prompts only" in text
+    text = printed(capsys, weights="random", synthetic_acceptance=0.8)
+    assert text.startswith("30B with draft 7B, random weights, synthetic 0.8 on")
+    assert "weights=random: times are those of the architecture" in text
+    assert "decoding.synthetic_acceptance=0.8: a coin accepted" in text
+
+
+@pytest.mark.parametrize(
+    ("runner", "flatters"),
+    [("eager+graphs", True), ("static+compiled", True), ("graphs+eager", False), ("graphs", False), ("eager", False)],
+)
+def test_a_draft_with_a_faster_runner_is_said(capsys: pytest.CaptureFixture[str], runner: str, flatters: bool) -> None:
+    assert ("flatters the speed-up" in printed(capsys, runner=runner)) is flatters
+
+
+def test_repeated_prompts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = prompt_rows(rows(), [("a", 50.0)] * 3)
+    same = [dataclasses.replace(row, prompt="p0") if (row.prompt_index or 0) < 2 else row for row in prompts]
+    text = printed(capsys, same)
+    assert "2 of 3 prompts are the same: the interval covers repetition, not prompts." in text
+    assert "repetition" not in printed(capsys, prompts)
+
+
+def test_the_roof_is_not_clamped(capsys: pytest.CaptureFixture[str]) -> None:
+    roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
+    text = " ".join(printed(capsys, **roof).split())
+    assert (
+        "target reads 65.0 GB per step; from memory, at the 1625 GB/s of a large copy here, 40.00 ms at least" in text
+    )
+    assert "a step takes 320.00 ms, 12% of that rate" in text
+    assert "draft reads" not in text
+    text = " ".join(printed(capsys, **roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split())
+    assert "14.0 MB per step" in text
+    assert "a step takes 70.00 ms, 200% of that rate (above 100%: caches hold much of it)" in text
+    assert "reads" not in printed(capsys, **roof | {"floor_ms": None})
+
+
+def test_without_a_draft_the_times_and_the_roof_remain(capsys: pytest.CaptureFixture[str]) -> None:
+    (regular,) = latency_run(draft=None, num_draft_tokens=None, step_bytes=10**9, floor_ms=50.0)
+    print_document(latency_document([regular]))
+    text = capsys.readouterr().out
+    assert "K=" not in text
+    assert "Speculative" not in text
+    assert "1.00 GB per step" in text
+
+
+def test_nothing_measured_prints_nothing() -> None:
+    assert latency_document(latency_run(status="failed", error="killed")) == []
+
+
+def test_names_are_text_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, model="[bold]30B[/bold]\x1b[31m :smile:")
+    assert "[bold]30B[/bold]␛[31m :smile:" in text

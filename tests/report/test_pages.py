@@ -1,0 +1,158 @@
+"""Markdown, HTML and plots: what a user named is no markup, nothing is fetched, the same figures give the same page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.report.command import FOLDED, TITLE, Report, build
+from harness.report.pages import escape, html_page, markdown
+from harness.report.table import Table
+from report_files import eval_run, latency_run, write
+
+pytest.importorskip("matplotlib", reason="harness[report] is not installed")
+from harness.report.plots import plots  # after the skip
+
+HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    write(
+        tmp_path / "latency.csv",
+        latency_run(2, 1.5), latency_run(4, 2.0), latency_run(4, 1.2, model=HOSTILE),
+        latency_run(4, 2.5, draft="模型/日本語"), latency_run(status="failed", error=HOSTILE, model="30B"),
+        latency_run(model="7B", draft=None),
+    )  # fmt: skip
+    write(tmp_path / "eval.csv", eval_run())
+    return build([tmp_path])
+
+
+def html_of(report: Report, drawn: Mapping[str, Sequence[str]] | None = None) -> str:
+    drawn = plots(report.pairs, report.accuracy) if drawn is None else drawn
+    return html_page(TITLE, report.headlines, report.parts, drawn, FOLDED)
+
+
+def contrast(colour: str, other: str) -> float:
+    """The ratio of WCAG 2.2, from 1 to 21."""
+
+    def luminance(code: str) -> float:
+        parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(colour), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def num_tables(report: Report) -> int:
+    return sum(isinstance(part, Table) for part in report.parts)
+
+
+class Page(HTMLParser):
+    """Counts what a page opens and collects its text and addresses."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.opened.append(tag)
+        self.ids += [value or "" for name, value in attributes if name == "id"]
+        self.addresses += [value or "" for name, value in attributes if name in ("href", "src", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.closed.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_from_elsewhere(report: Report) -> None:
+    html = html_of(report)
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe"} & set(page.opened)
+    assert [address for address in page.addresses if not address.startswith("#")] == []
+    # The name of a namespace is no address.
+    assert re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
+
+
+def test_the_page_is_well_formed(report: Report) -> None:
+    page = Page(html_of(report))
+    for tag in ("div", "table", "tr", "td", "th", "section", "details", "figure", "p", "small"):
+        assert page.opened.count(tag) == page.closed.count(tag), tag
+
+
+def test_what_users_name_is_text(report: Report) -> None:
+    page = Page(html_of(report))
+    assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text
+    # Once in its plots' labels, whose names of colours and tags are text as well.
+    assert '#030303 id="x" & &lt;' in page.text
+
+
+def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
+    drawn = plots(report.pairs, report.accuracy)
+    assert {name: len(svgs) for name, svgs in drawn.items()} == {
+        "speedup": 1, "times": 1, "num_draft_tokens": 3, "positions": 1, "accuracy": 1,
+    }  # fmt: skip
+    page = Page(html_of(report, drawn))
+    assert page.opened.count("svg") == 7
+    assert len(page.ids) == len(set(page.ids))
+    for svg in (svg for svgs in drawn.values() for svg in svgs):
+        ElementTree.fromstring(svg.encode())
+        # What has no colour takes the page's; every other colour can be seen on a light and on a dark page.
+        for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
+            assert all(contrast(colour, page_colour) >= 3 for page_colour in ("#ffffff", "#14181c")), colour
+
+
+def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "latency.csv", latency_run())])
+    page = Page(html_of(report))
+    assert page.opened.count("svg") == len(plots(report.pairs, [])) == 4
+    assert "Speculative decoding is 2.00× faster" in page.text
+
+
+def test_the_same_figures_give_the_same_page(report: Report) -> None:
+    assert len({html_of(report) for _ in range(2)}) == 1
+
+
+def test_without_plots_the_tables_remain(report: Report) -> None:
+    page = Page(html_of(report, {}))
+    assert "svg" not in page.opened
+    assert page.opened.count("table") == num_tables(report)
+
+
+def test_plots_of_nothing_are_none() -> None:
+    assert plots([], []) == {}
+
+
+def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
+    text = markdown(TITLE, report.headlines, report.parts, FOLDED)
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == num_tables(report)
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert "**2.50×**" not in text, "it was measured at one K"
+    assert "**2.00×**" in text
+    assert text.count("<details>") == len(FOLDED)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a|b", r"a\|b"), ("tiny_draft", "tiny_draft"), ("_a_", r"\_a\_"), ("<b>", r"\<b\>"), ("a\r\nb", "a<br>b"),
+        ("*x*", r"\*x\*"), ("\x00", " "), ("$1$", r"\$1\$"), ("&lt;", r"\&lt;"), ("\\", "\\\\"),
+    ],
+)  # fmt: skip
+def test_markdown_interprets_nothing(text: str, expected: str) -> None:
+    assert escape(text) == expected

@@ -1,0 +1,91 @@
+"""What a sweep says of its jobs, from the rows of its file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report.recovery import summarise
+from harness.report.sweep import exit_code, job_line, print_sweep
+from harness.results.schema import LatencyRow, RecoveryRow
+from report_files import eval_run, latency_run
+
+
+def check(job: str, prompt_index: int | None, verdict: str, status: str = "ok") -> RecoveryRow:
+    return RecoveryRow(
+        run=job, job=job, status=status, error="killed", check="sampled", prompt_index=prompt_index, verdict=verdict,
+        lossy=False, lenience=1.0, num_draft_tokens=4, num_draws=1000, power=0.5, shift=0.05, p_value=0.5,
+        num_prompts=1, num_tokens=6,
+    )  # fmt: skip
+
+
+def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
+    return [dataclasses.replace(row, job=str(number)) for row in run]
+
+
+@pytest.mark.parametrize(
+    ("together", "one", "expected"),
+    [("lossless", "undecided", 0), ("undecided", "lossless", 3), ("lossless", "lossy", 1)],
+)
+def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expected: int) -> None:
+    """A prompt alone need not decide anything, as in a run that is no job of a sweep."""
+    rows = [check("0", 0, one), check("0", None, together)]
+    verdict = summarise(rows).verdict
+    assert job_line("recovery", rows) == verdict
+    assert exit_code("recovery", rows) == expected == {"lossless": 0, "undecided": 3, "lossy": 1}[verdict]
+
+
+def test_the_worst_job_decides() -> None:
+    good, doubtful, bad = (check(str(n), None, v) for n, v in enumerate(("lossless", "undecided", "lossy")))
+    assert exit_code("recovery", [good, doubtful]) == 3
+    assert exit_code("recovery", [good, doubtful, bad]) == 1
+    assert exit_code("recovery", [good, check("3", None, "lossless", status="failed")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "expected"),
+    [
+        ("latency", latency_run(), "2.00× (1.90 to 2.10)"),
+        ("latency", latency_run(speedup_low=None), "2.00×"),
+        ("latency", latency_run(draft=None), "100.00 ms/token"),
+        ("latency", latency_run(weights="random", synthetic_acceptance=0.8),
+         "2.00× (1.90 to 2.10), random weights, synthetic 0.8"),
+        ("latency", latency_run(status="failed", error="killed"), "failed: killed"),
+        ("eval", eval_run(), "regular 43.0%, speculative 42.0%"),
+        ("latency", [], "done"),
+    ],
+)  # fmt: skip
+def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> None:
+    assert job_line(command, rows) == expected
+
+
+def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
+    runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    # A job that measures the same as another one takes over its run.
+    rows += of_job(4, runs[0])
+    print_sweep("latency", rows, Path("multirun/latency.csv"), num_jobs=6)
+    out, error = capsys.readouterr()
+    assert out.index("30B with 7B") < out.index("13B with 7B") < out.index("[bold]does not fit[/bold]")
+    assert [line.count("best K") for line in out.splitlines() if "2.00×" in line] == [1]
+    assert out.count("best K") == 1, "30B was measured at one K only"
+    assert out.count("1.50×") == 1
+    assert "5 of 6 jobs in multirun/latency.csv; the same command again measures" in error
+
+
+def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [dataclasses.replace(row, job=str(n)) for n in (0, 1) for row in eval_run(temperature=float(n))]
+    print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
+    out, error = capsys.readouterr()
+    assert "greedy" in out
+    assert error == "2 of 2 jobs in eval.csv\n"
+
+
+def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = latency_run(draft=None, ms_per_token=None)
+    print_sweep("latency", [row], Path("latency.csv"), num_jobs=1)
+    assert capsys.readouterr().out == "Nothing was measured.\n"

@@ -1,0 +1,115 @@
+"""Rows and their columns: read back as written, described in `docs/columns.md`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config.commands import EvalSettings, LatencySettings, PlanSettings, RecoverySettings
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+from harness.results.row import Row
+from harness.results.schema import (
+    KINDS,
+    EvalRow,
+    LatencyPromptRow,
+    LatencyRow,
+    PlanRow,
+    RecoveryRow,
+    RunRow,
+    described,
+    kind_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = {str: "a, b", int: 3, float: 0.1, bool: True, list: [1, None], dict: {"cuda:0": 4}}
+
+
+def test_the_description_of_the_columns_is_current() -> None:
+    """`python -m harness.results.schema > docs/columns.md` renews it."""
+    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == described()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_column_comes_back(kind: type[Row]) -> None:
+    row = kind(**{name: VALUES[about["type"]] for name, about in kind.columns().items()})
+    cells = {name: str(cell) for name, cell in row.cells().items()}
+    assert kind.parse(cells) == row
+    assert next(iter(cells)) == "run"
+    assert kind_of(cells) is kind, "a file is recognised by its columns"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_column_says_what_it_is(kind: type[Row]) -> None:
+    for about in kind.columns().values():
+        assert about["text"]
+        assert about["kind"] in ("setting", "figure", "circumstance")
+        assert "|" not in about["text"]
+
+
+def test_what_cannot_be_read_is_none() -> None:
+    row = LatencyRow.parse(
+        {"ms_per_token": "nan", "num_tokens": "x", "test": "yes", "weight_bytes": "[", "foreign": "1"}
+    )
+    assert row == LatencyRow()
+    assert LatencyPromptRow.parse({"completion": ""}).completion is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "more"),
+    [
+        (LatencyRow, LatencySettings, {"prompts": PromptSettings(name="mine", file="mine.txt")}),
+        (RecoveryRow, RecoverySettings, {"prompts": PromptSettings(name="mine", file="mine.txt")}),
+        (PlanRow, PlanSettings, {}),
+    ],
+)
+def test_columns_repeat_the_settings(kind: type[RunRow], settings: type, more: dict[str, object]) -> None:
+    asked = kind.asked(
+        settings(
+            model=ModelSettings(name="m", repository="a/m", quantization="8bit"),
+            draft=DraftSettings(name="d", repository="a/d"),
+            decoding=DecodingSettings(temperature=0.25, num_draft_tokens=3),
+            placement=PlacementSettings(strategy="cpu"),
+            results=ResultSettings(file="results/x.csv"),
+            **more,
+        )
+    )
+    assert set(asked) <= set(kind.columns())
+    expected = {"model": "m", "draft": "d", "quantization": "8bit", "draft_quantization": "none", "placement": "cpu"}
+    expected |= {"num_draft_tokens": 3, "repository": "a/m"}
+    expected |= {"temperature": 0.25} if "temperature" in kind.columns() else {}
+    expected |= {"prompts": "mine"} if more else {}
+    assert {name: asked[name] for name in expected} == expected
+
+
+def test_without_a_draft_its_columns_are_empty() -> None:
+    settings = EvalSettings(
+        model=ModelSettings(name="m", repository="a/m"),
+        draft=None,
+        decoding=DecodingSettings(),
+        placement=PlacementSettings(),
+        results=ResultSettings(file="x.csv"),
+    )
+    asked = {name: value for name, value in EvalRow.asked(settings).items() if name.startswith("draft")}
+    assert set(asked.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "real"),
+    [
+        ({"draft": "7B"}, True),
+        ({"draft": "7B", "weights": "stored"}, True),
+        ({"weights": "random"}, False),
+        ({"draft": "7B", "synthetic_acceptance": 0.0}, False),
+        ({"synthetic_acceptance": 0.8}, True),
+    ],
+)
+def test_a_row_knows_whether_it_is_of_the_named_models(changes: dict[str, object], real: bool) -> None:
+    assert LatencyRow(**changes).real is real

@@ -1,0 +1,125 @@
+"""Signals end a run whenever they come, and whatever swallows exceptions."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.sweep import signals
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def interruption(*steps: Callable[[], object]) -> str:
+    """Take the steps, which a signal must interrupt; the reason that it gives."""
+
+    def take() -> None:
+        with signals.interrupting():
+            for step in steps:
+                step()
+
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        take()
+    return str(interrupt.value)
+
+
+def wait() -> None:
+    time.sleep(900)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, "stopped by SIGTERM"), (signal.SIGHUP, "stopped by SIGHUP")],
+)
+def test_a_signal_interrupts_with_its_reason(number: int, reason: str) -> None:
+    before = signal.getsignal(number)
+    assert interruption(signals.obey, lambda: send(number), wait) == reason
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_during_an_import_is_obeyed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "swallows_everything.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.1)\n"
+        "except BaseException: pass\n"
+        "imported = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    lost: list[str] = []
+    reason = interruption(lambda: signals.load("swallows_everything"), lambda: lost.append("the signal"))
+    assert (reason, lost) == ("stopped by SIGTERM", [])
+    assert sys.modules.pop("swallows_everything").imported, "an import is never cut short"
+
+
+def test_what_was_postponed_is_obeyed_at_the_end_at_the_latest() -> None:
+    assert interruption(lambda: send(signal.SIGINT)) == ""
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    interrupt = functools.partial(send, signal.SIGINT)
+    reached: list[int] = []
+    interruption(interrupt, lambda: reached.append(1), interrupt, lambda: reached.append(2))
+    assert reached == [1]
+
+
+class Swallows:
+    """Python ignores what is raised while an object is destroyed."""
+
+    def __del__(self) -> None:
+        send(signal.SIGTERM)
+        time.sleep(0.01)
+
+
+def test_a_signal_during_a_destructor_is_not_lost() -> None:
+    assert interruption(signals.obey, Swallows, wait) == "stopped by SIGTERM"
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.interrupting():
+            signals.obey()
+            send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
+    endless = ["num_prompts=15", "num_warmup=100000", "num_resamples=100"]
+    run = subprocess.Popen([sys.executable, "-m", "harness", "latency", *endless], cwd=tmp_path, stderr=subprocess.PIPE)
+    wait_until(lambda: bool(list(tmp_path.rglob("environment.json"))), run)
+    time.sleep(1)
+    run.send_signal(number)
+    _, said = run.communicate(timeout=900)
+    assert run.returncode == 130, said
+    (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
+    assert f"interrupted,stopped by {signal.Signals(number).name}" in file.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.2, 0.7, 1.5, 3, 5])
+def test_a_run_is_ended_whenever_the_signal_comes(tmp_path: Path, delay: float) -> None:
+    endless = ["num_prompts=15", "num_warmup=100000", "num_resamples=100"]
+    run = subprocess.Popen([sys.executable, "-m", "harness", "latency", *endless], cwd=tmp_path, stderr=subprocess.PIPE)
+    time.sleep(delay)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=900)
+    assert run.returncode == (-signal.SIGINT if not said or b"Traceback" in said else 130), said
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    while not reached():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.1)

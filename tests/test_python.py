@@ -1,0 +1,104 @@
+"""Commands called from Python: rows as a DataFrame, exceptions in place of exit codes, several calls in one process."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import harness
+from harness.config.names import CONF, PACKAGE
+
+SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM), list(sys.argv)
+    rows = harness.run("latency", *SHORT, "draft=none")
+    assert isinstance(rows, pd.DataFrame)
+    assert list(rows["arm"]) == ["regular"]
+    assert rows["ms_per_token"].dtype.kind == "f"
+    assert rows["run"].notna().all()
+    assert capsys.readouterr().out == ""
+    assert (signal.getsignal(signal.SIGTERM), sys.argv) == before
+    again = harness.run("latency", *SHORT, "decoding=greedy", verbose=True)
+    assert list(again["arm"]) == ["regular", "speculative"]
+    assert isinstance(again["acceptance_histogram"][1], list)
+    assert "tiny with draft tiny_draft" in capsys.readouterr().out
+    # Both are in the file that collects all runs, as from the command line.
+    collected = pd.read_csv("results/latency.csv")
+    assert list(collected["run"]) == [*rows["run"], *again["run"]]
+
+
+def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
+    GlobalHydra.instance().clear()
+    found: list[pd.DataFrame] = []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        thread = threading.Thread(target=lambda: found.append(harness.run("latency", *SHORT, "draft=none")))
+        thread.start()
+        thread.join()
+    assert len(found[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["latency", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),
+        (["latency", "model=7C"], "model=7C: no such preset (did you mean 7B?)"),
+        (["latency", "temperature=1"], "temperature: no such setting (did you mean decoding.temperature?)"),
+        (["latncy"], "latncy: no such command (did you mean latency?)"),
+        (["report", "results"], "report: no such command"),
+        (["latency", "-m", "seed=1,2", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),
+    ],
+)
+def test_a_mistake_is_raised(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(harness.SettingError) as error:
+        harness.run(*arguments)
+    assert str(error.value).startswith(message)
+    assert "harness:" not in capsys.readouterr().err
+
+
+def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
+    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", "broken")
+    Path("broken/model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(harness.RunError):
+        harness.run("latency", *SHORT, "model=./broken", "draft=none")
+    assert list(pd.read_csv("results/latency.csv")["status"]) == ["failed"]
+
+
+def test_a_bad_answer_is_raised() -> None:
+    with pytest.raises(harness.VerdictError) as error:
+        harness.run("plan", "model=65B", "gpus=1", "gpu_memory=8GB")
+    assert error.value.exit_code == 1
+    assert "fit" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_sweep_returns_the_rows_of_all_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = harness.run("latency", *SHORT, "-m", "seed=1,2")
+    assert list(zip(rows["job"], rows["arm"], rows["seed"], strict=True)) == [
+        (job, arm, seed) for job, seed in (("0", 1), ("1", 2)) for arm in ("regular", "speculative")
+    ]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_script_needs_no_guard(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        f"import harness\nprint(len(harness.run('latency', '-m', 'seed=1,2', *{SHORT!r})))\nprint('end')\n"
+    )
+    result = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=900, check=False)
+    assert result.stdout == "4\nend\n", result.stderr
