@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.config.engines import EngineSettings
 from harness.config.settings import (
     DecodingSettings,
     DraftSettings,
@@ -34,6 +35,9 @@ Fault = Literal[
 ]
 
 
+_LOCAL = EngineSettings()
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Settings that all commands have.
@@ -47,6 +51,7 @@ class RunSettings:
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
             such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
             `graphs` on CUDA and `eager` elsewhere.
+        engine: who generates.
     """
 
     model: ModelSettings
@@ -64,9 +69,16 @@ class RunSettings:
     force: bool = False
     weights: Weights = "stored"
     runner: RunnerName = "auto"
+    engine: EngineSettings = _LOCAL
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
+        rule = "must be local or huggingface: the others cannot be run from the command line yet"
+        require(self.engine.name in ("local", "huggingface"), "engine", rule, self.engine.name)
+        own_loop = self.engine.name == "local" or self.runner in ("auto", "eager")
+        require(own_loop, "runner", "needs engine=local", self.runner)
+        rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
+        require(self.engine.name == "local" or self.batch_size == 1, "batch_size", rule, self.batch_size)
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:

@@ -16,81 +16,66 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from harness.config.commands import Fault
 from harness.config.engines import Schedule
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, DraftSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.protocol import Arm, Question
-from harness.models import devices
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
 from harness.models.pair import Pair
-from harness.models.ranks import check_agreement
 
 Method = Literal["model", "lookup"]
 
 
-class HuggingFaceEngine:
-    """An `Engine` over a loaded pair; prompts one at a time, because assisted generation takes no more.
+class HuggingFaceEngine(LocalEngine):
+    """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no more.
 
-    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
+    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time. Logits, for checks,
+    are those of the same weights in our eager runner.
 
     Args:
         decoding: of the questions.
-        method: who drafts: the pair's draft model, or `lookup` in the prompt.
         schedule: of the number of draft tokens, see `EngineSettings`.
-        batch_size: of the questions.
 
     Raises:
         SettingError: for what `generate` does not do.
     """
 
-    tells = frozenset({"memory"})
-    runner = "huggingface"
-    setup_seconds = 0.0
+    tells = frozenset({"logits", "memory"})
 
     def __init__(
         self,
         pair: Pair,
         decoding: DecodingSettings,
         *,
-        method: Method = "model",
         schedule: Schedule = "constant",
-        batch_size: int = 1,
+        fault: Fault = "none",
+        **options: Any,
     ) -> None:
-        if batch_size != 1:
-            rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-            raise SettingError("batch_size", rule, batch_size)
-        if decoding.lossy:
-            name = "lenience" if decoding.lenience < 1 else "synthetic_acceptance"
-            raise SettingError(f"decoding.{name}", "needs engine=local", getattr(decoding, name))
+        for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
+            if (value := getattr(decoding, setting)) != plain:
+                raise SettingError(f"decoding.{setting}", "needs engine=local", value)
+        if fault != "none":
+            raise SettingError("fault", "needs engine=local", fault)
+        drafting = pair.drafting
+        method: Method = "lookup" if isinstance(drafting, DraftSettings) and drafting.method == "lookup" else "model"
+        if pair.head is not None or (drafting is not None and method == "model" and pair.draft is None):
+            raise SettingError("draft", "must be a model or lookup with engine=huggingface", drafting and drafting.name)
         if method == "lookup" and schedule != "constant":
             raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
-        if method == "model" and pair.draft is not None and decoding.temperature > 0:
+        if pair.draft is not None and decoding.temperature > 0:
             widths = [m.model.config.get_text_config().vocab_size for m in (pair.target, pair.draft)]
             if widths[0] != widths[1]:
                 rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
                 raise SettingError("draft", rule, pair.draft.settings.name)
-        self._pair = pair
+        super().__init__(pair, decoding, **(options | {"runner": "eager"}))
+        self.runner, self.setup_seconds = "generate", 0.0
         # One thread for all questions: each new one would start threads of its own for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
-        self.arms: list[Arm] = [HuggingFaceArm("regular", pair, self._thread)]
+        self.arms = [HuggingFaceArm("regular", pair, self._thread)]
         if method == "lookup" or pair.draft is not None:
             self.arms.append(HuggingFaceArm("speculative", pair, self._thread, method, schedule))
-
-    def synchronize(self) -> None:
-        """See `Engine.synchronize`."""
-        devices.synchronize(self._pair.devices)
-
-    def reset_peak_memory(self) -> None:
-        """Start `peak_memory_bytes` from zero."""
-        devices.reset_peak_memory(self._pair.devices)
-
-    def peak_memory_bytes(self) -> int | None:
-        """The most bytes allocated since the last reset, summed over GPUs; None without one."""
-        return devices.peak_memory_bytes(self._pair.devices)
-
-    def check(self, tokens: list[list[int]]) -> None:
-        """See `Engine.check`."""
-        check_agreement(tokens)
 
     def close(self) -> None:
         """See `Engine.close`. The pair is the caller's."""

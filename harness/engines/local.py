@@ -130,7 +130,9 @@ class LocalEngine:
         return (4 if format_info.bits == 16 else 16) * format_info.eps
 
     def watched(self) -> list[tuple[Arm, Phases]]:
-        """The same arms under stopwatches, each with its own."""
+        """The same arms under stopwatches, each with its own; none where the engine does not tell its phases."""
+        if "phases" not in self.tells:
+            return []
         clocks = [Phases(self.synchronize) for _ in self.arms]
         return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 

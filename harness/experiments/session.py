@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import RunSettings
 from harness.config.settings import DecodingSettings
+from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.runner_choice import resolve
@@ -183,10 +185,19 @@ class Session:
     ) -> LocalEngine:
         """Load the pair, unless it is loaded, and open an engine over it; `options` are those of `LocalEngine`."""
         # Before the next engine allocates its caches, those of the one before are given back.
-        self.engine = None
+        self.close()
         options |= {"runner": self.settings.runner, "batch_size": batch_size, "longest_prompt": longest_prompt}
-        self.engine = LocalEngine(self._keeper.load(), decoding or self.settings.decoding, say=say, **options)
+        engine: Callable[..., LocalEngine] = LocalEngine
+        if self.settings.engine.name == "huggingface":
+            engine = functools.partial(HuggingFaceEngine, schedule=self.settings.engine.schedule)
+        self.engine = engine(self._keeper.load(), decoding or self.settings.decoding, say=say, **options)
         return self.engine
+
+    def close(self) -> None:
+        """Close the engine, if one is open."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
     def ask(
         self,
@@ -305,6 +316,7 @@ def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper 
         if document := experiment.document(rows):
             print_document(document)
             say(str(written))
+        session.close()
     experiment.judge(rows)
     return rows
 

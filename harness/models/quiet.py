@@ -14,6 +14,8 @@ import transformers
 
 # By logger, what its messages start with. The user need do nothing about any of them.
 _FLOODS = {
+    # From transformers' own assisted generation, about arguments that it adds itself.
+    "transformers.generation.utils": r"Passing `generation_config` together with generation-related arguments",
     # Once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.

@@ -149,7 +149,7 @@ def _prompts(row: Any) -> str | None:
 
 
 # What readers look at first, in one run's line and among many runs.
-_LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weights runner".split()
+_LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weights engine runner".split()
 _FIRST = (*_LINE, "devices", "test", "fault")
 # Said by other means, or no reason for a difference.
 _NEVER = frozenset(
@@ -168,7 +168,9 @@ _SPECIAL: dict[tuple[str, object], str] = {
     ("temperature", 0): "greedy",
     ("ignore_eos", False): "ends where the model does",
     **dict.fromkeys([("batch_size", 1), ("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
-    **dict.fromkeys([("runner", "eager"), ("fault", "none"), ("ignore_eos", True)], ""),
+    **dict.fromkeys(
+        [("engine", "local"), ("runner", "eager"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""
+    ),
 }
 # Those that are more than a value.
 _MADE: Mapping[str, Callable[[Any], str | None]] = {

@@ -10,7 +10,7 @@ import torch
 
 from chain_pair import save_chain_pair
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, DraftSettings, Method, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine
@@ -45,6 +45,10 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     return load(save_model(), save_model(name="draft", num_hidden_layers=1))
 
 
+def with_lookup(pair: Pair) -> Pair:
+    return dataclasses.replace(pair, draft=None, drafting=DraftSettings(name="lookup", method="lookup"))
+
+
 @pytest.fixture
 def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
     engine = HuggingFaceEngine(pair, GREEDY)
@@ -63,7 +67,7 @@ def tokens_of(records: list[Iteration]) -> list[int]:
 def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
     expected = tokens_of(read(LocalEngine(pair, GREEDY).arms[0], ask()))
     assert len(expected) == 24
-    lookup = HuggingFaceEngine(pair, GREEDY, method="lookup")
+    lookup = HuggingFaceEngine(with_lookup(pair), GREEDY)
     adaptive = HuggingFaceEngine(pair, GREEDY, schedule="adaptive")
     for arm in (*engine.arms, *lookup.arms, *adaptive.arms):
         assert tokens_of(read(arm, ask())) == expected
@@ -96,7 +100,7 @@ def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
     """Prompt lookup proposes without regard to how many tokens are left."""
     prompt = [5] + [9, 8, 7, 6] * 3
     decoding = dataclasses.replace(GREEDY, max_new_tokens=2, num_draft_tokens=8)
-    records = read(HuggingFaceEngine(pair, decoding, method="lookup").arms[1], ask(decoding, prompt))
+    records = read(HuggingFaceEngine(with_lookup(pair), decoding).arms[1], ask(decoding, prompt))
     assert len(tokens_of(records)) == 2
     assert len(records[0].proposed[0]) == 2
 
@@ -155,12 +159,23 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
 @pytest.mark.parametrize(
     ("options", "decoding", "setting"),
     [
-        ({"batch_size": 2}, {}, "batch_size=2: must be 1"),
-        ({"method": "lookup", "schedule": "adaptive"}, {}, "engine.schedule"),
-        ({}, {"lenience": 0.5, "rule": "google"}, "decoding.lenience"),
+        ({"fault": "lenience"}, {}, "fault=lenience: needs engine=local"),
+        ({}, {"lenience": 0.5, "rule": "google"}, "decoding.rule"),
         ({}, {"synthetic_acceptance": 0.5}, "decoding.synthetic_acceptance"),
     ],
 )
 def test_what_generate_does_not_do_is_refused(pair: Pair, options: dict, decoding: dict, setting: str) -> None:
     with pytest.raises(SettingError, match=setting):
         HuggingFaceEngine(pair, dataclasses.replace(GREEDY, **decoding), **options)
+
+
+def test_prompt_lookup_has_one_schedule(pair: Pair) -> None:
+    with pytest.raises(SettingError, match=r"engine\.schedule"):
+        HuggingFaceEngine(with_lookup(pair), GREEDY, schedule="adaptive")
+
+
+@pytest.mark.parametrize("method", ["suffix", "early_exit"])
+def test_methods_that_only_our_loop_has_are_refused(pair: Pair, method: Method) -> None:
+    drafting = DraftSettings(name=method, method=method, layers=(1,))
+    with pytest.raises(SettingError, match=f"draft={method}: must be a model or lookup"):
+        HuggingFaceEngine(dataclasses.replace(pair, draft=None, drafting=drafting), GREEDY)

@@ -1,0 +1,56 @@
+"""Commands with an engine that is not ours, on the shipped pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from in_process import Harness, in_process
+
+QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=16"]
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("draft", ["tiny_draft", "lookup", "none"])
+def test_generate_is_measured_as_our_loop_is(harness: Harness, tmp_path: Path, draft: str) -> None:
+    outcome = harness("latency", *QUICK, f"draft={draft}", "decoding=greedy")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "engine huggingface" in outcome.stdout
+    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    assert set(rows["engine"]) == {"huggingface"}
+    assert set(rows["num_tokens"]) == {32}
+    # It does not tell where its time goes, so nothing can be predicted.
+    assert rows[["draft_ms", "verify_ms", "target_step_ms"]].isna().all(axis=None)
+    if draft != "none":
+        assert "identical token for token on 2 of 2 prompts" in outcome.stdout
+        assert rows["mean_acceptance_length"][1] >= 1
+
+
+def test_recovery_tests_generate_against_the_same_weights(harness: Harness, tmp_path: Path) -> None:
+    outcome = harness("recovery", *QUICK, "batch_size=1", "decoding=greedy")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "Lossless" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["latency", "batch_size=2"], "batch_size=2: must be 1 with engine=huggingface"),
+        (["latency", "runner=static"], "runner=static: needs engine=local"),
+        (["latency", "draft=suffix"], "draft=suffix: must be a model or lookup with engine=huggingface"),
+        (["latency", "decoding.rule=block"], "decoding.rule=block: needs engine=local"),
+        (["recovery", "batch_size=1", "fault=lenience"], "fault=lenience: needs engine=local"),
+    ],
+)
+def test_what_generate_does_not_do(harness: Harness, settings: list[str], complaint: str) -> None:
+    command, *others = settings
+    outcome = harness(command, *QUICK, *others)
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(f"harness: {complaint}")
