@@ -51,7 +51,7 @@ class ServerEngine:
         try:
             import openai
         except ImportError as error:
-            raise SettingError("engine", "needs the package openai: pip install openai", "server") from error
+            raise SettingError("engine", "needs the openai package: pip install 'harness[server]'", "server") from error
         variable = settings.api_key_variable
         key = os.environ.get(variable) if variable else "none"
         if not key:
