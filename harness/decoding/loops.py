@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import Drafter, Iteration, Origin, Proposal, Runner
+from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
@@ -53,6 +53,7 @@ def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
     for position in range(request.max_new_tokens):
         token = inverse_cdf(request.warp(logits), uniforms[:, position])
         tokens = [[decided] for decided in token.tolist()]
+        _check_finite(tokens, logits.shape[-1], [position] * len(rows))
         yield _regular(rows, tokens)
         going_on = [i for i, new in enumerate(tokens) if not request.cut(new, position)[1]]
         if not going_on:
@@ -87,6 +88,7 @@ def speculative(
     uniforms = request.uniforms
     step = target.start(request.prompts)
     next_tokens = inverse_cdf(request.warp(step.logits), uniforms[:, 0, Purpose.TARGET]).tolist()
+    _check_finite([[token] for token in next_tokens], step.logits.shape[-1], [0] * len(rows))
     yield _regular(rows, [[token] for token in next_tokens])
     num_generated = [1] * len(rows)
     going_on = [i for i, token in enumerate(next_tokens) if not request.cut([token], 0)[1]]
@@ -130,10 +132,15 @@ def speculative(
         )
 
         # The one synchronisation with the device: all that the host must know, in one transfer.
-        decided = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], draft_tokens], 1).tolist()
+        broken = verdict.draft_probability.isnan().any(-1)
+        figures = torch.stack([verdict.num_accepted, verdict.next_token, broken.long()], dim=1)
+        decided = torch.cat([figures, draft_tokens], dim=1).tolist()
         num_accepted = [row[0] for row in decided]
         next_tokens = [row[1] for row in decided]
-        proposed = [row[2 : 2 + length] for row, length in zip(decided, lengths, strict=True)]
+        proposed = [row[3 : 3 + length] for row, length in zip(decided, lengths, strict=True)]
+        positions = [count + accepted for count, accepted in zip(num_generated, num_accepted, strict=True)]
+        _check_finite([[token] for token in next_tokens], step.logits.shape[-1], positions)
+        _check_finite([row[2:3] for row in decided], 1, positions, "draft")
         target.keep([count + 1 for count in num_accepted])
 
         tokens: list[list[int]] = []
@@ -151,6 +158,13 @@ def speculative(
         yield Iteration(rows, tokens, origins, proposed, num_accepted, verdict)
         if not going_on:
             return
+
+
+def _check_finite(tokens: list[list[int]], limit: int, positions: Sequence[int], role: str = "model") -> None:
+    """Raise a NonFiniteError for a row whose number is not below the limit, as the index drawn from nan is not."""
+    for (token,), position in zip(tokens, positions, strict=True):
+        if token >= limit:
+            raise NonFiniteError(role, position)
 
 
 def _regular(rows: list[int], tokens: list[list[int]]) -> Iteration:

@@ -85,6 +85,19 @@ class Drafter(Protocol):
         ...
 
 
+class NonFiniteError(ArithmeticError):
+    """A model gave logits that are nan or infinite.
+
+    Attributes:
+        role: `model` or `draft`.
+        position: of the token that they were for, among those generated.
+    """
+
+    def __init__(self, role: str, position: int) -> None:
+        super().__init__(f"logits of the {role} are not finite at new token {position}")
+        self.role, self.position = role, position
+
+
 class Origin(StrEnum):
     """Where a token comes from."""
 

@@ -43,7 +43,8 @@ def uniforms(
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one index per row from unnormalised weights [..., V] with uniforms [...] -> [...] (int64).
 
-    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is never drawn.
+    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is never drawn. Weights
+    that are nan give V.
     """
     # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep their order.
     cumulative = weights.cumsum(-1, dtype=torch.float64)
@@ -62,6 +63,7 @@ def draw(
     probabilities: list[Tensor] = []
     for position in range(uniforms.shape[1]):
         probabilities.append(warp(extend(tokens)[:, -1]))
-        drawn.append(inverse_cdf(probabilities[-1], uniforms[:, position]))
+        # An index that exists, whatever the probabilities are: a GPU would not survive another.
+        drawn.append(inverse_cdf(probabilities[-1], uniforms[:, position]).clamp(max=probabilities[-1].shape[-1] - 1))
         tokens = drawn[-1].unsqueeze(1)
     return torch.stack(drawn, dim=1), torch.stack(probabilities, dim=1)

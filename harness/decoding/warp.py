@@ -21,11 +21,13 @@ class Warp:
     top_p: float = 1.0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of any floating type -> probabilities [..., V] in float32."""
+        """Logits [..., V] of any floating type -> float32 probabilities [..., V]; nan where a logit is nan or inf."""
         logits = logits.float()
         if self.temperature == 0:
-            likeliest = logits.argmax(-1, keepdim=True)
-            return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
+            largest, likeliest = logits.max(-1, keepdim=True)
+            # 0, or nan like the softmax of logits that are not finite.
+            none = 0 * largest
+            return none.expand_as(logits).clone().scatter_(-1, likeliest, none + 1)
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:

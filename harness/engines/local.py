@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from harness.config.commands import Fault, RunnerName
+from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.decoding.loops import Request, autoregressive, speculative
-from harness.decoding.protocols import Iteration, Runner
+from harness.decoding.protocols import Iteration, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
@@ -41,7 +42,7 @@ class LocalArm:
 
     name: str
     decode: Callable[[Request, DecodingSettings], Iterator[Iteration]]
-    device: torch.device
+    pair: Pair
     tells = frozenset({"origins", "proposals", "probabilities"})
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -53,12 +54,18 @@ class LocalArm:
             num_positions *= decoding.num_draft_tokens + 1
         request = Request(
             prompts=question.prompts,
-            uniforms=uniforms(question.seed, question.indices, num_positions, self.device),
+            uniforms=uniforms(question.seed, question.indices, num_positions, self.pair.target.input_device),
             warp=_warp(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=question.stop_tokens,
         )
-        return self.decode(request, decoding)
+        return self._explained(self.decode(request, decoding))
+
+    def _explained(self, records: Iterator[Iteration]) -> Iterator[Iteration]:
+        try:
+            yield from records
+        except NonFiniteError as error:
+            raise _not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
 class LocalEngine:
@@ -145,6 +152,8 @@ class LocalEngine:
         logits = self._target.start(prompts).logits
         if continuations is not None and continuations[0]:
             logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[:, -1]
+        if not logits.amax(-1).isfinite().all():
+            raise _not_finite(self._pair, "model", "the end of a prompt")
         return logits.float()
 
     def draft_probabilities(
@@ -198,8 +207,16 @@ class LocalEngine:
                 redraw=decoding.rule == "block",
             )
 
-        arms: list[Arm] = [LocalArm("regular", regular, self._device)]
-        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._device)]
+        arms: list[Arm] = [LocalArm("regular", regular, self._pair)]
+        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._pair)]
+
+
+def _not_finite(pair: Pair, role: str, place: str) -> RunError:
+    loaded = pair.draft if role == "draft" and pair.draft is not None else pair.target
+    name = pair.drafting.name if role == "draft" and pair.drafting is not None else loaded.settings.name
+    held = str(loaded.dtype).removeprefix("torch.")
+    what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
+    return RunError(f"{what}; its numbers overflow: try {role}.dtype=bfloat16 or float32, or check its weights")
 
 
 def _warp(decoding: DecodingSettings) -> Warp:

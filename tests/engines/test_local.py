@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.config.commands import RunnerName
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalEngine
@@ -157,3 +157,25 @@ def test_auto_is_resolved() -> None:
     assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(get_args(RunnerName)) - {
         "auto"
     }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_are_an_error(
+    save_model: Callable[..., ModelSettings], temperature: float, value: float, role: str
+) -> None:
+    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight[7] = value
+    question = dataclasses.replace(QUESTION, decoding=dataclasses.replace(DECODING, temperature=temperature))
+    said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token \d"
+    engine = open_engine(pair, "eager")
+    for arm in engine.arms[0 if role == "model" else 1 :]:
+        with pytest.raises(RunError, match=said):
+            list(arm.stream(question))
+    if role == "model":
+        with pytest.raises(RunError, match="at the end of a prompt"):
+            engine.logits(PROMPTS)
