@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.commands import LatencySettings
+from harness.config.errors import SettingError
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
@@ -25,6 +26,9 @@ from harness.results.statistics import ratio_of_totals
 
 # `test=true`: enough to see that a pair works at all.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
+
+# A bootstrap over fewer batches gives an interval that is far too narrow: of two it is the range of the two.
+FEWEST_FOR_INTERVAL = 8
 
 PROMPTS_FILE = "latency_prompts.csv"
 
@@ -68,6 +72,9 @@ class Latency(Experiment):
         self.settings = _shortened(settings) if settings.test else settings
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(self.settings.num_prompts)
+        if settings.batch_size > len(self.prompts):
+            rule = f"needs as many prompts: num_prompts={settings.batch_size}, where {len(self.prompts)} are measured"
+            raise SettingError("batch_size", rule, settings.batch_size)
         self.measured = {name: Measurement() for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
         self.roofs: list[Roof] = []
@@ -190,6 +197,8 @@ class Latency(Experiment):
         resampling = self.settings.num_resamples, self.settings.seed
         found = ratio_of_totals(regular.ms_per_token, speculative.ms_per_token, *resampling)
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
+        if len(regular.ms_per_token) < FEWEST_FOR_INTERVAL:
+            columns |= dict.fromkeys(("speedup_low", "speedup_high"))
         # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
         if num_iterations := sum(generation.num_iterations for generation in speculative.generations):
             seconds = sum(g.seconds - g.seconds_to_first_token for g in speculative.generations)

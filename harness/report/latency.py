@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.config.amounts import amount
-from harness.report.table import Column, Document, Line, Table, interval, number, percent, times
+from harness.report.table import Column, Document, Line, Style, Table, interval, number, percent, times
 from harness.report.words import arm_name, lossy_warning, settings_line, title
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import Interval, ratio_of_totals
@@ -33,7 +33,8 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if last.speedup is not None and last.mean_acceptance_length is not None:
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
-        document += [Line(f"Speculative decoding {said}.", "strong"), _reason(regular, last)]
+        style: Style = "plain" if last.speedup_low is None else "strong"
+        document += [Line(f"Speculative decoding {said}.", style), _reason(regular, last)]
     elif roof := _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms):
         document.append(Table.of_lines("reason", [("target reads", roof)]))
     if len(categories := by_category(prompts, last)) > 1:
@@ -41,6 +42,8 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if last.identical_prompts is not None:
         document.append(Line(_identity([row for row in prompts if row.arm == last.arm])))
     warnings = [*caveats(rows), _repetition(prompts)]
+    if last.num_prompts and last.batch_size and (rest := last.num_prompts % last.batch_size):
+        warnings.append(f"The last batch had {rest} of {last.batch_size} rows.")
     if last.status != "ok":
         warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
     return [*document, *(Line(warning, "warning") for warning in warnings if warning)]
@@ -54,7 +57,7 @@ def speedup_bounds(row: LatencyRow) -> str | None:
 def speedup_in_words(row: LatencyRow) -> str:
     """`2.31× (95 % interval 2.18 to 2.42)`."""
     bounds = speedup_bounds(row)
-    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else 'no interval from one batch'})"
+    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else 'no interval from fewer than 8 batches'})"
 
 
 def finding(row: LatencyRow) -> str | None:
@@ -163,7 +166,8 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     found: dict[str | None, None] = {}
     for row in rows:
         if row.test:
-            found["test=true: two short prompts show that a pair works, not how fast it is."] = None
+            done = f"num_prompts={row.num_prompts} decoding.max_new_tokens={row.max_new_tokens}"
+            found[f"test=true sets {done}: it shows that a pair works, not how fast it is."] = None
         if row.weights == "random":
             meaningless = "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
             found[f"weights=random: times are those of the architecture; {meaningless}"] = None

@@ -103,7 +103,9 @@ def fastest(pairs: Sequence[Pair]) -> str | None:
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
     best = next((pair for pair in pairs if pair.best), None)
     if best is None:
-        return None
+        measured = [pair for pair in pairs if pair.row.ms_per_token and not pair.row.draft and not pair.partial]
+        alone = [f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured]
+        return f"Without a draft: {'; '.join(alone)}." if alone else None
     row, name, several = best.row, best.name.label(", "), len(groups(pairs)) > 1
     speedup = latency.speedup_in_words(row)
     if several and (row.speedup or 0) < 1:

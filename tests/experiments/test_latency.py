@@ -58,7 +58,7 @@ def run_directory(directory: Path) -> Path:
 def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str], tmp_path: Path) -> None:
     outcome = harness("latency", *pair, *QUICK)
     assert outcome.exit_code == 0, outcome.stderr
-    for expected in ("regular", "speculative", "95 % interval", "by position", "predicted"):
+    for expected in ("regular", "speculative", "no interval from fewer than 8 batches", "by position", "predicted"):
         assert expected in outcome.stdout
     assert "float32 on cpu" in outcome.stderr
 
@@ -71,7 +71,7 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     assert rows["peak_memory_bytes"].isna().all(), "no GPU: an empty cell"
     regular, speculative = rows.iloc[0], rows.iloc[1]
     assert speculative["speedup"] == pytest.approx(regular["ms_per_token"] / speculative["ms_per_token"])
-    assert speculative["speedup_low"] <= speculative["speedup"] <= speculative["speedup_high"]
+    assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), "four prompts give no interval"
     assert regular[["speedup", "acceptance_rate", "draft_ms"]].isna().all()
     assert 1 <= speculative["mean_acceptance_length"] <= 4
     assert speculative["predicted_speedup"] == pytest.approx(
@@ -256,3 +256,25 @@ def test_a_kill_leaves_whole_rows(harness: Harness, pair: list[str], tmp_path: P
     prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
     assert len(prompts) % 2 == 0
     assert set(prompts["num_tokens"]) == {8}
+
+
+def test_eight_prompts_give_an_interval(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(8)))
+    outcome = harness("latency", *pair, *QUICK, "num_prompts=8")
+    assert "95 % interval" in outcome.stdout
+    row = results(tmp_path).iloc[1]
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+
+
+def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *QUICK, "batch_size=5")
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith("harness: batch_size=5: needs as many prompts: num_prompts=5, where 4 are")
+    assert "The last batch had 1 of 3 rows." in harness("latency", *pair, *QUICK, "batch_size=3").stdout
+
+
+def test_a_report_of_a_target_alone_says_what_was_measured(harness: Harness, pair: list[str]) -> None:
+    assert harness("latency", pair[0], *QUICK).exit_code == 0
+    report = harness("report").stdout
+    assert "Nothing has been measured" not in report
+    assert "ms/token" in report.splitlines()[0]
