@@ -19,14 +19,15 @@ from harness.experiments.session import Session
 from harness.models.checkpoints import read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
+from harness.models.heads import read_head
 from harness.models.meta import sketch_model
 from harness.models.pair import resolve_dtype, shares_weights
 from harness.models.quantization import check_quantization
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import fit_regardless, remedies
 from harness.models.roofline import known_gpu, known_gpus
-from harness.models.sketch import Sketch, device_name
-from harness.models.tokenizers import max_context
+from harness.models.sketch import Sketch, device_name, offloads
+from harness.models.tokenizers import check_context
 from harness.report.plan import plan_document
 from harness.report.table import Document
 from harness.results.schema import PlanRow
@@ -41,7 +42,6 @@ class Machine:
 
     Attributes:
         free: bytes on each GPU and, as `"cpu"`, in main memory.
-        name: for the user.
         bandwidths: of memory in GB/s, by the name of what has it; empty where none is known.
     """
 
@@ -66,14 +66,17 @@ class Plan:
         quiet_libraries()
         settings, machine = self.settings, find_machine(self.settings)
         session.devices = [machine.name]
-        target = _sketch("model", settings.model, settings, machine)
-        shared = settings.draft is not None and shares_weights(settings.model, settings.draft)
-        draft = None if settings.draft is None or shared else _sketch("draft", settings.draft, settings, machine)
+        models = [_sketch("model", settings.model, settings, machine)]
+        draft = settings.draft if settings.draft is not None and settings.draft.method == "model" else None
+        shared = draft is not None and shares_weights(settings.model, draft)
+        if draft is not None and not shared:
+            target = read_checkpoint("model", settings.model, weights=False)
+            head = read_head(draft, target, layers=draft.layers, weights=False)
+            models.append(head.sketch(models[0].dtype) if head else _sketch("draft", draft, settings, machine))
         num_draft_tokens = 0 if settings.draft is None else settings.decoding.num_draft_tokens
         asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
         demand = Demand(*asked, num_draft_tokens, settings.runner)
-        models = (target,) if draft is None else (target, draft)
-        case = Case(models, settings.placement, machine.free, demand, shared)
+        case = Case(tuple(models), settings.placement, machine.free, demand, shared)
         try:
             found = fit(case)
         except Misfit as misfit:
@@ -81,6 +84,10 @@ class Plan:
             self.figures["instead"] = "\n".join(remedies(case)) or None
             found = fit_regardless(case)
         self.figures |= _sizes(case, machine, found) | _limits(case, machine.bandwidths)
+        if settings.draft is not None and settings.draft.method == "early_exit":
+            # What it reads of the target is not known here.
+            names = ("speculative_read_bytes", "highest_speedup", "break_even_tokens")
+            self.figures |= dict.fromkeys((*names, "lowest_speculative_ms_per_token"))
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
@@ -108,9 +115,9 @@ def find_machine(settings: PlanSettings) -> Machine:
         names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
         counted = [f"{n} × {gpu}" if n > 1 else gpu for gpu, n in collections.Counter(names).items()]
         # The slowest decides: each layer is read where it is.
-        found = sorted((known.bandwidth_gb_s, gpu) for gpu in names if (known := known_gpu(gpu)) is not None)[:1]
+        rates = sorted((known.bandwidth_gb_s, gpu) for gpu in names if (known := known_gpu(gpu)) is not None)
         name = "; ".join(counted) or f"{cpu_name() or 'the CPU'}, main memory"
-        machine = Machine(free_memory(gpus), name, {gpu: rate for rate, gpu in found})
+        machine = Machine(free_memory(gpus), name, {gpu: rate for rate, gpu in rates[:1]})
     else:
         count, memory = settings.gpus or 1, settings.gpu_memory_bytes
         if memory is None:
@@ -118,19 +125,16 @@ def find_machine(settings: PlanSettings) -> Machine:
                 rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
                 raise SettingError("gpu_memory", rule)
             memory = free_memory([0])[0]
-        sold = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
         free: Memory = {**dict.fromkeys(range(count), memory), "cpu": psutil.virtual_memory().available}
+        sold = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1] or known_gpus()
         size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
         name = f"{count} pretended GPU{'' if count == 1 else 's'} of {size}"
-        machine = Machine(free, name, {gpu.name: gpu.bandwidth_gb_s for gpu in sold or known_gpus()}, pretended=True)
+        machine = Machine(free, name, {gpu.name: gpu.bandwidth_gb_s for gpu in sold}, pretended=True)
     if settings.bandwidth is not None:
-        machine = dataclasses.replace(machine, bandwidths={"bandwidth=": settings.bandwidth})
-    for setting, number in (
-        ("placement", settings.placement.gpus),
-        ("model", settings.model.gpus),
-        ("draft", settings.draft.gpus if settings.draft is not None else None),
-    ):
-        if number is not None and machine.num_gpus and number > machine.num_gpus:
+        machine = dataclasses.replace(machine, bandwidths={"the given bandwidth": settings.bandwidth})
+    for setting, asked in (("placement", settings.placement), ("model", settings.model), ("draft", settings.draft)):
+        number = asked and asked.gpus
+        if number and machine.num_gpus and number > machine.num_gpus:
             raise SettingError(f"{setting}.gpus", f"must not exceed the number of GPUs, {machine.num_gpus}", number)
     return machine
 
@@ -138,11 +142,8 @@ def find_machine(settings: PlanSettings) -> Machine:
 def _sketch(role: str, model: ModelSettings, settings: PlanSettings, machine: Machine) -> Sketch:
     checkpoint = read_checkpoint(role, model, weights=False)
     check_quantization(checkpoint)
-    new_tokens, limit = settings.decoding.max_new_tokens, max_context(checkpoint.config)
-    length = settings.prompt_length + new_tokens
-    if limit is not None and length > limit:
-        rule = f"with decoding.max_new_tokens={new_tokens} that is {length} tokens"
-        raise SettingError("prompt_length", f"{rule}, and {role}={model.name} takes {limit}", settings.prompt_length)
+    length = settings.prompt_length
+    check_context(checkpoint, length, settings.decoding.max_new_tokens, "prompt_length", value=length)
     on_gpu = machine.num_gpus and effective_placement(role, model, settings.placement).strategy != "cpu"
     device = torch.device(("meta" if machine.pretended else "cuda") if on_gpu else "cpu")
     return sketch_model(checkpoint, resolve_dtype(model.dtype or settings.dtype, checkpoint.config, device))
@@ -151,39 +152,39 @@ def _sketch(role: str, model: ModelSettings, settings: PlanSettings, machine: Ma
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
     """What each model takes, and where."""
     free = {device_name(device): n for device, n in machine.free.items()}
-    used = {name for p in placements for name in (*p.bytes_per_device, *p.cache_per_device)}
-    shown = [name for name in free if name in used or name != "cpu"] + sorted(used - set(free))
-    weights = {sketch.role: p.bytes_per_device for sketch, p in zip(case.models, placements, strict=True)}
+    used = {name for placed in placements for name in (*placed.bytes_per_device, *placed.cache_per_device)}
+    devices = {
+        name: {
+            "free": free.get(name, 0),
+            "model": placements[0].bytes_per_device.get(name, 0),
+            "draft": sum(placed.bytes_per_device.get(name, 0) for placed in placements[1:]),
+            "cache": sum(placed.cache_per_device.get(name, 0) for placed in placements),
+        }
+        for name in (*free, "disk")
+        if name.startswith("cuda") or name in used
+    }
     figures: dict[str, Any] = {
         "note": _note(case, placements[0]),
         "num_gpus": machine.num_gpus,
-        "free_bytes": min(n for device, n in machine.free.items() if isinstance(device, int) or not machine.num_gpus),
+        "free_bytes": min(n for name, n in free.items() if name != "cpu" or not machine.num_gpus),
         "reserve_bytes": int(case.placement.reserve_gb * 1e9) if machine.num_gpus else 0,
         "num_tokens": case.demand.row_tokens,
-        "needed_bytes": sum(sum((*p.bytes_per_device.values(), *p.cache_per_device.values())) for p in placements),
-        "devices_bytes": {
-            name: {
-                "free": free.get(name, 0),
-                "model": weights["model"].get(name, 0),
-                "draft": weights.get("draft", {}).get(name, 0),
-                "cache": sum(p.cache_per_device.get(name, 0) for p in placements),
-            }
-            for name in shown
-        },
+        "needed_bytes": sum(size for device in devices.values() for kind, size in device.items() if kind != "free"),
+        "devices_bytes": devices,
     }
-    drafts = ("draft_",) if case.shared or len(case.models) > 1 else ()
-    for index, prefix in enumerate(("", *drafts)):
-        sketch, placed = case.models[-1 if index else 0], placements[-1 if index else 0]
+    models = list(zip(case.models, placements, strict=True)) * (2 if case.shared else 1)
+    for prefix, (sketch, placed) in zip(("", "draft_"), models, strict=False):
+        lent = case.shared and prefix == "draft_"
         cache = sum(placed.cache_per_device.values()) // (2 if case.shared else 1)
+        # llama-ssp's rule: 4 GB per billion parameters, 2 GB if they are quantized.
+        rule = 4 if sketch.settings.quantization == "none" else 2
         figures |= {
             f"{prefix}dtype": str(sketch.dtype).removeprefix("torch."),
             f"{prefix}num_parameters": sketch.num_parameters,
-            f"{prefix or 'model_'}bytes": 0 if index and case.shared else sum(placed.bytes_per_device.values()),
+            f"{prefix or 'model_'}bytes": 0 if lent else sum(placed.bytes_per_device.values()),
             f"{prefix}cache_bytes": cache if sketch.cache_bytes else None,
-            # llama-ssp's: 4 GB per billion parameters, 2 GB if they are quantized.
-            f"{prefix}rule_of_thumb_bytes": sketch.num_parameters
-            * (4 if sketch.settings.quantization == "none" else 2),
-            f"{prefix}device_map": None if index and case.shared else dict(placed.device_map),
+            f"{prefix}rule_of_thumb_bytes": sketch.num_parameters * rule,
+            f"{prefix}device_map": None if lent else dict(placed.device_map),
         }
     return figures
 
@@ -196,21 +197,23 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens / 2)
-    steps = [
-        sum(sketch.weights_on({"": 0}, read=True).values()) + tokens * sketch.cache_bytes for sketch in case.models
-    ]
+    weights = [sum(sketch.weights_on({"": 0}, read=True).values()) for sketch in case.models]
+    steps = [size + tokens * sketch.cache_bytes for size, sketch in zip(weights, case.models, strict=True)]
     only = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
-    figures: dict[str, Any] = {"read_bytes": round(steps[0]), "bandwidths": bandwidths}
-    figures["lowest_ms_per_token"] = only and steps[0] / only / 1e6
-    if k:
-        iteration = steps[0] + k * steps[-1]
-        figures |= {
-            "speculative_read_bytes": round(iteration / (k + 1)),
-            "highest_speedup": steps[0] * (k + 1) / iteration,
-            "break_even_tokens": iteration / steps[0],
-            "lowest_speculative_ms_per_token": only and iteration / (k + 1) / only / 1e6,
-        }
-    return figures
+    # A method without weights reads nothing.
+    iteration = steps[0] + k * (steps[-1] if len(steps) > 1 or case.shared else 0)
+    figures = {
+        "read_bytes": round(steps[0]),
+        "bandwidths": bandwidths,
+        "lowest_ms_per_token": only and steps[0] / only / 1e6,
+    }
+    speculative = {
+        "speculative_read_bytes": round(iteration / (k + 1)),
+        "highest_speedup": steps[0] * (k + 1) / iteration,
+        "break_even_tokens": iteration / steps[0],
+        "lowest_speculative_ms_per_token": only and iteration / (k + 1) / only / 1e6,
+    }
+    return figures | (speculative if k else {})
 
 
 def _note(case: Case, target: Placement) -> str | None:
@@ -218,7 +221,7 @@ def _note(case: Case, target: Placement) -> str | None:
     notes = []
     if not all(sketch.cache_bytes for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
-    if target.offloaded:
+    if offloads(target.device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > _PADDING * max(sizes):

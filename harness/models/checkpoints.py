@@ -23,14 +23,7 @@ _RECURRENT_NAMES = ("mamba", "rwkv", "ssm", "recurrent", "retnet", "lstm", "hyen
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model before its weights load.
-
-    Attributes:
-        role: `model` or `draft`, as in errors.
-        settings: as the user gave them.
-        config: of the repository.
-        random: whether its weights are to be random numbers; see `random_weights`.
-    """
+    """A model before its weights load; `role` is `model` or `draft`. For `random` see `random_weights`."""
 
     role: str
     settings: ModelSettings
@@ -54,9 +47,7 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
 def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
 
-    Args:
-        weights: False for a model of which no weights are needed: a preset's own architecture is enough then, and a
-            directory may hold a configuration alone.
+    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone.
 
     Raises:
         SettingError: a directory that is not there or holds no model; a model that is not a causal language model, or
@@ -79,10 +70,10 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
 
 
 def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
-    """Raise a SettingError unless this is a decoder whose cache can forget tokens.
+    """Raise a SettingError unless this is a decoder whose cache can forget tokens, as verification requires.
 
-    Speculative decoding takes rejected tokens back; a recurrent state (Mamba, RWKV, linear attention, convolutions)
-    has no way to. Decided by what the configuration and the model class declare, by name only as the last resort.
+    A recurrent state (Mamba, RWKV, linear attention, convolutions) cannot. Decided by what the configuration and the
+    model class declare, by name only as the last resort.
     """
     kind = _recurrent_kind(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})

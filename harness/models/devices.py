@@ -18,12 +18,8 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
 
     With several ranks, each has one GPU.
 
-    Args:
-        placement: strategy and number of GPUs.
-        setting: name of the number of GPUs in the error.
-
     Raises:
-        SettingError: if more GPUs are wanted than are visible (a machine without any uses the CPU).
+        SettingError: if more GPUs are wanted, by `setting`, than are visible (a machine without any uses the CPU).
         RunError: if there are GPUs and CUDA does not start.
     """
     if placement.strategy == "cpu":

@@ -57,8 +57,7 @@ _OF_REPOSITORY = {
 def as_run_error(exception: BaseException) -> RunError | None:
     """A failure of the machine that is known, in one or two lines; None for any other exception.
 
-    Knows exhausted GPU and main memory, a full disk, ranks that ended, and CUDA that does not start or does not suit
-    the GPU.
+    Knows exhausted memory, a full disk, ranks that ended, and CUDA that does not start or does not suit the GPU.
     """
     if isinstance(exception, RunError):
         return exception
@@ -83,8 +82,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
 def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
     """Why a repository cannot be read, in one or two lines; None for an unknown failure.
 
-    Args:
-        role: `model`, `draft`, or the setting that names the repository.
+    `role` is `model`, `draft`, or the setting that names the repository.
     """
     name, chain = settings.repository, list(_chain(exception))
     if (known := next(filter(None, map(as_run_error, chain)), None)) is not None:

@@ -32,11 +32,8 @@ class Misfit(RunError):
 class Demand:
     """What a run needs in addition to weights.
 
-    Attributes:
-        batch_size: the most rows that are decoded at once.
-        prompt_tokens: of the longest prompt.
-        num_draft_tokens: K; 0 without a draft.
-        runner: as in the settings.
+    `batch_size` is the most rows that are decoded at once, `prompt_tokens` are of the longest prompt, and
+    `num_draft_tokens` is K, or 0 without a draft.
     """
 
     batch_size: int
@@ -100,11 +97,6 @@ class Placement:
         names = (device_name(device).replace("disk", "cpu") for device in self.device_map.values())
         return [torch.device(name) for name in dict.fromkeys(names)]
 
-    @property
-    def offloaded(self) -> bool:
-        """Whether some layers are elsewhere than where they are computed."""
-        return offloads(self.device_map)
-
     def taken(self, device: int | str) -> int:
         """Bytes of weights and caches on a device."""
         name = device_name(device)
@@ -113,13 +105,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be placed, and where.
+    """What is to be placed, and where: the target, then the draft if it does not share its weights (`shared`).
 
-    Attributes:
-        models: the target, then the draft if it does not share its weights.
-        placement: the run's; the models' own settings override it.
-        free: on each GPU and, as `"cpu"`, in main memory. Without a GPU everything goes to the CPU.
-        shared: whether the draft shares the target's weights, but not its cache.
+    The models' own settings override `placement`. Without a GPU in `free` everything goes to the CPU.
     """
 
     models: tuple[Sketch, ...]
@@ -151,9 +139,7 @@ class Case:
     def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[int, int]:
         """Tokens that are cached for a model, over all rows, and bytes of graphs.
 
-        Args:
-            whole: whether it is all on one device. What is not runs eagerly, and so do weights in 8 bit that were to be
-                compiled or captured.
+        What is not whole on one device runs eagerly, and so do weights in 8 bit that were to be compiled or captured.
         """
         runner = self.demand.runner
         if runner == "auto":
@@ -182,9 +168,8 @@ def fit(case: Case) -> list[Placement]:
     spreads evenly over all, `sequential` fills one after the other, and `single` takes the one with the most room. A
     draft stays whole on the GPU with the most room, unless its own settings say otherwise or no GPU holds it.
 
-    Raises:
-        Misfit: a model finds no place.
-        SettingError: an explicit map that does not suit model or machine, a model that cannot be split or offloaded.
+    Raises Misfit if a model finds no place, and SettingError for an explicit map that does not suit model or machine,
+    or a model that cannot be split or offloaded.
     """
     split = next((how for how in map(case.how, case.models) if how.strategy == "tensor_parallel"), None)
     if split is not None:

@@ -31,20 +31,18 @@ from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
 from harness.models.ranks import join, split_arguments
 from harness.models.remedies import fit_or_explain
-from harness.models.sketch import Sketch
+from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import check_compatible, check_context, load_tokenizer
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that runs.
+    """A model that runs, in evaluation mode. Split over devices it moves its inputs itself.
 
     Attributes:
-        model: in evaluation mode. Split over devices it moves its inputs itself and returns its logits on the device
-            of the input ids.
         dtype: of what is not quantized.
         num_parameters: of the architecture, quantized or not; shared tensors once.
-        input_device: where input ids are expected.
+        input_device: where input ids are expected, and logits returned.
     """
 
     model: PreTrainedModel
@@ -120,7 +118,7 @@ class PlacedModel:
         if settings.gguf_file is not None and hasattr(transformers, "GgufConfig"):
             # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to keep it packed.
             arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        if how := bitsandbytes_config(self.sketch.quantization, self.dtype, offloaded=placement.offloaded):
+        if how := bitsandbytes_config(self.sketch.quantization, self.dtype, offloaded=offloads(placement.device_map)):
             arguments["quantization_config"] = how
         arguments |= split_arguments(placement.num_ranks) if placement.split else {"device_map": placement.device_map}
         if "disk" in placement.device_map.values():
@@ -139,7 +137,9 @@ class PlacedModel:
             raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
         first = next((device for device in placement.device_map.values() if isinstance(device, int)), "cpu")
         sizes = self.dtype, self.sketch.num_parameters
-        return LoadedModel(model.eval(), settings, placement, *sizes, placement.devices, torch.device(first))
+        return LoadedModel(
+            model.eval(), settings, placement, *sizes, placement.devices, torch.device(device_name(first))
+        )
 
 
 @dataclass(frozen=True)

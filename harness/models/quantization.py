@@ -20,11 +20,7 @@ def bitsandbytes_config(
     """How bitsandbytes is to quantize; None for `none`.
 
     8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with quantized scales
-    (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
-
-    Args:
-        dtype: what 4-bit weights are multiplied in.
-        offloaded: some layers are outside the GPUs; those stay in `dtype`.
+    (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in `dtype`. Offloaded layers stay in `dtype`.
     """
     if quantization == "none":
         return None

@@ -34,8 +34,7 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
 
     A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
 
-    Raises:
-        SettingError, RunError: as `read_checkpoint`; formats that random numbers cannot have.
+    Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot have.
     """
     if settings.gguf_file is not None:
         raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
@@ -56,8 +55,7 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
 def random_tokenizer(target: Checkpoint, draft: Checkpoint | None = None) -> PreTrainedTokenizerBase:
     """A tokenizer for text that nobody will read: a token for each byte, and a name for every other id.
 
-    Raises:
-        SettingError: the vocabularies differ by more than the padding within one family.
+    Raises SettingError if the vocabularies differ by more than the padding within one family.
     """
     sizes = [vocabulary_size(checkpoint.config) for checkpoint in (target, draft) if checkpoint is not None]
     if draft is not None and max(sizes) - min(sizes) > _PADDING * max(sizes):
@@ -88,9 +86,7 @@ def random_state(
 class RandomTensor:
     """A tensor that is made when it is indexed, as one in a safetensors file is read.
 
-    Attributes:
-        name: determines its numbers, independent of all other tensors.
-        device: a GPU's index, `cpu` or `disk`.
+    Its name determines its numbers, independent of all other tensors. `device` is a GPU's index, `cpu` or `disk`.
     """
 
     name: str

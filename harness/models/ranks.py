@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,8 +30,7 @@ _AGREEMENT_TIMEOUT = timedelta(minutes=1)
 _control: dist.ProcessGroup | None = None
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """This process among the ranks; the only one where there are none."""
 
     rank: int
@@ -47,8 +45,7 @@ def world() -> World:
 def join(device: torch.device, num_ranks: int) -> None:
     """Meet the other ranks, once per process. NCCL on a GPU, gloo on the CPU, whose cores the ranks share.
 
-    Raises:
-        RunError: there are not that many processes, or they do not meet.
+    Raises RunError if there are not that many processes, or they do not meet.
     """
     global _control
     if world().size != num_ranks:

@@ -23,8 +23,7 @@ _MOST_GPUS = 64
 def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
     """See `fit`; with `force` see `fit_regardless`.
 
-    Raises:
-        RunError: a model does not fit; says what it needs, what is free and what would fit.
+    Raises RunError if a model does not fit: what it needs, what is free and what would fit.
     """
     try:
         return fit(case)

@@ -40,11 +40,9 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Roof:
-    """What one step of a model cannot do without.
+    """What one step of a model cannot do without: the weights and cache that it reads, on all devices together.
 
-    Attributes:
-        step_bytes: weights and cache that it reads, on all devices together.
-        floor_ms: the time that takes, the devices one after the other; None where a device's rate is not known.
+    `floor_ms` is the time that takes, the devices one after the other; None where a device's rate is not known.
     """
 
     step_bytes: int
@@ -66,9 +64,7 @@ def known_gpu(device: str) -> Gpu | None:
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     """The target's, then the draft's where there is one.
 
-    Args:
-        batch_size: rows of a step.
-        num_tokens: in the cache of each row, on average over the run.
+    Each of `batch_size` rows has `num_tokens` in the cache, on average over the run.
     """
     found = []
     for model in placed.models:
@@ -86,7 +82,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
-    """Bytes per second that a large copy within the device's memory moves, read and written together; the median.
+    """Bytes per second, read and written together, of a large copy within the device's memory; the median.
 
     Measured once per process. None where there is no room for the buffers.
     """

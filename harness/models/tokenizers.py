@@ -25,8 +25,7 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length
 def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTokenizerBase:
     """The tokenizer in the weights' repository, or the one `settings.tokenizer` names.
 
-    Raises:
-        SettingError, RunError: it is absent, gated or out of reach.
+    Raises SettingError or RunError if it is absent, gated or out of reach.
     """
     setting, place = f"{role}.tokenizer", settings
     if settings.tokenizer is not None:
@@ -50,8 +49,8 @@ def check_compatible(
     """Raise a SettingError unless both models mean the same token by every id.
 
     The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Their logits then differ in width and must be
-    cut to `shared_vocabulary_size` before they are compared; the rest stands for no token.
+    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `shared_vocabulary_size` before
+    comparing them; the rest stands for no token.
     """
     tokens, others = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
@@ -77,20 +76,16 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], chat_template: ChatTemplate
 ) -> list[list[int]]:
-    """Token ids of each prompt.
+    """Token ids of each prompt; a plain prompt is a chat of one message.
 
-    Args:
-        tokenizer: the pair's.
-        chats: messages with `role` and `content`, the user's last word at the end; a plain prompt is one message.
-        chat_template: `auto` uses the tokenizer's template where it has one; without, the last message alone is
-            encoded, with the special tokens that the tokenizer adds by itself.
+    `auto` uses the tokenizer's template where it has one. Without a template the last message alone is encoded, with
+    the special tokens that the tokenizer adds by itself.
 
-    Raises:
-        SettingError: `always` and there is no template; a prompt of no tokens.
+    Raises SettingError for `always` without a template, and for a prompt of no tokens.
     """
     if chat_template == "always" and not tokenizer.chat_template:
         raise SettingError("chat_template", "this model's tokenizer has none; use auto or never", chat_template)
-    encoded = []
+    encoded: list[list[int]] = []
     for index, chat in enumerate(chats):
         if chat_template != "never" and tokenizer.chat_template:
             messages = list(map(dict, chat))
@@ -99,7 +94,7 @@ def encode_prompts(
             tokens = tokenizer(chat[-1]["content"])["input_ids"]
         if not tokens:
             raise SettingError("prompts", f"prompt {index} ({chat[-1]['content']!r}) has no tokens")
-        encoded.append([int(token) for token in tokens])
+        encoded.append(list(map(int, tokens)))
     return encoded
 
 

@@ -22,12 +22,17 @@ def plan_document(rows: Sequence[PlanRow]) -> Document:
 
 
 def _plan(row: PlanRow) -> Document:
-    fits = row.status == "ok"
-    document: list[Line | Table] = [Line(title(row), "strong"), Line(_lengths(row), "dim")]
+    batch = f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row"
+    lengths = [batch, f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens"]
+    lengths += [f"K={row.num_draft_tokens}"] if row.draft else []
+    document: list[Line | Table] = [
+        Line(title(row), "strong"),
+        Line(" · ".join([*lengths, f"placement {row.placement}"]), "dim"),
+    ]
     if not row.num_gpus:
         document.append(Line("No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs.", "warning"))
-    document += [_models(row), _devices(row), Line(""), Line(_verdict(row), "good" if fits else "bad")]
-    if not fits:
+    document += [_models(row), _devices(row), Line(""), _verdict(row)]
+    if row.status != "ok":
         instead = (row.instead or "").splitlines()
         document.append(Line("What would fit instead:" if instead else "A smaller model is needed."))
         document += [Line(f"  {remedy}") for remedy in instead]
@@ -39,27 +44,25 @@ def _plan(row: PlanRow) -> Document:
 def _plans(rows: Sequence[PlanRow]) -> Document:
     """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
     columns = (
-        Column("model", text=True),
-        Column("draft", text=True),
-        Column("needs\nGB", lambda size: f"{size / 1e9:.1f}"),
-        Column("free\nGB"),
-        Column("ms/token\nat least", _ms),
-        Column("with\ndraft", _ms),
-        Column("speed-up\nat most", times),
-        Column("fits", text=True),
+        Column("model", of="model", text=True),
+        Column("draft", of=lambda row: row.draft or "–", text=True),
+        Column("needs\nGB", _gigabytes, "needed_bytes"),
+        Column("free\nGB", of=_free),
+        Column("ms/token\nat least", _ms, lambda row: _lowest(row, _slowest(row))[0]),
+        Column("with\ndraft", _ms, lambda row: _lowest(row, _slowest(row))[1]),
+        Column("speed-up\nat most", times, "highest_speedup"),
+        Column("fits", of=_fits, text=True),
     )
-    cells = []
-    for row in rows:
-        free = None if row.free_bytes is None else f"{row.free_bytes / 1e9:.1f}"
-        free = f"{row.num_gpus} × {free}" if free and row.num_gpus else free
-        lowest = _lowest(row, min((row.bandwidths or {}).values(), default=None))
-        cells.append((row.model, row.draft or "–", row.needed_bytes, free, *lowest, row.highest_speedup, _fits(row)))
-    document: list[Line | Table] = [Table("plans", "", columns, tuple(map(TableRow, cells)), look="plain")]
+    document: list[Line | Table] = [Table.of("plans", "", rows, columns, look="plain")]
     document.append(Line(f"{sum(row.status == 'ok' for row in rows)} of {len(rows)} fit.", "strong"))
-    known = [row.bandwidths for row in rows if row.bandwidths]
-    if names := sorted({_bandwidth_name(min(rates, key=lambda name: rates[name])) for rates in known}):
+    if names := sorted({name for row in rows if (name := _slowest(row))}):
         document.append(Line(f"Times: what reading the weights takes at least on {' or '.join(names)}.", "dim"))
     return document
+
+
+def _free(row: PlanRow) -> str | None:
+    count = f"{row.num_gpus} × " if row.num_gpus else ""
+    return None if row.free_bytes is None else f"{count}{_gigabytes(row.free_bytes)}"
 
 
 def _fits(row: PlanRow) -> str:
@@ -70,15 +73,6 @@ def _fits(row: PlanRow) -> str:
     # The first remedy, in short.
     first = (row.instead or "").partition("\n")[0].partition(" (")[0].replace(".quantization=", " in ")
     return f"no; {first}" if first else "no"
-
-
-def _lengths(row: PlanRow) -> str:
-    parts = [
-        f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row",
-        f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
-    ]
-    parts += [f"K={row.num_draft_tokens}"] if row.draft else []
-    return " · ".join([*parts, f"placement {row.placement}"])
 
 
 def _models(row: PlanRow) -> Table:
@@ -93,7 +87,8 @@ def _models(row: PlanRow) -> Table:
     )
     rows = []
     for prefix, name, size in (("", row.model, row.model_bytes), ("draft_", row.draft, row.draft_bytes)):
-        if name:
+        # A method without weights has no figures.
+        if name and getattr(row, f"{prefix}num_parameters") is not None:
             parameters, dtype, quantization, cache, rule = (getattr(row, prefix + column) for column in _OF_EACH)
             held = dtype if quantization == "none" else quantization
             rows.append(TableRow((name, parameters, held, size, "unknown" if cache is None else amount(cache), rule)))
@@ -102,15 +97,14 @@ def _models(row: PlanRow) -> Table:
 
 def _devices(row: PlanRow) -> Table:
     """A bar for each device, with the layers that are there."""
-    devices = row.devices_bytes or {}
-    parts = {name: _parts(row, name) for name in devices}
+    devices, parts = row.devices_bytes or {}, _parts(row)
     longest = max(max(sum(part.values()), devices[name]["free"]) for name, part in parts.items())
+    maps = {"model": row.device_map or {}, "draft": row.draft_device_map or {}}
     rows = []
     for name, part in parts.items():
-        used, free = sum(part.values()), devices[name]["free"]
-        size = f"{used / 1e9:.1f} of {free / 1e9:.1f} GB" if free else f"{used / 1e9:.1f} GB"
-        maps = {"model": row.device_map, "draft": row.draft_device_map}
-        layers = [f"{which}: {here}" for which, found in maps.items() if found and (here := layers_on(found, name))]
+        free = devices[name]["free"]
+        size = _gigabytes(sum(part.values())) + (f" of {_gigabytes(free)} GB" if free else " GB")
+        layers = [f"{which}: {here}" for which, found in maps.items() if (here := layers_on(found, name))]
         rows.append((_device(name), "\n".join([f"{_bar(part, free, longest):{_BAR + 1}} {size}", *layers])))
     seen = {kind for part in parts.values() for kind, size in part.items() if size} | {"free"}
     rows.append(("", "  ".join(f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in seen)))
@@ -133,12 +127,14 @@ def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
     return ", ".join(f"{name} {'–'.join(dict.fromkeys(n[:1] + n[-1:]))}".strip() for name, *n in ranges)
 
 
-def _parts(row: PlanRow, name: str) -> dict[str, float]:
-    """What a bar shows before its free end. The reserve is kept on each GPU that holds anything."""
-    device = (row.devices_bytes or {})[name]
-    held = {"model": device["model"], "draft": device["draft"], "KV cache": device["cache"]}
-    reserve = (row.reserve_bytes or 0) if name.startswith("cuda") and any(held.values()) else 0
-    return {**held, "reserve": reserve}
+def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
+    """By device, what a bar shows before its free end. The reserve is kept on each GPU that holds anything."""
+    parts = {}
+    for name, size in (row.devices_bytes or {}).items():
+        held = {"model": size["model"], "draft": size["draft"], "KV cache": size["cache"]}
+        kept = name.startswith("cuda") and any(held.values())
+        parts[name] = {**held, "reserve": (row.reserve_bytes or 0) if kept else 0}
+    return parts
 
 
 def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
@@ -152,56 +148,56 @@ def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
     return f"{marks[:limit]}│{marks[limit + 1 :]}" if free and len(marks) > limit else marks
 
 
-def _verdict(row: PlanRow) -> str:
+def _verdict(row: PlanRow) -> Line:
     if row.status != "ok":
-        return f"{(row.error or '').partition(': ')[2]}."
-    devices = row.devices_bytes or {}
-    spare = {
-        name: device["free"] - sum(_parts(row, name).values()) for name, device in devices.items() if device["free"]
-    }
+        return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
+    frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
+    spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
     where = "on the fullest GPU" if len(spare) > 1 else f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
     needed = f"{amount(row.needed_bytes or 0)} of weights and KV cache"
-    return f"It fits: {needed}; {amount(spare[tightest])} stay free {where}."
+    return Line(f"It fits: {needed}; {amount(spare[tightest])} stay free {where}.", "good")
 
 
 def _limits(row: PlanRow) -> list[Line | Table]:
     """What a token must read, and the least times that follow."""
-    read, bandwidths = row.read_bytes or 0, row.bandwidths or {}
+    read = row.read_bytes or 0
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    found: list[Line | Table] = [
-        Line(f"One forward of {row.model} must read {amount(read)}{batch}, by any implementation.")
-    ]
-    if bandwidths:
-        columns = (
-            Column("ms/token, at least", _bandwidth_name, text=True),
-            Column("GB/s", lambda rate: f"{rate:g}"),
-            Column("alone", _ms),
-            Column("with the draft, all accepted", _ms, optional=True),
-        )
-        rows = tuple(TableRow((name, rate, *_lowest(row, rate))) for name, rate in bandwidths.items())
-        found.append(Table("limits", "", columns, rows, look="plain"))
-    else:
-        example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
-        found.append(Line(f"No bandwidth is known here: {example}", "dim"))
+    must = f"One forward of {row.model} must read {amount(read)}{batch}, by any implementation."
+    columns = (
+        Column("ms/token, at least", of=str, text=True),
+        Column("GB/s", of=lambda name: f"{(row.bandwidths or {})[name]:g}"),
+        Column("alone", _ms, lambda name: _lowest(row, name)[0]),
+        Column("with the draft, all accepted", _ms, lambda name: _lowest(row, name)[1], optional=True),
+    )
+    example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
+    unknown = Line(f"No bandwidth is known here: {example}", "dim")
+    known = Table.of("limits", "", row.bandwidths or {}, columns, look="plain")
+    found: list[Line | Table] = [Line(must), known if row.bandwidths else unknown]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
         found.append(Line(f"{pays}, and gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})."))
     return found
 
 
-def _lowest(row: PlanRow, bandwidth: float | None) -> list[float | None]:
-    """Milliseconds per token of the model alone and with its draft, at a bandwidth in GB/s."""
-    read = (row.read_bytes, row.speculative_read_bytes)
-    return [None if bandwidth is None or size is None else size / bandwidth / 1e6 for size in read]
+def _slowest(row: PlanRow) -> str | None:
+    """The name of the lowest bandwidth that the plan knows."""
+    rates = row.bandwidths or {}
+    return min(rates, key=lambda name: rates[name], default=None)
 
 
-def _bandwidth_name(name: str) -> str:
-    return "the given bandwidth" if name == "bandwidth=" else name
+def _lowest(row: PlanRow, name: str | None) -> list[float | None]:
+    """Milliseconds per token of the model alone and with its draft, at one of the plan's bandwidths."""
+    rate = (row.bandwidths or {}).get(name or "")
+    return [rate and size and size / rate / 1e6 for size in (row.read_bytes, row.speculative_read_bytes)]
 
 
 def _device(name: str) -> str:
     return {"cpu": "main memory", "disk": "disk"}.get(name, name.replace("cuda:", "GPU "))
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f}"
 
 
 def _ms(value: float) -> str:

@@ -188,3 +188,11 @@ def test_mistakes(plan: Plan, arguments: str, says: str) -> None:
 def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4").stderr
+
+
+@pytest.mark.parametrize("draft", ["lookup", "suffix", "early_exit"])
+def test_methods_without_weights_take_none(plan: Plan, draft: str) -> None:
+    outcome = plan("model=7B", f"draft={draft}", "draft.layers=8", "gpus=1", "gpu_memory=24GB")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.row["draft_bytes"] == ""
+    assert (outcome.row["highest_speedup"] == "") == (draft == "early_exit")

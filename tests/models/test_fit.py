@@ -14,7 +14,7 @@ from harness.config.settings import PlacementSettings
 from harness.models.fit import Case, Demand, Misfit, fit
 from harness.models.packing import balanced, filled
 from harness.models.remedies import fit_or_explain, remedies
-from harness.models.sketch import Block, Part
+from harness.models.sketch import Block, Part, offloads
 
 STRATEGIES: list[Any] = ["auto", "balanced", "sequential", "single"]
 
@@ -61,7 +61,7 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
 def test_one_gpu_that_is_large_enough(strategy: str) -> None:
     (one,) = fit(case(sketch(), free=machine(40), strategy=strategy))
     assert one.device_map == {"": 0}
-    assert not one.offloaded
+    assert not offloads(one.device_map)
 
 
 def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
@@ -250,7 +250,7 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
     model, free = sketch(26), machine(16, cpu_gb=64)
     assert not fits(case(model, free=free))
     (one,) = fit(case(model, free=free, offload="cpu"))
-    assert one.offloaded
+    assert offloads(one.device_map)
     # One layer's room stays free on the GPU, to bring in the layers from outside.
     assert one.bytes_per_device == {"cuda:0": 12.1 * GB, "cpu": 14.1 * GB}
     assert not fits(case(model, free=machine(16, cpu_gb=8), offload="cpu"))
@@ -382,7 +382,7 @@ def test_force_places_what_does_not_fit() -> None:
     assert refused(asked)[1].endswith("(force=true tries anyway)")
     found = fit_or_explain(asked, force=True)
     assert [sum(one.bytes_per_device.values()) for one in found] == [one.weight_bytes for one in asked.models]
-    assert not any(one.offloaded for one in found)
+    assert not any(offloads(one.device_map) for one in found)
     assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {"": "cpu"}
 
 
