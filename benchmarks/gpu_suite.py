@@ -39,7 +39,8 @@ from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
-from harness.engines.timing import Phases, generate
+from harness.engines.stopwatches import Phases
+from harness.engines.timing import generate
 from harness.models.pair import Pair, PlacedPair
 from harness.models.roofline import Roof, roofs
 from harness.results.acceptance import Acceptance, predicted_speedup

@@ -75,8 +75,8 @@ class RunSettings:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
         rule = "must be local or huggingface: the others cannot be run from the command line yet"
         require(self.engine.name in ("local", "huggingface"), "engine", rule, self.engine.name)
-        own_loop = self.engine.name == "local" or self.runner in ("auto", "eager")
-        require(own_loop, "runner", "needs engine=local", self.runner)
+        if self.engine.name != "local":
+            self._check_other_engine()
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(self.engine.name == "local" or self.batch_size == 1, "batch_size", rule, self.batch_size)
         timeout = self.job_timeout_s
@@ -87,7 +87,8 @@ class RunSettings:
     @property
     def pair(self) -> tuple[object, ...]:
         """What determines the weights and where they are: runs with the same value can share a loaded pair."""
-        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
+        own = self.engine.loads_pair
+        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force, own
 
     @property
     def strategies(self) -> dict[str, Strategy]:
@@ -109,6 +110,16 @@ class RunSettings:
     def tensor_parallel(self) -> bool:
         """Whether a model is split over several processes."""
         return "tensor_parallel" in self.strategies.values()
+
+    def _check_other_engine(self) -> None:
+        """Refuse what only our own loop does."""
+        decoding, name = self.decoding, self.engine.name
+        require(self.runner in ("auto", "eager"), "runner", "needs engine=local", self.runner)
+        for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
+            value = getattr(decoding, setting)
+            require(value == plain, f"decoding.{setting}", "needs engine=local", value)
+        stored = self.engine.loads_pair or self.weights == "stored"
+        require(stored, "weights", f"must be stored with engine={name}", self.weights)
 
     def _check_ranks(self) -> None:
         combined = "cannot be combined with tensor_parallel"
@@ -235,6 +246,7 @@ class RecoverySettings(PromptedSettings):
         super().__post_init__()
         require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
+        require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
         decoding = self.decoding

@@ -57,6 +57,11 @@ class EngineSettings:
     pipeline_parallel_size: int = 1
     distributed_executor_backend: Backend | None = None
 
+    @property
+    def loads_pair(self) -> bool:
+        """Whether it generates with a pair that is loaded in this process; the others need no more than a tokenizer."""
+        return self.name in ("local", "huggingface")
+
     def __post_init__(self) -> None:
         require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
         for setting, engine in _ONLY.items():

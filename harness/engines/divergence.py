@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.engines.local import LocalEngine
+from harness.engines.protocol import Reference
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,18 @@ class Divergence:
     position: int
     expected: int
     actual: int
-    logit_margin: float
-    largest_logit: float
+    logit_margin: float | None = None
+    largest_logit: float | None = None
 
 
 def first_divergence(
-    engine: LocalEngine, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
+    reference: Reference | None, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
 ) -> Divergence | None:
     """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target."""
     for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         if wanted != got:
-            logits = engine.logits([[*prompt, *expected[:position]]])[0]
+            if reference is None:
+                return Divergence(position, wanted, got)
+            logits = reference.logits([[*prompt, *expected[:position]]])[0]
             return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), float(logits.abs().max()))
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from harness.config.commands import Fault
 from harness.config.engines import Schedule
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine
-from harness.engines.protocol import Question
+from harness.engines.protocol import Arm, Question
+from harness.engines.stopwatches import Phases
 from harness.models.pair import Pair
 
 Method = Literal["model", "lookup"]
@@ -42,22 +42,14 @@ class HuggingFaceEngine(LocalEngine):
         SettingError: for what `generate` does not do.
     """
 
-    tells = frozenset({"logits", "memory"})
-
     def __init__(
         self,
         pair: Pair,
         decoding: DecodingSettings,
         *,
         schedule: Schedule = "constant",
-        fault: Fault = "none",
         **options: Any,
     ) -> None:
-        for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
-            if (value := getattr(decoding, setting)) != plain:
-                raise SettingError(f"decoding.{setting}", "needs engine=local", value)
-        if fault != "none":
-            raise SettingError("fault", "needs engine=local", fault)
         drafting = pair.drafting
         method: Method = "lookup" if isinstance(drafting, DraftSettings) and drafting.method == "lookup" else "model"
         if pair.head is not None or (drafting is not None and method == "model" and pair.draft is None):
@@ -77,6 +69,10 @@ class HuggingFaceEngine(LocalEngine):
         if method == "lookup" or pair.draft is not None:
             self.arms.append(HuggingFaceArm("speculative", pair, self._thread, method, schedule))
 
+    def watched(self) -> Sequence[tuple[Arm, Phases]]:
+        """See `Engine.watched`. What `generate` spends its time on is not told."""
+        return ()
+
     def close(self) -> None:
         """See `Engine.close`. The pair is the caller's."""
         self._thread.shutdown()
@@ -92,6 +88,7 @@ class HuggingFaceArm:
     method: Method | None = None
     schedule: Schedule = "constant"
     tells = frozenset({"origins", "proposals"})
+    last_requests = ()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. A first record of the speculative arm has accepted tokens already."""

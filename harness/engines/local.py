@@ -22,9 +22,9 @@ from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.engines.drafts import draft_model, drafter_maker
 from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
-from harness.engines.timing import Phases, Watched
+from harness.engines.stopwatches import Phases, Watched
 from harness.models import devices
 from harness.models.pair import Pair
 from harness.models.ranks import check_agreement
@@ -44,6 +44,7 @@ class LocalArm:
     decode: Callable[[Request, DecodingSettings], Iterator[Iteration]]
     pair: Pair
     tells = frozenset({"origins", "proposals", "probabilities"})
+    last_requests = ()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`."""
@@ -68,7 +69,7 @@ class LocalArm:
             raise _not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
     Args:
@@ -82,8 +83,6 @@ class LocalEngine:
     Raises:
         SettingError: for a runner that the devices do not have.
     """
-
-    tells = frozenset({"phases", "logits", "memory", "seeds"})
 
     def __init__(
         self,
@@ -119,13 +118,13 @@ class LocalEngine:
         self.arms: list[Arm] = self._arms()
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether any layer is computed on a GPU."""
-        return any(device.type == "cuda" for device in self._pair.devices)
+    def reference(self) -> LocalEngine:
+        """See `Engine.reference`."""
+        return self
 
     @property
     def logit_rounding(self) -> float:
-        """How far two computations of a logit margin are apart by rounding alone, relative to the largest logit.
+        """See `Reference`.
 
         4 units of the format in half precision, where rounding the logits themselves is most of it; 16 in float32,
         where the roundings of all layers add up (0.9 and 6 per logit were seen in 24 layers). With activations in 8
@@ -136,19 +135,13 @@ class LocalEngine:
         format_info = torch.finfo(self._pair.target.dtype)
         return (4 if format_info.bits == 16 else 16) * format_info.eps
 
-    def watched(self) -> list[tuple[Arm, Phases]]:
-        """The same arms under stopwatches, each with its own; none where the engine does not tell its phases."""
-        if "phases" not in self.tells:
-            return []
+    def watched(self) -> Sequence[tuple[Arm, Phases]]:
+        """See `Engine.watched`."""
         clocks = [Phases(self.synchronize) for _ in self.arms]
         return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 
     def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """The target's logits [B, V] (float32) after each prompt.
-
-        Args:
-            continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
-        """
+        """See `Reference.logits`."""
         logits = self._target.start(prompts).logits
         if continuations is not None and continuations[0]:
             logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[:, -1]
@@ -159,7 +152,7 @@ class LocalEngine:
     def draft_probabilities(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
     ) -> Tensor | None:
-        """What the first draft token behind each prompt and its first token is drawn from [B, V]; None if nothing."""
+        """See `Reference.draft_probabilities`."""
         if self._make_drafter is None:
             return None
         drafter = self._make_drafter(_warp(decoding))
@@ -172,11 +165,11 @@ class LocalEngine:
         devices.synchronize(self._pair.devices)
 
     def reset_peak_memory(self) -> None:
-        """Start `peak_memory_bytes` from zero."""
+        """See `Engine.reset_peak_memory`."""
         devices.reset_peak_memory(self._pair.devices)
 
     def peak_memory_bytes(self) -> int | None:
-        """The most bytes allocated since the last reset, summed over GPUs; None without one."""
+        """See `Engine.peak_memory_bytes`."""
         return devices.peak_memory_bytes(self._pair.devices)
 
     def check(self, tokens: list[list[int]]) -> None:

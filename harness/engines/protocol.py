@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
+from harness.engines.requests import RequestRecord
+from harness.engines.stopwatches import Phases
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,17 @@ class Arm(Protocol):
 
     Attributes:
         tells: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
+        last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance is there, if it
+            is told, because records do not have it.
     """
 
     tells: frozenset[str]
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def last_requests(self) -> Sequence[RequestRecord]: ...
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """Records as they are decided; the first one holds every row's first token.
@@ -48,32 +57,64 @@ class Arm(Protocol):
         """
 
 
-class Engine(Protocol):
-    """A pair of models, or whatever generates with and without speculation.
+class Reference(Protocol):
+    """The models' own probabilities, to check texts against.
+
+    Attributes:
+        logit_rounding: how far two computations of a logit margin are apart by rounding alone, relative to the largest
+            logit.
+    """
+
+    @property
+    def logit_rounding(self) -> float: ...
+
+    def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """The target's logits [B, V] (float32) after each prompt.
+
+        Args:
+            continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
+        """
+
+    def draft_probabilities(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
+    ) -> Tensor | None:
+        """What the first draft token behind each prompt and its first token is drawn from [B, V]; None if nothing."""
+
+
+class Engine:
+    """A pair of models, or whatever generates with and without speculation. What it cannot tell is None or empty.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        tells: what it can report: `phases`, `logits`, `memory`, `seeds`.
         runner: what runs the models, for the column `runner`.
         setup_seconds: what preparing took.
     """
 
-    tells: frozenset[str]
+    arms: Sequence[Arm]
+    runner: str | None = None
+    setup_seconds: float | None = None
 
     @property
-    def arms(self) -> Sequence[Arm]: ...
+    def reference(self) -> Reference | None:
+        """The weights that generate, where the engine can be asked for their probabilities."""
+        return None
 
-    @property
-    def runner(self) -> str | None: ...
-
-    @property
-    def setup_seconds(self) -> float | None: ...
+    def watched(self) -> Sequence[tuple[Arm, Phases]]:
+        """The same arms under stopwatches, each with its own, where the engine can tell its phases."""
+        return ()
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done."""
 
     def check(self, tokens: list[list[int]]) -> None:
         """Raise a RunError unless all processes that share the models generated these tokens."""
+
+    def reset_peak_memory(self) -> None:
+        """Start `peak_memory_bytes` from zero."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes allocated since the last reset, summed over GPUs; None where that is not known."""
+        return None
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -19,7 +19,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Engine, Question
 from harness.engines.requests import Drafted, RequestError, RequestRecord
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
@@ -27,7 +27,7 @@ from harness.engines.requests import Drafted, RequestError, RequestRecord
 _WAYS = ((True, True), (False, True), (False, False))
 
 
-class ServerEngine:
+class ServerEngine(Engine):
     """An `Engine` whose arms are two servers, or one.
 
     Args:
@@ -40,10 +40,6 @@ class ServerEngine:
         SettingError: the API key is not in the environment, or the client is not installed.
         RunError: a server does not answer.
     """
-
-    tells: frozenset[str] = frozenset()
-    runner = None
-    setup_seconds = None
 
     def __init__(
         self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase, model: str, batch_size: int = 1
@@ -61,7 +57,7 @@ class ServerEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         urls = [url for url in (settings.regular_url, settings.url) if url]
-        self._arms = [
+        self.arms: list[ServerArm] = [
             ServerArm(
                 name=name,
                 # A failed request is a result: it is counted, not repeated.
@@ -74,26 +70,15 @@ class ServerEngine:
             for name, url in zip(("regular", "speculative"), urls, strict=False)
         ]
         try:
-            for arm in self._arms:
+            for arm in self.arms:
                 asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop).result()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def arms(self) -> Sequence[Arm]:
-        """See `Engine`."""
-        return self._arms
-
-    def synchronize(self) -> None:
-        """See `Engine.synchronize`. Nothing is queued here."""
-
-    def check(self, tokens: list[list[int]]) -> None:
-        """See `Engine.check`. One process sends all requests."""
-
     def close(self) -> None:
         """See `Engine.close`."""
-        for arm in self._arms:
+        for arm in self.arms:
             asyncio.run_coroutine_threadsafe(arm.client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -102,12 +87,7 @@ class ServerEngine:
 
 @dataclass
 class ServerArm:
-    """One server.
-
-    Attributes:
-        last_requests: of the last question, one per prompt, failed ones too. Acceptance is there, if the server
-            reports it; records do not have it.
-    """
+    """One server."""
 
     name: str
     client: Any

@@ -17,8 +17,7 @@ from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.overrides import changed
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
-from harness.engines.local import LocalEngine
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.timing import Lap, generate, quick_collections, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console, show_race
 from harness.experiments.compare_lines import piped_lines, typed_lines
@@ -160,7 +159,7 @@ class Compare(Experiment):
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
-    def _lap(self, session: Session, engine: LocalEngine, arm: Arm, question: Question) -> Lap:
+    def _lap(self, session: Session, engine: Engine, arm: Arm, question: Question) -> Lap:
         settings: Any = session.settings
         if settings.json or settings.view == "race":
             return run_lap(engine, arm, question)
@@ -170,7 +169,7 @@ class Compare(Experiment):
             lane.show(lap)
         return lap
 
-    def _engine(self, session: Session) -> LocalEngine:
+    def _engine(self, session: Session) -> Engine:
         """The engine for the settings of the moment. Some runners take long to prepare, so it stays while it can."""
         decoding = session.settings.decoding
         if session.engine is not None and self._opened == decoding:

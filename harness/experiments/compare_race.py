@@ -7,8 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from harness.engines.divergence import first_divergence
-from harness.engines.local import LocalEngine
-from harness.engines.protocol import Question
+from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, Lap
 from harness.report.races import Rejection
 
@@ -27,7 +26,7 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
     return {f"{arm}_{name}": value for name, value in columns.items()}
 
 
-def outcome(engine: LocalEngine, question: Question, regular: Generation, speculative: Generation) -> dict[str, Any]:
+def outcome(engine: Engine, question: Question, regular: Generation, speculative: Generation) -> dict[str, Any]:
     """The columns of `CompareRow` that take both arms, but for the rejections."""
     [expected], [actual] = regular.tokens, speculative.tokens
     common = min(len(expected), len(actual))
@@ -35,7 +34,7 @@ def outcome(engine: LocalEngine, question: Question, regular: Generation, specul
     parted_at = next(differing, None if len(expected) == len(actual) else common)
     divergence = None
     if question.decoding.temperature == 0:
-        divergence = first_divergence(engine, question.prompts[0], expected[:common], actual[:common])
+        divergence = first_divergence(engine.reference, question.prompts[0], expected[:common], actual[:common])
     return {
         # Per token: sampled texts may end at different lengths.
         "speedup": regular.ms_per_token / speculative.ms_per_token,

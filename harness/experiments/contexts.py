@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
-from harness.engines.local import LocalEngine
+from harness.engines.protocol import Reference
 from harness.experiments.session import in_batches
 
 # With more, each has too few draws to see differences several tokens deep.
@@ -37,7 +37,9 @@ class Context(NamedTuple):
 
 
 @torch.inference_mode()
-def choose_contexts(engine: LocalEngine, prompts: Sequence[Sequence[int]], decoding: DecodingSettings) -> list[Context]:
+def choose_contexts(
+    reference: Reference, prompts: Sequence[Sequence[int]], decoding: DecodingSettings
+) -> list[Context]:
     """The contexts that leave most open, the most open one first, each from another prompt."""
     places = [
         [
@@ -48,7 +50,7 @@ def choose_contexts(engine: LocalEngine, prompts: Sequence[Sequence[int]], decod
     ]
     openness = dict.fromkeys((context.token_ids for contexts in places for context in contexts), 0.0)
     for batch in in_batches(list(openness), _BATCH):
-        openness |= zip(batch, recovered_entropy(engine, batch, decoding).tolist(), strict=True)
+        openness |= zip(batch, recovered_entropy(reference, batch, decoding).tolist(), strict=True)
     chosen: dict[tuple[int, ...], Context] = {}
     for contexts in places:
         # Prompts that begin alike have contexts in common; only one of them draws from each.
@@ -58,17 +60,17 @@ def choose_contexts(engine: LocalEngine, prompts: Sequence[Sequence[int]], decod
     return sorted(chosen.values(), key=lambda context: openness[context.token_ids], reverse=True)[:NUM_CONTEXTS]
 
 
-def recovered_entropy(engine: LocalEngine, contexts: Sequence[Sequence[int]], decoding: DecodingSettings) -> Tensor:
+def recovered_entropy(reference: Reference, contexts: Sequence[Sequence[int]], decoding: DecodingSettings) -> Tensor:
     """How much is left to the recovered token after each context: [B], in nats.
 
     The chance that the likeliest first token is drawn and the proposal behind it rejected, times the entropy of what a
     recovered token is then drawn from. A draft that does not draw counts as rejected always.
     """
     warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
-    first = warp(engine.logits(contexts)).max(-1)
+    first = warp(reference.logits(contexts)).max(-1)
     first_tokens = first.indices.tolist()
-    residual = warp(engine.logits(contexts, [[token] for token in first_tokens]))
-    drafted = engine.draft_probabilities(contexts, first_tokens, decoding)
+    residual = warp(reference.logits(contexts, [[token] for token in first_tokens]))
+    drafted = reference.draft_probabilities(contexts, first_tokens, decoding)
     if drafted is not None:
         residual = (residual - drafted).clamp(min=0)
     rejection = residual.sum(-1, keepdim=True)

@@ -11,9 +11,9 @@ from typing import Any
 from harness.config.commands import LatencySettings
 from harness.config.errors import SettingError
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.local import LocalEngine
-from harness.engines.protocol import Question
-from harness.engines.timing import Generation, Phases, generate
+from harness.engines.protocol import Engine, Question
+from harness.engines.stopwatches import Phases
+from harness.engines.timing import Generation, generate
 from harness.experiments.profiling import profile_arms
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
@@ -108,9 +108,10 @@ class Latency(Experiment):
         session.race(questions, note, settings.num_warmup)
         # On average half of the new tokens are there.
         context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
-        self.roofs = roofs(placed, batch_size, round(context))
-        if settings.profile:
-            self.profiles = profile_arms(engine, questions[0], session.directory)
+        if placed is not None:
+            self.roofs = roofs(placed, batch_size, round(context))
+            if settings.profile:
+                self.profiles = profile_arms(engine, questions[0], session.directory, placed.devices)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm. What was not measured, or could not be, is None."""
@@ -124,7 +125,7 @@ class Latency(Experiment):
         """The report of this run, and its profiles."""
         return [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
 
-    def _compare_texts(self, engine: LocalEngine, question: Question, generations: dict[str, Generation]) -> None:
+    def _compare_texts(self, engine: Engine, question: Question, generations: dict[str, Generation]) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part."""
         if (
             question.decoding.temperature == 0
@@ -132,7 +133,7 @@ class Latency(Experiment):
             and len(generations) > 1
         ):
             texts = (generations[name].tokens for name in self.measured)
-            found = [first_divergence(engine, *each) for each in zip(question.prompts, *texts, strict=True)]
+            found = [first_divergence(engine.reference, *each) for each in zip(question.prompts, *texts, strict=True)]
             self.measured["speculative"].divergences += found
 
     def _prompt_row(self, session: Session, arm: str, index: int, generation: Generation, row: int) -> LatencyPromptRow:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class GreedyCheck:
 
     num_tokens: int  # compared, over all prompts
     divergences: Sequence[Divergence | None]
-    rounding: float  # `logit_rounding` of the engine
+    rounding: float  # `logit_rounding` of the reference
 
     @property
     def num_identical(self) -> int:
@@ -51,16 +52,20 @@ class GreedyCheck:
     def worst(self) -> Divergence | None:
         """The divergence that rounding explains least."""
         parted = [divergence for divergence in self.divergences if divergence is not None]
-        return max(parted, key=lambda d: abs(d.logit_margin) / self.tolerance(d), default=None)
+        return max(parted, key=self._excess, default=None)
 
     @property
     def verdict(self) -> Finding:
-        worst = self.worst
-        return "lossless" if worst is None or abs(worst.logit_margin) <= self.tolerance(worst) else "lossy"
+        return "lossless" if self.worst is None or self._excess(self.worst) <= 1 else "lossy"
 
-    def tolerance(self, divergence: Divergence) -> float:
-        """The largest logit margin there that rounding explains."""
-        return max(self.rounding * divergence.largest_logit, 1e-30)
+    def tolerance(self, divergence: Divergence) -> float | None:
+        """The largest logit margin there that rounding explains; None where the margin is not known."""
+        largest = divergence.largest_logit
+        return None if largest is None else max(self.rounding * largest, 1e-30)
+
+    def _excess(self, divergence: Divergence) -> float:
+        margin, tolerance = divergence.logit_margin, self.tolerance(divergence)
+        return math.inf if margin is None or tolerance is None else abs(margin) / tolerance
 
 
 @dataclass(frozen=True)

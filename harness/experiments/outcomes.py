@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.config.settings import DecodingSettings
-from harness.engines.local import LocalEngine
+from harness.engines.protocol import Reference
 from harness.experiments.session import in_batches
 from harness.results.statistics import least_visible_shift
 
@@ -86,7 +86,7 @@ class Outcomes:
 
 
 def exact_outcomes(
-    engine: LocalEngine, prompt: Sequence[int], decoding: DecodingSettings, num_tokens: int, min_probability: float
+    reference: Reference, prompt: Sequence[int], decoding: DecodingSettings, num_tokens: int, min_probability: float
 ) -> Outcomes:
     """The exact distribution over the first `num_tokens` tokens after `prompt`.
 
@@ -99,8 +99,8 @@ def exact_outcomes(
     for _ in range(num_tokens):
         longer: list[Prefix] = []
         for batch in in_batches(level, _BATCH):
-            whole = engine.logits([[*prompt, *prefix] for prefix in batch])
-            behind_cache = engine.logits([prompt] * len(batch), batch) if batch[0] else whole
+            whole = reference.logits([[*prompt, *prefix] for prefix in batch])
+            behind_cache = reference.logits([prompt] * len(batch), batch) if batch[0] else whole
             rows, cached_rows = (exact_probabilities(logits, decoding) for logits in (whole, behind_cache))
             for prefix, row, cached_row in zip(batch, rows, cached_rows, strict=True):
                 for token in np.flatnonzero(prefixes[prefix] * row >= min_probability).tolist():

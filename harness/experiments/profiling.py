@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.engines.local import LocalEngine
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.report.table import Column, Table, TableRow, number, percent
 
 # A few iterations say it all, and a trace of more takes long to open.
@@ -19,7 +20,7 @@ NUM_TOKENS = 8
 _NUM_OPERATORS = 8
 
 
-def profile_arms(engine: LocalEngine, question: Question, directory: Path) -> list[Table]:
+def profile_arms(engine: Engine, question: Question, directory: Path, devices: Sequence[torch.device]) -> list[Table]:
     """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into `directory`.
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
@@ -27,11 +28,11 @@ def profile_arms(engine: LocalEngine, question: Question, directory: Path) -> li
     decoding = question.decoding
     decoding = dataclasses.replace(decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens))
     shortened = dataclasses.replace(question, decoding=decoding)
-    return [_profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz") for arm in engine.arms]
+    on_gpu = any(device.type == "cuda" for device in devices)
+    return [_profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz", on_gpu) for arm in engine.arms]
 
 
-def _profile(engine: LocalEngine, arm: Arm, question: Question, file: Path) -> Table:
-    on_gpu = engine.on_gpu
+def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: bool) -> Table:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")

@@ -10,7 +10,7 @@ from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Question
+from harness.engines.protocol import Engine, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts
 from harness.experiments.lossless import MIN_EXPECTED, GreedyCheck, SampledCheck, check_sampled, together
@@ -68,16 +68,21 @@ class Recovery(Experiment):
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
         engine = session.open(num_rows, longest, decoding, fault=self.settings.fault)
+        reference = _reference(engine)
         divergences: list[Divergence | None] = []
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
             texts = (generations[name].tokens for name in self.settings.arms)
-            divergences.extend(first_divergence(engine, *each) for each in zip(question.prompts, *texts, strict=True))
+            divergences.extend(
+                first_divergence(reference, *each) for each in zip(question.prompts, *texts, strict=True)
+            )
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
         # No text ends before its last token.
-        check = GreedyCheck(len(token_ids) * decoding.max_new_tokens, divergences, engine.logit_rounding)
+        check = GreedyCheck(
+            len(token_ids) * decoding.max_new_tokens, divergences, reference.logit_rounding if reference else 0.0
+        )
         worst = check.worst
         self.checks.append(
             {
@@ -103,7 +108,8 @@ class Recovery(Experiment):
         settings, decoding = self.settings, dataclasses.replace(self.settings.decoding, ignore_eos=True)
         num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
         engine = session.open(size, CONTEXT_TOKENS, decoding, fault=settings.fault)
-        contexts = choose_contexts(engine, token_ids, decoding)
+        reference = _reference(engine)
+        contexts = choose_contexts(reference, token_ids, decoding)
         numbers = sorted({1, decoding.num_draft_tokens})
         num_draws = settings.num_draws // (len(contexts) * len(numbers))
         # Every draw has its own stream of random numbers.
@@ -120,7 +126,7 @@ class Recovery(Experiment):
         num_batches = len(streams) * len(in_batches(streams[0], size))
         with progress("drawing", num_batches) as advance, quick_collections():
             for context in contexts:
-                outcomes = exact_outcomes(engine, context.token_ids, decoding, num_counted, MIN_EXPECTED / num_draws)
+                outcomes = exact_outcomes(reference, context.token_ids, decoding, num_counted, MIN_EXPECTED / num_draws)
                 for number in numbers:
                     num_tokens = num_counted_tokens(number)
                     asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=num_tokens)
@@ -137,6 +143,12 @@ class Recovery(Experiment):
 
 
 EXPERIMENT = Recovery
+
+
+def _reference(engine: Engine) -> Reference:
+    reference = engine.reference
+    assert reference is not None
+    return reference
 
 
 def num_counted_tokens(num_draft_tokens: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import RunSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.huggingface import HuggingFaceEngine
-from harness.engines.local import LocalEngine
-from harness.engines.protocol import Arm, Question
+from harness.engines.opening import open_engine
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
-from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair
+from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Document
 from harness.report.terminal import print_document
@@ -81,7 +79,10 @@ class PairKeeper:
             self._planned = self._placed = self._pair = None
             self._report(True)
             models = settings.model, settings.draft, settings.placement, settings.dtype
-            self._planned = plan_pair(*models, weights=settings.weights)
+            if settings.engine.loads_pair:
+                self._planned = plan_pair(*models, weights=settings.weights)
+            else:
+                self._planned = plan_tokenizer(settings.model)
             self._report(False)
             self._settings = settings.pair
         return self._planned
@@ -127,7 +128,7 @@ class Session:
         self.status = "ok"
         self.error: str | None = None
         self.placed: PlacedPair | None = None
-        self.engine: LocalEngine | None = None
+        self.engine: Engine | None = None
         self.devices: list[str] = []
         self._measurement = measurement
         self._keeper = keeper or PairKeeper()
@@ -164,13 +165,18 @@ class Session:
         planned.check_context(token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting)
         return token_ids
 
-    def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair:
+    def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair | None:
         """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
+
+        None where the engine needs no pair in this process.
 
         Raises:
             RunError: the pair does not fit.
         """
         settings, decoding = self.settings, self.settings.decoding
+        if not settings.engine.loads_pair:
+            write_environment(self.directory)
+            return None
         num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
         demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
@@ -182,15 +188,13 @@ class Session:
 
     def open(
         self, batch_size: int, longest_prompt: int, decoding: DecodingSettings | None = None, **options: Any
-    ) -> LocalEngine:
-        """Load the pair, unless it is loaded, and open an engine over it; `options` are those of `LocalEngine`."""
+    ) -> Engine:
+        """Open the engine, with the pair loaded if it needs one; `options` are those of `open_engine`."""
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
-        options |= {"runner": self.settings.runner, "batch_size": batch_size, "longest_prompt": longest_prompt}
-        engine: Callable[..., LocalEngine] = LocalEngine
-        if self.settings.engine.name == "huggingface":
-            engine = functools.partial(HuggingFaceEngine, schedule=self.settings.engine.schedule)
-        self.engine = engine(self._keeper.load(), decoding or self.settings.decoding, say=say, **options)
+        options |= {"batch_size": batch_size, "longest_prompt": longest_prompt, "say": say}
+        asked = self.settings, decoding or self.settings.decoding, self.tokenizer, self._keeper.load
+        self.engine = open_engine(*asked, **options)
         return self.engine
 
     def close(self) -> None:
@@ -216,7 +220,7 @@ class Session:
         """
         decoding = decoding or self.settings.decoding
         if not decoding.ignore_eos:
-            stop_tokens = stop_tokens | self._keeper.load().stop_tokens()
+            stop_tokens = stop_tokens | self._stop_tokens()
         return Question(token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens)
 
     def race(
@@ -271,6 +275,13 @@ class Session:
         self.append(f"{rows[0].kind}.csv", rows)
         file = self.settings.results.file and append_rows(self.settings.results.file, rows)
         return f"written to {self.directory}/" + (f" and {file}" if file else "")
+
+    def _stop_tokens(self) -> frozenset[int]:
+        """Those at which the target ends a text by itself."""
+        if self.settings.engine.loads_pair:
+            return self._keeper.load().stop_tokens()
+        ends = self.tokenizer.eos_token_id
+        return frozenset() if ends is None else frozenset({int(ends)})
 
     def _circumstances(self) -> dict[str, Any]:
         columns: dict[str, Any] = {

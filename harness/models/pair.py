@@ -283,6 +283,12 @@ def plan_pair(
     return PlannedPair(checkpoints, sketches, tokenizer, shared, placement, sorted(gpus), head, drafting)
 
 
+def plan_tokenizer(target: ModelSettings) -> PlannedPair:
+    """The tokenizer alone, for whatever has the weights elsewhere. Raises SettingError or RunError without one."""
+    quiet_libraries()
+    return PlannedPair([], [], load_tokenizer(target), None, PlacementSettings(), [])
+
+
 def shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
     """Whether a draft has the target's own settings; names may differ."""
     names = [field.name for field in dataclasses.fields(ModelSettings) if field.name != "name"]

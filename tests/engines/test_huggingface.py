@@ -156,19 +156,6 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
     assert generation.acceptance.num_proposed > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "decoding", "setting"),
-    [
-        ({"fault": "lenience"}, {}, "fault=lenience: needs engine=local"),
-        ({}, {"lenience": 0.5, "rule": "google"}, "decoding.rule"),
-        ({}, {"synthetic_acceptance": 0.5}, "decoding.synthetic_acceptance"),
-    ],
-)
-def test_what_generate_does_not_do_is_refused(pair: Pair, options: dict, decoding: dict, setting: str) -> None:
-    with pytest.raises(SettingError, match=setting):
-        HuggingFaceEngine(pair, dataclasses.replace(GREEDY, **decoding), **options)
-
-
 def test_prompt_lookup_has_one_schedule(pair: Pair) -> None:
     with pytest.raises(SettingError, match=r"engine\.schedule"):
         HuggingFaceEngine(with_lookup(pair), GREEDY, schedule="adaptive")

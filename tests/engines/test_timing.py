@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.protocol import Question
-from harness.engines.timing import Generation, Stopwatch, generate, without_garbage_collection
+from harness.engines.timing import Generation, generate, without_garbage_collection
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
 
@@ -89,13 +89,3 @@ def test_collection_stays_off_where_it_was_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_a_stopwatch_averages_calls() -> None:
-    watch = Stopwatch(lambda: None)
-    assert watch.mean_ms is None
-    assert watch(lambda: 7) == 7
-    watch(lambda: time.sleep(0.02))
-    assert watch.calls == 2
-    assert watch.mean_ms is not None
-    assert watch.mean_ms >= 10

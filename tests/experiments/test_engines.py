@@ -46,6 +46,8 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness, tmp_
         (["latency", "runner=static"], "runner=static: needs engine=local"),
         (["latency", "draft=suffix"], "draft=suffix: must be a model or lookup with engine=huggingface"),
         (["latency", "decoding.rule=block"], "decoding.rule=block: needs engine=local"),
+        (["latency", "decoding.rule=google", "decoding.lenience=0.5"], "decoding.rule=google: needs engine=local"),
+        (["latency", "decoding.synthetic_acceptance=0.5"], "decoding.synthetic_acceptance=0.5: needs engine=local"),
         (["recovery", "batch_size=1", "fault=lenience"], "fault=lenience: needs engine=local"),
     ],
 )

@@ -1,0 +1,56 @@
+"""The engine that a run asks for, opened: the only place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.commands import Fault, RunSettings
+from harness.config.settings import DecodingSettings
+from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Engine
+from harness.engines.server import ServerEngine
+from harness.models.pair import Pair
+
+
+def open_engine(
+    settings: RunSettings,
+    decoding: DecodingSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    load: Callable[[], Pair],
+    *,
+    batch_size: int,
+    longest_prompt: int,
+    share_prefix: bool = False,
+    fault: Fault = "none",
+    say: Callable[[str], None] = lambda message: None,
+) -> Engine:
+    """The engine that `settings` name.
+
+    Args:
+        decoding: of the questions.
+        load: gives the pair; called only for engines that have it in this process, see `EngineSettings.loads_pair`.
+        batch_size: the most prompts of a question; a server gets as many requests at once.
+        longest_prompt, share_prefix, fault: see `LocalEngine`.
+        say: gets lines for the user.
+
+    Raises:
+        SettingError, RunError: as the engine's class says.
+    """
+    engine = settings.engine
+    if engine.name == "server":
+        return ServerEngine(engine, tokenizer, settings.model.repository, batch_size)
+    if engine.name == "huggingface":
+        return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, say=say)
+    return LocalEngine(
+        load(),
+        decoding,
+        runner=settings.runner,
+        batch_size=batch_size,
+        longest_prompt=longest_prompt,
+        share_prefix=share_prefix,
+        fault=fault,
+        say=say,
+    )
