@@ -1,10 +1,13 @@
-"""The two decoding loops, as generators of records. Printing, timing and files consume the records."""
+"""The two decoding loops, as generators of records. Printing, timing and files consume the records.
+
+A consumer that sends a `Change` after a record lets rows leave and join while the others go on.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origi
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
-from harness.decoding.warp import Warp
+from harness.decoding.warp import RowWarp, Warp
 
 
 @dataclass(frozen=True)
@@ -44,27 +47,115 @@ class Request:
         return tokens, num_generated + len(tokens) == self.max_new_tokens
 
 
+@dataclass(frozen=True)
+class Change:
+    """What a consumer may send to a loop after a record.
+
+    Attributes:
+        ended: rows that end here, whatever their request says.
+        joining: prompts that join the batch; their first tokens are the next record. Its rows are numbered on from the
+            last that ever joined. Needs a runner and a drafter with `add`.
+    """
+
+    ended: Collection[int] = ()
+    joining: Request | None = None
+
+
+Records = Generator[Iteration, Change | None, None]
+
+
+@dataclass
+class _Rows:
+    """The rows of a batch that have not ended; all lists are parallel.
+
+    Attributes:
+        numbers: as in `Iteration.rows`.
+        num_generated, num_iterations: of each row until now.
+        next_tokens: the last token of each, which the target has not read yet.
+        ended: whether the last record was a row's last.
+        uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are never used.
+    """
+
+    warp: RowWarp
+    numbers: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    num_generated: list[int] = field(default_factory=list)
+    num_iterations: list[int] = field(default_factory=list)
+    next_tokens: list[int] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
+    uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
+    num_joined: int = 0
+
+    def join(self, request: Request, logits: Tensor) -> Iteration:
+        """Append the rows of a request, with the first tokens that the logits [B, V] after its prompts give."""
+        tokens = inverse_cdf(request.warp(logits), request.uniforms[:, 0, Purpose.TARGET]).tolist()
+        _check_finite([[token] for token in tokens], logits.shape[-1], [0] * len(tokens))
+        old, new = self.uniforms, request.uniforms
+        if self.numbers:
+            length = max(old.shape[1], new.shape[1])
+            new = torch.cat([torch.nn.functional.pad(one, (0, 0, 0, length - one.shape[1])) for one in (old, new)])
+        self.uniforms = new
+        numbers = [self.num_joined + index for index in range(len(tokens))]
+        self.num_joined += len(tokens)
+        self.numbers = self.numbers + numbers
+        self.requests += [request] * len(tokens)
+        self.num_generated += [1] * len(tokens)
+        self.num_iterations += [0] * len(tokens)
+        self.next_tokens = self.next_tokens + tokens
+        self.ended = [False] * len(self.ended) + [request.cut([token], 0)[1] for token in tokens]
+        self.warp.rows = [one.warp for one in self.requests]
+        return _regular(numbers, [[token] for token in tokens])
+
+    def take(self, decided: Sequence[list[int]]) -> list[list[int]]:
+        """Give each row the tokens that were decided, at least one; returns those that it may take."""
+        taken = []
+        for i, tokens in enumerate(decided):
+            new, self.ended[i] = self.requests[i].cut(tokens, self.num_generated[i])
+            self.num_generated[i] += len(new)
+            self.num_iterations[i] += 1
+            taken.append(new)
+        self.next_tokens = [tokens[-1] for tokens in decided]
+        return taken
+
+    def going_on(self, ended: Collection[int] = ()) -> list[int]:
+        """The rows that have not ended, nor are among these numbers, as positions in the lists."""
+        return [i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended]
+
+    def select(self, kept: list[int]) -> None:
+        self.numbers = [self.numbers[i] for i in kept]
+        self.requests = [self.requests[i] for i in kept]
+        self.num_generated = [self.num_generated[i] for i in kept]
+        self.num_iterations = [self.num_iterations[i] for i in kept]
+        self.next_tokens = [self.next_tokens[i] for i in kept]
+        self.ended = [False] * len(kept)
+        if kept:
+            self.uniforms = self.uniforms[to_device(kept, self.uniforms.device)]
+        self.warp.rows = [one.warp for one in self.requests]
+
+
 @torch.inference_mode()
-def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
+def autoregressive(target: Runner, request: Request) -> Records:
     """Regular decoding: one token per row and forward pass."""
-    rows = list(range(len(request.prompts)))
-    uniforms = request.uniforms[:, :, Purpose.TARGET]
-    logits = target.start(request.prompts).logits
-    for position in range(request.max_new_tokens):
-        token = inverse_cdf(request.warp(logits), uniforms[:, position])
-        tokens = [[decided] for decided in token.tolist()]
-        _check_finite(tokens, logits.shape[-1], [position] * len(rows))
-        yield _regular(rows, tokens)
-        going_on = [i for i, new in enumerate(tokens) if not request.cut(new, position)[1]]
-        if not going_on:
-            return
-        if len(going_on) < len(rows):
-            target.select(going_on)
-            rows = [rows[i] for i in going_on]
-            kept = to_device(going_on, token.device)
-            token, uniforms = token[kept], uniforms[kept]
-        logits = target.extend(token.unsqueeze(1)).logits[:, -1]
-        target.keep([1] * len(rows))
+    rows, joining = _Rows(RowWarp()), request
+    change: Change | None = Change(joining=request)
+    while rows.numbers or (change and change.joining):
+        if change and change.joining:
+            joining = change.joining
+            record = rows.join(joining, (target.add if rows.numbers else target.start)(joining.prompts).logits)
+        else:
+            pending = to_device(rows.next_tokens, rows.uniforms.device).unsqueeze(1)
+            logits = target.extend(pending).logits[:, -1]
+            target.keep([1] * len(rows.numbers))
+            uniforms = _from_position(rows.uniforms, rows.num_generated, 1)[:, 0, Purpose.TARGET]
+            tokens = [[token] for token in inverse_cdf(rows.warp(logits), uniforms).tolist()]
+            _check_finite(tokens, logits.shape[-1], rows.num_generated)
+            record = _regular(rows.numbers, rows.take(tokens))
+        change = yield record
+        going_on = rows.going_on(change.ended if change else ())
+        if len(going_on) < len(rows.numbers):
+            if going_on:
+                target.select(going_on)
+            rows.select(going_on)
 
 
 @torch.inference_mode()
@@ -76,88 +167,105 @@ def speculative(
     lenience: float = 1.0,
     verification: Callable[..., Verdict] = verify,
     redraw: bool = False,
-) -> Iterator[Iteration]:
+    warp: RowWarp | None = None,
+) -> Records:
     """Speculative decoding: up to K proposed tokens, one forward pass of the target over them, one verdict.
 
     Near the end of a generation fewer tokens are proposed, so that the cache never holds more than prompt and
     `max_new_tokens`. `verification` takes what `verify` takes; it is not called where no row is offered a token.
     `redraw` proposes and accepts with new random numbers in every iteration. It is needed for a rule whose decision
-    depends on the tokens that it discards, as block verification does; see `decoding.randomness`.
+    depends on the tokens that it discards, as block verification does; see `decoding.randomness`. `warp` is the
+    drafter's, if rows with other settings may join.
     """
-    rows = list(range(len(request.prompts)))
-    uniforms = request.uniforms
-    step = target.start(request.prompts)
-    next_tokens = inverse_cdf(request.warp(step.logits), uniforms[:, 0, Purpose.TARGET]).tolist()
-    _check_finite([[token] for token in next_tokens], step.logits.shape[-1], [0] * len(rows))
-    yield _regular(rows, [[token] for token in next_tokens])
-    num_generated = [1] * len(rows)
-    going_on = [i for i, token in enumerate(next_tokens) if not request.cut([token], 0)[1]]
-    if not going_on:
-        return
-    drafter.start(request.prompts, next_tokens, step)
-
-    for turn in itertools.count(1):
-        if len(going_on) < len(rows):
-            target.select(going_on)
-            drafter.select(going_on)
-            rows = [rows[i] for i in going_on]
-            num_generated = [num_generated[i] for i in going_on]
-            next_tokens = [next_tokens[i] for i in going_on]
-            uniforms = uniforms[to_device(going_on, uniforms.device)]
-
-        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing. Each
-        # row has its own limit, however many tokens the others need: an answer must not depend on its batch.
-        limits = [min(num_draft_tokens, request.max_new_tokens - count - 1) for count in num_generated]
-        fitting = _from_position(uniforms, num_generated, max(limits) + 1)
-        unused = request.max_new_tokens + 1 + turn * num_draft_tokens
-        tried = uniforms[:, unused : unused + max(limits)] if redraw else fitting[:, :-1]
-        if max(limits):
-            proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
+    rows = _Rows(warp or RowWarp())
+    change: Change | None = Change(joining=request)
+    while rows.numbers or (change and change.joining):
+        begin: Callable[[], None] | None = None
+        if change and change.joining:
+            new, is_first = change.joining, not rows.numbers
+            step = (target.start if is_first else target.add)(new.prompts)
+            record = rows.join(new, step.logits)
+            first_tokens = [token for [token] in record.tokens]
+            begin = partial(drafter.start if is_first else drafter.add, new.prompts, first_tokens, step)
         else:
-            proposal = Proposal(torch.empty(len(rows), 0, dtype=torch.long, device=uniforms.device))
-        offered = proposal.lengths or [proposal.tokens.shape[1]] * len(rows)
-        lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
-        width = max(lengths)
-        draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
-        pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)
-        step = target.extend(torch.cat([pending, draft_tokens], dim=1))
-        verdict = (verification if width else verify)(
-            request.warp(step.logits),
-            draft_tokens,
-            None if draft_probabilities is None else draft_probabilities[:, :width],
-            tried[:, :width, Purpose.ACCEPT],
-            fitting[:, : width + 1, Purpose.TARGET],
-            lenience,
-            to_device(lengths, step.logits.device) if min(lengths) < width else None,
-        )
+            record = _iterate(target, drafter, rows, num_draft_tokens, lenience, verification, redraw)
+        change = yield record
+        going_on = rows.going_on(change.ended if change else ())
+        if begin and going_on:
+            begin()  # not before: a reader waits for the first tokens
+        if len(going_on) < len(rows.numbers):
+            if going_on:
+                target.select(going_on)
+                drafter.select(going_on)
+            rows.select(going_on)
 
-        # The one synchronisation with the device: all that the host must know, in one transfer.
-        broken = verdict.draft_probability.isnan().any(-1)
-        figures = torch.stack([verdict.num_accepted, verdict.next_token, broken.long()], dim=1)
-        decided = torch.cat([figures, draft_tokens], dim=1).tolist()
-        num_accepted = [row[0] for row in decided]
-        next_tokens = [row[1] for row in decided]
-        proposed = [row[3 : 3 + length] for row, length in zip(decided, lengths, strict=True)]
-        positions = [count + accepted for count, accepted in zip(num_generated, num_accepted, strict=True)]
-        _check_finite([[token] for token in next_tokens], step.logits.shape[-1], positions)
-        _check_finite([row[2:3] for row in decided], 1, positions, "draft")
-        target.keep([count + 1 for count in num_accepted])
 
-        tokens: list[list[int]] = []
-        origins: list[list[Origin]] = []
-        going_on = []
-        for i, count in enumerate(num_accepted):
-            new, ended = request.cut([*proposed[i][:count], next_tokens[i]], num_generated[i])
-            tokens.append(new)
-            origins.append([*[Origin.DRAFT] * count, _last_origin(count, lengths[i])][: len(new)])
-            num_generated[i] += len(new)
-            if not ended:
-                going_on.append(i)
-        if going_on:
-            drafter.observe(num_accepted, next_tokens, step)
-        yield Iteration(rows, tokens, origins, proposed, num_accepted, verdict)
-        if not going_on:
-            return
+def _iterate(
+    target: Runner,
+    drafter: Drafter,
+    rows: _Rows,
+    num_draft_tokens: int,
+    lenience: float,
+    verification: Callable[..., Verdict],
+    redraw: bool,
+) -> Iteration:
+    """One turn of `speculative`."""
+    num_rows, uniforms = len(rows.numbers), rows.uniforms
+    # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing. Each
+    # row has its own limit, however many tokens the others need: an answer must not depend on its batch.
+    limits = [
+        min(num_draft_tokens, request.max_new_tokens - count - 1)
+        for request, count in zip(rows.requests, rows.num_generated, strict=True)
+    ]
+    fitting = _from_position(uniforms, rows.num_generated, max(limits) + 1)
+    tried = fitting[:, :-1]
+    if redraw:
+        unused = [
+            request.max_new_tokens + 1 + (1 + count) * num_draft_tokens
+            for request, count in zip(rows.requests, rows.num_iterations, strict=True)
+        ]
+        tried = _from_position(uniforms, unused, max(limits))
+    if max(limits):
+        proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
+    else:
+        proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=uniforms.device))
+    offered = proposal.lengths or [proposal.tokens.shape[1]] * num_rows
+    lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
+    width = max(lengths)
+    draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
+    pending = to_device(rows.next_tokens, draft_tokens.device).unsqueeze(1)
+    step = target.extend(torch.cat([pending, draft_tokens], dim=1))
+    verdict = (verification if width else verify)(
+        rows.warp(step.logits),
+        draft_tokens,
+        None if draft_probabilities is None else draft_probabilities[:, :width],
+        tried[:, :width, Purpose.ACCEPT],
+        fitting[:, : width + 1, Purpose.TARGET],
+        lenience,
+        to_device(lengths, step.logits.device) if min(lengths) < width else None,
+    )
+
+    # The one synchronisation with the device: all that the host must know, in one transfer.
+    broken = verdict.draft_probability.isnan().any(-1)
+    figures = torch.stack([verdict.num_accepted, verdict.next_token, broken.long()], dim=1)
+    decided = torch.cat([figures, draft_tokens], dim=1).tolist()
+    num_accepted = [row[0] for row in decided]
+    next_tokens = [row[1] for row in decided]
+    proposed = [row[3 : 3 + length] for row, length in zip(decided, lengths, strict=True)]
+    positions = [count + accepted for count, accepted in zip(rows.num_generated, num_accepted, strict=True)]
+    _check_finite([[token] for token in next_tokens], step.logits.shape[-1], positions)
+    _check_finite([row[2:3] for row in decided], 1, positions, "draft")
+    target.keep([count + 1 for count in num_accepted])
+
+    accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
+    tokens = rows.take([[*kept, last] for kept, last in zip(accepted, next_tokens, strict=True)])
+    origins = [
+        [*[Origin.DRAFT] * count, _last_origin(count, length)][: len(new)]
+        for count, length, new in zip(num_accepted, lengths, tokens, strict=True)
+    ]
+    if rows.going_on():
+        drafter.observe(num_accepted, next_tokens, step)
+    return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, verdict)
 
 
 def _check_finite(tokens: list[list[int]], limit: int, positions: Sequence[int], role: str = "model") -> None:

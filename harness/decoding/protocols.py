@@ -33,6 +33,10 @@ class Runner(Protocol):
         """Begin a new batch with the token ids of B prompts."""
         ...
 
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Add the token ids of more prompts as rows behind the others; the step is theirs. Call `keep` first."""
+        raise NotImplementedError
+
     def extend(self, tokens: Tensor) -> Step:
         """Append tokens [B, n] to every row."""
         ...
@@ -67,6 +71,10 @@ class Drafter(Protocol):
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         """Begin a new batch: B prompts, the token the target decided after each, and the target's `start`."""
         ...
+
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        """Add rows behind the others; arguments as in `start`."""
+        raise NotImplementedError
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """Propose up to K tokens per row; `uniforms` [B, K] are the random numbers to draw them with, K >= 1."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from harness.decoding.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -42,3 +45,29 @@ class Warp:
             probabilities = probabilities * kept
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities
+
+
+class RowWarp(Warp):
+    """Another warp for each row of logits [B, ..., V]: those of `rows`, which may change from call to call.
+
+    While all rows have the same one it equals that.
+    """
+
+    rows: Sequence[Warp] = ()
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        groups: dict[Warp, list[int]] = {}
+        for row, warp in enumerate(self.rows):
+            groups.setdefault(warp, []).append(row)
+        if len(groups) == 1:
+            return next(iter(groups))(logits)
+        probabilities = torch.empty_like(logits, dtype=torch.float32)
+        for warp, members in groups.items():
+            index = to_device(members, logits.device)
+            probabilities[index] = warp(logits[index])
+        return probabilities
+
+    def __eq__(self, other: object) -> bool:
+        return all(warp == other for warp in self.rows)
+
+    __hash__ = None  # type: ignore[assignment]

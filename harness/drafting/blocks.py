@@ -107,6 +107,14 @@ class SlotCache:
             buffer.scatter_(2, index, new)
         return held[0][:, :, : self.num_slots], held[1][:, :, : self.num_slots]
 
+    def add(self, num_rows: int) -> None:
+        """Add empty rows behind the others."""
+        padding = (0, 0, 0, 0, 0, 0, 0, num_rows)
+        self._layers = {
+            layer: (nn.functional.pad(keys, padding), nn.functional.pad(values, padding))
+            for layer, (keys, values) in self._layers.items()
+        }
+
     def select(self, rows: Tensor) -> None:
         self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
 
@@ -164,6 +172,12 @@ class CachedDrafter(HeadDrafter):
         self._lengths = [0] * len(prompts)
         self._features = left_aligned(hidden_of(step), self._new).flatten(2)
 
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        new = list(map(len, prompts))
+        self._features = stacked(self._features, left_aligned(hidden_of(step), new).flatten(2))
+        self._new, self._lengths = self._new + new, self._lengths + [0] * len(new)
+        self._cache.add(len(new))
+
     def select(self, rows: Sequence[int]) -> None:
         index = to_device(rows, self._features.device)
         self._cache.select(index)
@@ -199,6 +213,13 @@ def left_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
     # What padded the row on the left may be no number at all, and must not reach the cache.
     sources = (torch.arange(width, device=states.device) + missing).clamp(max=width - 1)
     return states[torch.arange(num_rows, device=states.device).unsqueeze(1), sources]
+
+
+def stacked(above: Tensor, below: Tensor) -> Tensor:
+    """Some rows [B, n, ...] above others [C, m, ...], filled up with zeros on the right to the same width."""
+    width = max(above.shape[1], below.shape[1])
+    parts = [(part, part.new_zeros(len(part), width - part.shape[1], *part.shape[2:])) for part in (above, below)]
+    return torch.cat([torch.cat(part, dim=1) for part in parts])
 
 
 def seen_slots(num_slots: int, first: Tensor, last: Tensor) -> Tensor:

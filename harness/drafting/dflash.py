@@ -115,6 +115,10 @@ class BlockDrafter(CachedDrafter):
         super().start(prompts, first_tokens, step)
         self._last = to_device(first_tokens, self._features.device)
 
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        super().add(prompts, first_tokens, step)
+        self._last = torch.cat([self._last, to_device(first_tokens, self._features.device)])
+
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         config = self._config

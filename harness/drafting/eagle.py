@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, seen_slots
+from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, seen_slots, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +109,12 @@ class EagleDrafter(CachedDrafter):
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         super().start(prompts, first_tokens, step)
-        width = self._features.shape[1]
-        following = [[*prompt[1:], first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in following]
-        self._following = torch.tensor(padded, device=self._features.device)
+        self._following = self._shifted(prompts, first_tokens)
+        self._proposed = self._following[:, :0]
+
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        super().add(prompts, first_tokens, step)
+        self._following = stacked(self._following, self._shifted(prompts, first_tokens))
         self._proposed = self._following[:, :0]
 
     @torch.inference_mode()
@@ -139,6 +141,13 @@ class EagleDrafter(CachedDrafter):
         super().select(rows)
         index = to_device(rows, self._following.device)
         self._following, self._proposed = self._following[index], self._proposed[index]
+
+    def _shifted(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]) -> Tensor:
+        """The token after each of the prompts' own [B, longest]."""
+        following = [[*prompt[1:], first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+        width = max(map(len, following))
+        padded = [tokens + [0] * (width - len(tokens)) for tokens in following]
+        return torch.tensor(padded, device=self._features.device)
 
     def _chain(self, num_draft_tokens: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         states = self._read(num_masks=0)

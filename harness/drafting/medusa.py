@@ -76,6 +76,9 @@ class MedusaDrafter(HeadDrafter):
         self._vocabulary_size = step.logits.shape[-1]
         self._states = hidden_of(step)[:, -1, 0]
 
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        self._states = torch.cat([self._states, hidden_of(step)[:, -1, 0]])
+
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         logits = []

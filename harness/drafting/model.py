@@ -35,6 +35,14 @@ class ModelDrafter(Drafter):
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
 
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        if self._unseen.shape[1] == 2:  # new rows trail by one
+            self._runner.extend(self._unseen[:, :1])
+            self._runner.keep([1] * len(self._unseen))
+        self._runner.add(prompts)
+        new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
+        self._unseen = torch.cat([self._unseen[:, -1:], new])
+
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self._unseen.device)
         self._proposed, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)

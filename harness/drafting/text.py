@@ -43,10 +43,15 @@ class TextDrafter(Drafter, Generic[T]):
         """The empty text of one row."""
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        self._rows = [self._new_text() for _ in prompts]
-        self._proposed = [[] for _ in prompts]
-        for row, prompt, first in zip(self._rows, prompts, first_tokens, strict=True):
-            row.extend([*prompt, first])
+        self._rows, self._proposed = [], []
+        self.add(prompts, first_tokens, step)
+
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        for prompt, first in zip(prompts, first_tokens, strict=True):
+            text = self._new_text()
+            text.extend([*prompt, first])
+            self._rows.append(text)
+            self._proposed.append([])
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         self._proposed = [row.continuation(num_draft_tokens) for row in self._rows]

@@ -77,6 +77,9 @@ class RollbackOffByOne(Runner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         return self._runner.start(prompts)
 
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        return self._runner.add(prompts)
+
     def extend(self, tokens: Tensor) -> Step:
         self._num_extended += tokens.shape[1]
         return self._runner.extend(tokens)

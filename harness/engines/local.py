@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from harness.config.commands import Fault, RunnerName
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
-from harness.decoding.loops import Request, autoregressive, speculative
-from harness.decoding.protocols import Iteration, NonFiniteError, Runner
+from harness.decoding.loops import Records, Request, autoregressive, speculative
+from harness.decoding.protocols import NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
 from harness.decoding.verify import Verdict, verify
-from harness.decoding.warp import Warp
+from harness.decoding.warp import RowWarp, Warp
 from harness.engines.drafts import draft_model, drafter_maker
 from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
 from harness.engines.protocol import Arm, Engine, Question
@@ -41,28 +41,31 @@ class LocalArm:
     """An arm of the local engine: `decode` runs one of the two loops."""
 
     name: str
-    decode: Callable[[Request, DecodingSettings], Iterator[Iteration]]
+    decode: Callable[[Request, DecodingSettings], Records]
     pair: Pair
     tells = frozenset({"origins", "proposals", "probabilities"})
     last_requests = ()
 
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`."""
+    def stream(self, question: Question) -> Records:
+        """See `Arm.stream`. It takes a `loops.Change` after each record."""
+        return self._explained(self.decode(self.request(question), question.decoding))
+
+    def request(self, question: Question) -> Request:
+        """What the loop gets, at its start or when a question joins one that runs."""
         decoding = question.decoding
         num_positions = decoding.max_new_tokens + 1
         if self.name == "speculative" and decoding.rule == "block":
             # Its iterations draw new numbers, see `speculative`; a longer stream begins with the shorter one.
             num_positions *= decoding.num_draft_tokens + 1
-        request = Request(
+        return Request(
             prompts=question.prompts,
             uniforms=uniforms(question.seed, question.indices, num_positions, self.pair.target.input_device),
             warp=_warp(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=question.stop_tokens,
         )
-        return self._explained(self.decode(request, decoding))
 
-    def _explained(self, records: Iterator[Iteration]) -> Iterator[Iteration]:
+    def _explained(self, records: Records) -> Records:
         try:
             yield from records
         except NonFiniteError as error:
@@ -182,12 +185,13 @@ class LocalEngine(Engine):
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
         target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
 
-        def regular(request: Request, decoding: DecodingSettings) -> Iterator[Iteration]:
+        def regular(request: Request, decoding: DecodingSettings) -> Records:
             return autoregressive(target, request)
 
-        def with_draft(request: Request, decoding: DecodingSettings) -> Iterator[Iteration]:
+        def with_draft(request: Request, decoding: DecodingSettings) -> Records:
             assert self._make_drafter is not None
-            drafter: Any = self._make_drafter(request.warp)
+            warp = RowWarp()
+            drafter: Any = self._make_drafter(warp)
             bias = decoding.synthetic_acceptance
             rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
             return speculative(
@@ -198,6 +202,7 @@ class LocalEngine(Engine):
                 LENIENCE if self._fault == "lenience" else decoding.lenience,
                 faulty_verification(self._fault, request.warp, rule),
                 redraw=decoding.rule == "block",
+                warp=warp,
             )
 
         arms: list[Arm] = [LocalArm("regular", regular, self._pair)]

@@ -60,6 +60,19 @@ class CacheRunner(Runner):
         return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
 
     @torch.inference_mode()
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        if self._num_extended:
+            raise ValueError("keep what was extended before adding rows")
+        if not prompts or not all(prompts):
+            raise ValueError("every prompt needs at least one token")
+        before, self._cache = self._cache, DynamicCache()
+        outputs = self._read(prompts)
+        num_before = len(self._lengths)
+        self._lengths = [*self._lengths, *map(len, prompts)]
+        self._append(before, num_before)
+        return Step(*outputs)
+
+    @torch.inference_mode()
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
@@ -83,6 +96,10 @@ class CacheRunner(Runner):
     @abstractmethod
     def _begin(self) -> None:
         """Begin a batch of as many rows as `_lengths` from `_cache`, which has one row if all prompts are equal."""
+
+    @abstractmethod
+    def _append(self, before: Cache, num_before: int) -> None:
+        """Add the rows in `_cache` behind the first `num_before` of `_lengths`, whose `_cache` was `before`."""
 
     @abstractmethod
     def _roll_back(self, dropped: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
@@ -38,6 +38,10 @@ class EagerRunner(CacheRunner):
     def _begin(self) -> None:
         if self._cache.layers[0].keys.shape[0] < len(self._lengths):
             self._cache.batch_repeat_interleave(len(self._lengths))
+
+    def _append(self, before: Any, num_before: int) -> None:
+        for new, old in zip(self._cache.layers, before.layers, strict=True):
+            new.keys, new.values = _stack(old.keys, new.keys), _stack(old.values, new.values)
 
     def _roll_back(self, dropped: Sequence[int]) -> None:
         num_slots = self._cache.get_seq_length()
@@ -84,3 +88,9 @@ def _take_slots(states: Tensor, sources: Tensor) -> Tensor:
     heads = torch.arange(num_rows * num_heads, device=states.device).view(num_rows, num_heads, 1)
     flat = (heads * num_slots + sources.unsqueeze(1)).flatten()
     return states.reshape(-1, dimension).index_select(0, flat).view(num_rows, num_heads, -1, dimension)
+
+
+def _stack(above: Tensor, below: Tensor) -> Tensor:
+    """States [B, heads, slots, D] of some rows above those of others, padded on the left to the same width."""
+    width = max(above.shape[2], below.shape[2])
+    return torch.cat([nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)])

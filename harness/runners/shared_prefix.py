@@ -41,6 +41,9 @@ class SharedPrefixRunner(Runner):
             return Step(logits)
         return Step(logits, right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))))
 
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        return self._runner.add(prompts)
+
     def extend(self, tokens: Tensor) -> Step:
         return self._runner.extend(tokens)
 

@@ -88,12 +88,29 @@ class StaticRunner(CacheRunner):
         return logits, *(right_aligned(states, lengths) for states in hidden)
 
     def _begin(self) -> None:
-        states = [state.transpose(1, 2) for layer in self._cache.layers for state in (layer.keys, layer.values)]
+        states = self._take_read()
         self._slots = self._allocate(states)
         self._slots.first_rows(len(self._lengths)).write(states)
-        self._cache = DynamicCache()
         self._starts = torch.zeros(self._slots.num_rows, dtype=torch.long, device=self._device)
         self._update_starts()
+
+    def _append(self, before: Any, num_before: int) -> None:
+        states, old = self._take_read(), self._slots
+        if len(self._lengths) > old.num_rows or max(self._lengths) >= old.num_slots:
+            num_slots = max(old.num_slots, round_up(max(self._lengths) + 1))
+            self._slots = Slots.like(states, len(self._lengths), num_slots)
+            for new, held in zip(self._slots.by_row, old.first_rows(num_before).by_row, strict=True):
+                new[:num_before, : old.num_slots] = held
+            self._starts = torch.zeros(self._slots.num_rows, dtype=torch.long, device=self._device)
+        for buffer, new in zip(self._slots.by_row, states, strict=True):
+            buffer[num_before : num_before + len(new), : new.shape[1]] = new
+        self._update_starts()
+
+    def _take_read(self) -> list[Tensor]:
+        """What `_read` has put into the cache, in turn the keys and the values of each layer, [B, n, heads, D] each."""
+        states = [state.transpose(1, 2) for layer in self._cache.layers for state in (layer.keys, layer.values)]
+        self._cache = DynamicCache()
+        return states
 
     def _allocate(self, states: Sequence[Tensor]) -> Slots:
         """Slots for a new batch of as many rows as `_lengths`; `states` as in `Slots.like`."""

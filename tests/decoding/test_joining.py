@@ -1,0 +1,149 @@
+"""Rows that join and leave a batch while others run: each gets what it gets alone, token for token."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import random_model
+from drafting.test_dflash import block_head
+from drafting.test_eagle import eagle_head, layer_config, target_model
+from drafting.test_medusa import medusa_head
+from harness.decoding.loops import Change, Records, Request, autoregressive, speculative
+from harness.decoding.protocols import Drafter, Runner
+from harness.decoding.randomness import uniforms
+from harness.decoding.rules import verify_block
+from harness.decoding.verify import verify
+from harness.decoding.warp import RowWarp, Warp
+from harness.drafting.lookup import LookupDrafter
+from harness.drafting.model import ModelDrafter
+from harness.drafting.suffix import SuffixDrafter
+from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
+
+K = 3
+WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
+
+
+def requests() -> list[Request]:
+    """Of different lengths, settings, and places in the stream of random numbers; the fourth has two prompts."""
+    asked = []
+    for number, length in enumerate([18, 9, 1, 12, 25, 7, 14]):
+        generator = torch.Generator().manual_seed(number)
+        sizes = [1 + 3 * number % 8, 4] if number == 3 else [1 + 3 * number % 8]
+        prompts = [torch.randint(40, (size,), generator=generator).tolist() for size in sizes]
+        numbers = uniforms(0, [10 * number + row for row in range(len(sizes))], (length + 1) * (K + 1))
+        asked.append(Request(prompts, numbers, WARPS[number % len(WARPS)], length))
+    return asked
+
+
+Texts = dict[int, list[tuple[int, str]]]
+
+
+def collect(records: Records, joining: dict[int, Request], ended: dict[int, set[int]]) -> Texts:
+    """The tokens of each row with their origins; at each turn send what joins there, and the rows that end there."""
+    texts: Texts = {}
+    record = next(records)
+    for turn in itertools.count():
+        for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
+            texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
+        change = Change(ended.get(turn, ()), joining.pop(turn, None))
+        try:
+            record = records.send(change)
+        except StopIteration:
+            assert not joining, "the loop ended before all had joined"
+            return texts
+    raise AssertionError
+
+
+def drafters() -> dict[str, Callable[[RowWarp], Drafter]]:
+    """With the draft a disturbed target, so that it is right sometimes."""
+    draft = random_model("llama", seed=1)
+    with torch.no_grad():
+        for parameter, original in zip(draft.parameters(), random_model("llama").parameters(), strict=True):
+            parameter.copy_(original + 0.05 * parameter)
+    return {
+        "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
+        "static model": lambda warp: ModelDrafter(StaticRunner(draft), warp),
+        "lookup": lambda warp: LookupDrafter(),
+        "suffix": lambda warp: SuffixDrafter(),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "model", "static model", "lookup", "suffix"])
+@pytest.mark.parametrize("runner", [EagerRunner, StaticRunner])
+@pytest.mark.parametrize("block", [False, True], ids=["", "block"])
+def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bool) -> None:
+    model = random_model("llama")
+
+    def decode(request: Request) -> Records:
+        if name == "none":
+            return autoregressive(runner(model), request)
+        warp = RowWarp()
+        rule = verify_block if block else verify
+        drafter = drafters()[name](warp)
+        return speculative(runner(model), drafter, request, K, 1.0, rule, redraw=block, warp=warp)
+
+    first, *others = requests()
+    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
+    # Row 4, the second of two prompts, and row 5 leave before they are done; two join in successive turns, and one
+    # when all others may have ended.
+    turns = [1, 2, 3, 4, 6, 7]
+    together = collect(decode(first), dict(zip(turns, others, strict=True)), {5: {4}, 8: {5}})
+    assert together.keys() == expected.keys()
+    for row, text in together.items():
+        whole = expected[row]
+        assert text == (whole[: len(text)] if row in (4, 5) else whole), row
+    assert len(together[4]) < len(expected[4])
+    assert len(together[5]) < len(expected[5])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa"])
+def test_rows_join_with_heads(kind: str) -> None:
+    target = target_model()
+    heads: dict[str, Callable[..., Any]] = {
+        "eagle": lambda: eagle_head(layer_config("llama")),
+        "block": block_head,
+        "medusa": lambda: medusa_head(own_outputs=True),
+    }
+    head = heads[kind]()
+
+    def decode(request: Request) -> Records:
+        warp = RowWarp()
+        drafter = head.drafter(target, warp)
+        return speculative(EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp)
+
+    first, *others = requests()
+    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    expected = [text for texts in alone for text in texts.values()]
+    together = collect(decode(first), dict(zip([1, 2, 3, 4, 6, 7], others, strict=True)), {})
+    assert [together[row] for row in range(len(expected))] == expected
+
+
+def test_a_batch_that_has_emptied_takes_new_rows() -> None:
+    model = random_model("llama")
+    first, second, *_ = requests()
+    records = speculative(EagerRunner(model), ModelDrafter(EagerRunner(model), first.warp), first, K)
+    next(records)
+    record = records.send(Change({0}, second))
+    assert record.rows == [1]
+    alone = collect(autoregressive(EagerRunner(model), second), {}, {})
+    tokens = [*record.tokens[0], *(token for one in records for token in one.tokens[0])]
+    assert len(tokens) == len(alone[0]) == second.max_new_tokens
+
+
+def test_each_row_has_its_own_warp() -> None:
+    logits = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(0))
+    warp = RowWarp()
+    warp.rows = [Warp(0), Warp(0.7, top_p=0.8), Warp(0)]
+    mixed = warp(logits)
+    for row, own in enumerate(warp.rows):
+        assert torch.equal(mixed[row], own(logits[row]))
+    assert warp != Warp(0)
+    warp.rows = [Warp(0)] * 3
+    assert warp == Warp(0)
