@@ -9,13 +9,14 @@ import io
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
+from harness.report import terminal
 from harness.sweep import ranks, signals
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def main() -> None:
     """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     global _outcome
     _outcome = _Outcome()
+    terminal.prepare_streams()
     if ranks.is_superfluous():
         sys.exit(0)
     try:
@@ -109,9 +111,12 @@ def main() -> None:
         with suppress(OSError):
             print("harness: interrupted; what was measured so far is kept", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of stdout has closed it; without this Python complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # Of stdout: `_reporting` has all others. What is left of it must not fail again at the exit.
+        terminal.discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            print(f"harness: stdout cannot be written: {error.strerror}", file=sys.stderr)
+            _outcome.exit_codes.append(1)
     # The worst: a failure or a loss, then a wrong setting, then doubt.
     sys.exit(min(_outcome.exit_codes, key=[1, 2, 3, 0].index, default=0))
 
@@ -186,7 +191,7 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
         # With this set Hydra raises exceptions instead of printing them over many lines.
         variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
         with _reporting(command), env_override(variables):
-            hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job)()
+            _started(hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job))
     finally:
         sys.argv = argv
         if (directory := SweepCallback.directory) is not None:
@@ -195,6 +200,21 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
             SweepCallback.directory = None
             _outcome.rows, exit_code = jobs.finish(command, directory)
             _outcome.exit_codes.append(exit_code)
+
+
+def _started(hydra_main: Callable[[], None]) -> None:
+    """Run Hydra, which makes the directory of the run or sweep."""
+    try:
+        hydra_main()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
+        raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, error.filename) from error
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, RecursionError) or "integer string conversion" in str(error):
+            raise SettingError("settings", "a number is too long, or brackets are nested too deeply") from error
+        raise
 
 
 def run_job(config: Any) -> float:

@@ -164,6 +164,8 @@ class LatencySettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        # All of them are in memory at once.
+        require(self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,7 @@ class EvalSettings(RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, num_prompts=1)
+        require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
         operands, seeds = list(self.operands), list(self.seeds)
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
         require(len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9, "operands", rule, operands)
@@ -247,6 +250,7 @@ class RecoverySettings(PromptedSettings):
         require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
         require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
+        require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
         decoding = self.decoding

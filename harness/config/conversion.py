@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,9 @@ from harness.config.errors import SettingError, nearest
 from harness.config.settings import ModelSettings
 
 SettingsType = TypeVar("SettingsType")
+
+# What torch and numpy hold in 64 bits.
+_MOST = 2**63 - 1
 
 
 def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str = "") -> SettingsType:
@@ -74,7 +78,9 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         return dict(value)
     if hint in (float, str) and type(value) in (int, float):
         value = hint(value)
-    if type(value) is not hint or value != value:  # nan is no number
+    if type(value) is not hint or (hint is float and not math.isfinite(value)):
         wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         raise SettingError(setting, f"must be {wanted[hint]}", value)
+    if hint is int and abs(value) > _MOST:
+        raise SettingError(setting, "must be below 2^63", value)
     return value

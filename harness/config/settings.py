@@ -18,6 +18,8 @@ Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_pa
 Rule = Literal["deepmind", "google", "block", "typical"]
 Method = Literal["model", "lookup", "suffix", "early_exit"]
 
+_MOST_DRAFT_TOKENS = 1024
+
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
     """Raises SettingError, with setting, rule and value, unless the rule holds."""
@@ -165,7 +167,11 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         k = self.num_draft_tokens
         require(k >= 1, "num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
+        require(k <= _MOST_DRAFT_TOKENS, "num_draft_tokens", f"must be at most {_MOST_DRAFT_TOKENS}", k)
         require(self.temperature >= 0, "temperature", "must not be negative (0 is greedy)", self.temperature)
+        # Dividing by less would overflow.
+        rule = "must be 0 (greedy) or at least 0.0001"
+        require(self.temperature == 0 or self.temperature >= 1e-4, "temperature", rule, self.temperature)
         require(self.top_k >= 0, "top_k", "must not be negative (0 keeps all)", self.top_k)
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)
@@ -197,6 +203,9 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """Where rows go. `file` collects the rows of every run; relative to the working directory."""
+    """Where rows go. `file` collects the rows of every run; relative to the working directory; None collects none."""
 
-    file: str
+    file: str | None
+
+    def __post_init__(self) -> None:
+        require(self.file != "", "file", "must name a file; null collects no rows", "")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -77,7 +76,7 @@ class Compare(Experiment):
                 elif self._interactive:
                     self._say(_describe(session), "bold")
                     self._say(_WELCOME)
-                    history = Path(self.settings.results.file).parent / ".compare_history"
+                    history = session.kept_in / ".compare_history"
                     self._hold(session, typed_lines(history, [example.text for example in self._examples]))
                 else:
                     self._hold(session, piped_lines())
@@ -229,7 +228,7 @@ def _record(
 
 def _print_json(record: dict[str, Any]) -> None:
     # At once: a program may wait for it.
-    print(json.dumps(record, ensure_ascii=False), flush=True)
+    print(json.dumps(record, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")), flush=True)
 
 
 EXPERIMENT = Compare

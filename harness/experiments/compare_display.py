@@ -21,6 +21,7 @@ from harness.decoding.protocols import Origin
 from harness.engines.timing import FRAME_S, Lap
 from harness.models.detokenizer import Detokenizer
 from harness.report.table import visible
+from harness.report.terminal import LastingConsole
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S, _LONGEST_REPLAY_S = 3.0, 15.0
@@ -44,7 +45,7 @@ def plain_console(**arguments: Any) -> Console:
     """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
     # Rich obeys a NO_COLOR that is set but empty; https://no-color.org asks for one that is not empty.
     no_color = bool(os.environ.get("NO_COLOR"))
-    return Console(highlight=False, markup=False, emoji=False, no_color=no_color, **arguments)
+    return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **arguments)
 
 
 class Lane:

@@ -63,7 +63,7 @@ class Evaluation(Experiment):
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(min(settings.batch_size, len(problems)), max(map(len, token_ids)))
         digest = measurement_digest(settings, leaving_out=_NOT_OF_AN_ANSWER)
-        store = Path(settings.results.file).parent / "eval_answers" / f"{digest}.csv"
+        store = session.kept_in / "eval_answers" / f"{digest}.csv"
         if settings.resume and (found := self._answered(store)):
             given = [dataclasses.replace(row, run=session.run) for arms in found.values() for row in arms.values()]
             wanted = len(problems) * len(settings.arms)

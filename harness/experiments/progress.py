@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness.report.terminal import LastingConsole
 
 
 def say(message: str) -> None:
     """One message to the user."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="dim", markup=False)
+    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(message, style="dim", markup=False)
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
 
     Nothing is drawn between two steps: a bar that refreshes itself would take its time from what is measured.
     """
-    console = Console(stderr=True)
+    console = LastingConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(
         *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal

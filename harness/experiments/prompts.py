@@ -106,6 +106,8 @@ def _parsed(lines: list[str], json_lines: bool) -> Iterator[Prompt]:
             yield _from_row(json.loads(line)) if json_lines else Prompt(line)
         except json.JSONDecodeError as error:
             raise _BadFile(f"line {number} is not JSON ({error.msg}, column {error.colno})") from None
+        except (RecursionError, ValueError):
+            raise _BadFile(f"line {number} has a number that is too long, or brackets nested too deeply") from None
         except _BadFile as bad:
             raise _BadFile(f"line {number} {bad}") from None
 

@@ -152,6 +152,12 @@ class Session:
         """The one that the pair shares."""
         return self._keeper.plan(self.settings).tokenizer
 
+    @property
+    def kept_in(self) -> Path:
+        """The directory of what outlives the run; the run's own where nothing is collected."""
+        file = self.settings.results.file
+        return self.directory if file is None else Path(file).parent
+
     def encode(
         self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
     ) -> list[list[int]]:
@@ -324,10 +330,12 @@ def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper 
     finally:
         rows = experiment.rows(session)
         written = session.write_rows(rows)
-        if document := experiment.document(rows):
-            print_document(document)
-            say(str(written))
         session.close()
+        if document := experiment.document(rows):
+            try:
+                print_document(document)
+            finally:
+                say(str(written))
     experiment.judge(rows)
     return rows
 

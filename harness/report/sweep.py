@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from harness.report.accuracy import accuracy_tables, merged_rows
@@ -17,7 +16,7 @@ from harness.report.plan import plan_document
 from harness.report.recovery import recovery_tables, summarise
 from harness.report.runs import group, merge
 from harness.report.table import Document, Line, Table, times
-from harness.report.terminal import WIDE, plain_console, print_document
+from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
 
 # Rows of any command, as its sweep's file holds them.
@@ -40,7 +39,7 @@ def print_sweep(command: str, rows: Rows, file: Path, num_jobs: int) -> None:
     num_done = len({row.job for row in rows})
     num_failed = len({row.job for row in rows if row.status != "ok"})
     again = "; the same command again measures what is missing or failed" if num_failed or num_done < num_jobs else ""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
+    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
         Text(f"{num_done} of {num_jobs} jobs in {file}{again}", "dim")
     )
 

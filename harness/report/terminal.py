@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from typing import IO
 
 from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.config.errors import RunError
 from harness.report.table import Document, Line, Table, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
@@ -22,19 +26,53 @@ _STYLES = {
 _UNBROKEN = 16
 
 
+class LastingConsole(Console):
+    """A console whose command goes on when the reader of its output ends (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more. Rich would end the process."""
+        discard(self.file)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams usable: closed ones lead nowhere, and a letter that stdout lacks becomes `?`."""
+    # Else the next file that is opened would take the place of stdout.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def discard(stream: IO[str]) -> None:
+    """From now on what is written to a stream is lost, without an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def plain_console(width: int = PLAIN_WIDTH) -> Console:
     """Stdout, as wide as the terminal; this wide where it is none."""
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width)
+    return LastingConsole(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width)
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Print tables and sentences, by default on stdout; tables in full are only for files."""
+    """Print tables and sentences, by default on stdout; tables in full are only for files.
+
+    Raises:
+        RunError: the disk behind stdout is full, for example.
+    """
     console = console or plain_console()
-    for part in document:
-        if isinstance(part, Line):
-            _print_text(part.text, _STYLES[part.style], console)
-        elif not part.in_full:
-            _print_table(part, console)
+    try:
+        for part in document:
+            if isinstance(part, Line):
+                _print_text(part.text, _STYLES[part.style], console)
+            elif not part.in_full:
+                _print_table(part, console)
+    except OSError as error:
+        discard(console.file)
+        raise RunError(f"stdout cannot be written: {error.strerror}") from error
 
 
 def _print_text(text: str, style: str, console: Console) -> None:

@@ -135,8 +135,6 @@ def read_answers(path: Path) -> list[AnswerRow]:
 def check_appendable(path: str | Path) -> None:
     """Raise what `append_rows` would about the place, before hours of measuring; the directory is made."""
     with _locked(Path(path), "results.file") as target:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         _temporary(target).touch()
         _temporary(target).unlink()
 
@@ -165,7 +163,17 @@ def _locked(path: Path, setting: str | None = None) -> Iterator[Path]:
     """
     try:
         target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # By its own name too: what a link in /proc leads to has no path.
+        if not all(one.is_file() or not one.exists() for one in (path, target)):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            Path(f"{target}.lock").touch()
+        except FileNotFoundError:
+            # Of /proc and the like; the lock would wait for a minute.
+            raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
         with filelock.FileLock(f"{target}.lock").acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.01):
             yield target
     except filelock.Timeout:

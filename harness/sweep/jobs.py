@@ -56,9 +56,9 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
     """
     started, seconds = time.monotonic(), None
     rows: Sequence[RunRow] = []
-    if measures and job.settings.resume:
+    if measures and job.settings.resume and (file := job.settings.results.file) is not None:
         digest = measurement_digest(job.settings)
-        rows = measured_rows(job.settings.results.file, row_kind(job.command), digest)
+        rows = measured_rows(file, row_kind(job.command), digest)
         write_rows(job.file, rows)
     if not rows:
         rows = _measure(job) if measures else _run_quietly(job)
@@ -98,7 +98,7 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
 
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:
-    with suppress(HarnessError), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with suppress(HarnessError), open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         job.run()
     return job.rows()
 

@@ -14,6 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from harness.config.errors import RunError
+
 _FILE = "sweep.json"
 
 
@@ -45,7 +47,7 @@ class SweepCallback(Callback):
         # Hydra imports this class for every command: slow imports wait until there is a sweep.
         from harness.results.files import replace_file
 
-        directory = SweepCallback.directory = Path(config.hydra.sweep.dir)
+        directory = Path(config.hydra.sweep.dir)
         # An optimiser has its choices, and their number, in the configuration.
         sweeper = config.hydra.sweeper
         chosen = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
@@ -53,5 +55,10 @@ class SweepCallback(Callback):
         sweeps = [override for override in overrides if override.is_sweep_override()]
         num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
         manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps])
-        replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
+        try:
+            replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
+        except RunError:
+            # Hydra would turn it into a warning; it fails itself at the same place.
+            return
+        SweepCallback.directory = directory
         print(f"{num_jobs} jobs in {directory}", file=sys.stderr)

@@ -111,7 +111,8 @@ class Worker:
         self.loading = False
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        common = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        # Of letters that stdout lacks, see `prepare_streams`.
+        common = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": ":replace"}
         if gpus:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         for meeting in _meeting_point(num_ranks):

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -264,6 +264,26 @@ def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written: Is a directory"):
         write_rows(path, [{"a": 1}])
     assert list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "latency.csv"
+    make(path)
+    before = path.stat()
+    for attempt in (lambda: append_rows(path, [{"a": 1}]), lambda: check_appendable(path)):
+        with pytest.raises(SettingError) as caught:
+            attempt()
+        assert str(caught.value) == f"results.file={path}: cannot be written: it is not a regular file"
+    with pytest.raises(RunError, match="it is not a regular file"):
+        write_rows(path, [{"a": 1}])
+    assert (path.stat().st_mode, path.stat().st_ino) == (before.st_mode, before.st_ino)
+    assert list(tmp_path.iterdir()) == [path], "no lock and no temporary file"
+
+
+def test_a_file_system_that_takes_no_files_is_named_at_once() -> None:
+    with pytest.raises(SettingError, match=r"^results\.file=/proc/x\.csv: .*: no file can be made in /proc$"):
+        check_appendable("/proc/x.csv")
 
 
 def test_a_file_in_place_of_the_directory_is_a_wrong_setting(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Streams that are closed, full or speak ASCII, and places where nothing can be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.config.settings import ResultSettings
+from in_process import Harness, in_process
+
+QUICK = "latency num_prompts=2 decoding.max_new_tokens=4 num_resamples=100"
+TIMEOUT_S = 900
+
+
+def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line of bash in which `harness` is ours; its exit code is that of the first part of a pipe."""
+    prepared = f'harness() {{ "{sys.executable}" -m harness "$@"; }}; {command}; exit ${{PIPESTATUS[0]}}'
+    return subprocess.run(
+        ["bash", "-c", prepared],
+        cwd=directory,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def rows_in(directory: Path) -> int:
+    return len((directory / "results" / "latency.csv").read_text().splitlines()) - 1
+
+
+ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "variables", "shown"),
+    [
+        (QUICK, ASCII, "2 prompts (tiny) ? 4 new tokens"),
+        ("compare prompt='7 * 8 =' json=true", ASCII, '"status": "ok"'),
+        (f"{QUICK} >&-", {}, ""),
+        (f"{QUICK} 2>&-", {}, "ms/token"),
+        (f"{QUICK} | true", {}, ""),
+        (f"{QUICK} -m seed=1,2", ASCII, "Speed-up"),
+    ],
+)
+def test_whatever_stdout_is_the_run_succeeds(
+    tmp_path: Path, command: str, variables: dict[str, str], shown: str
+) -> None:
+    done = shell(f"harness {command}", tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "harness: " not in done.stderr
+    assert list((tmp_path / "results").glob("*.csv"))
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) -> None:
+    done = shell(f"harness {QUICK} > /dev/full", tmp_path)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("harness: ") or "rror" in line]
+    assert said == ["harness: stdout cannot be written: No space left on device"]
+    assert rows_in(tmp_path) == 2
+
+
+def test_usage_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    done = shell("harness > /dev/full", tmp_path)
+    assert (done.returncode, done.stderr) == (1, "harness: stdout cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["", "-m seed=1,2"])
+def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(tmp_path: Path, arguments: str) -> None:
+    """/proc takes no directory from anybody, not even from root."""
+    done = shell(f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {QUICK} {arguments}", tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("harness: hydra.run.dir (hydra.sweep.dir with -m)=")
+    assert "results.file" in done.stderr
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["placement.reserve_gb=inf"], "placement.reserve_gb=inf: must be a number"),
+        (["decoding.temperature=1e-300"], "decoding.temperature=1e-300: must be 0 (greedy) or at least 0.0001"),
+        (["decoding.num_draft_tokens=1000000000000"], "decoding.num_draft_tokens=1000000000000: must be at most 1024"),
+        (["num_resamples=10000000000"], "num_resamples=10000000000: must be at most 10^6"),
+        ([f"seed={10**30}"], f"seed={10**30}: must be below 2^63"),
+        (["seed=" + 5000 * "9"], "settings: a number is too long, or brackets are nested too deeply"),
+        (["placement.device_map=" + 3000 * "[" + 3000 * "]"], "settings: a number is too long, or brackets are nested"),
+        (["prompts=./deep.jsonl"], "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested"),
+        (["results.file="], "results.file=: must name a file; null collects no rows"),
+        (["results.file=/proc/x.csv"], "results.file=/proc/x.csv: cannot be written: no file can be made in /proc"),
+        (["results.file=./fifo"], "results.file=fifo: cannot be written: it is not a regular file"),
+    ],
+)
+def test_what_no_machine_can_hold_is_one_line(
+    harness: Harness, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "deep.jsonl").write_text('{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n")
+    outcome = harness("latency", *arguments)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.splitlines()[-1].startswith(f"harness: {complaint}")
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:
+    quick = ["num_prompts=2", "decoding.max_new_tokens=4", "results.file=null"]
+    assert harness("latency", *quick, "num_resamples=100").exit_code == 0
+    assert harness("eval", "num_prompts=2", "results.file=null").exit_code == 0
+    assert harness("latency", "-m", *quick, "num_resamples=100", "seed=1").exit_code == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]
+
+
+def test_an_empty_file_name_is_refused() -> None:
+    assert ResultSettings(file=None).file is None
+    with pytest.raises(SettingError, match="must name a file"):
+        ResultSettings(file="")
