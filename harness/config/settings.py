@@ -17,6 +17,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
 Rule = Literal["deepmind", "google", "block", "typical"]
 Method = Literal["model", "lookup", "suffix", "early_exit"]
+TooLong = Literal["refuse", "skip", "truncate"]
 
 _MOST_DRAFT_TOKENS = 1024
 
@@ -191,10 +192,16 @@ class DecodingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file with `prompt`, `turns` or `messages`."""
+    """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file; see `experiments/prompts.py`.
+
+    Attributes:
+        too_long: what becomes of prompts that do not fit into a model's context: the run is refused, they are left out,
+            or only their last tokens are read.
+    """
 
     name: str
     file: str
+    too_long: TooLong = "refuse"
 
     def __post_init__(self) -> None:
         known = self.file.endswith((".txt", ".jsonl"))

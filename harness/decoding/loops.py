@@ -89,7 +89,7 @@ class _Rows:
     def join(self, request: Request, logits: Tensor) -> Iteration:
         """Append the rows of a request, with the first tokens that the logits [B, V] after its prompts give."""
         tokens = inverse_cdf(request.warp(logits), request.uniforms[:, 0, Purpose.TARGET]).tolist()
-        _check_finite([[token] for token in tokens], logits.shape[-1], [0] * len(tokens))
+        _check_finite(tokens, logits.shape[-1], [0] * len(tokens))
         old, new = self.uniforms, request.uniforms
         if self.numbers:
             length = max(old.shape[1], new.shape[1])
@@ -148,7 +148,7 @@ def autoregressive(target: Runner, request: Request) -> Records:
             target.keep([1] * len(rows.numbers))
             uniforms = _from_position(rows.uniforms, rows.num_generated, 1)[:, 0, Purpose.TARGET]
             tokens = [[token] for token in inverse_cdf(rows.warp(logits), uniforms).tolist()]
-            _check_finite(tokens, logits.shape[-1], rows.num_generated)
+            _check_finite([token for [token] in tokens], logits.shape[-1], rows.num_generated)
             record = _regular(rows.numbers, rows.take(tokens))
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
@@ -246,15 +246,21 @@ def _iterate(
     )
 
     # The one synchronisation with the device: all that the host must know, in one transfer.
-    broken = verdict.draft_probability.isnan().any(-1)
-    figures = torch.stack([verdict.num_accepted, verdict.next_token, broken.long()], dim=1)
+    # Of both models, the number of draft tokens before the first whose probability is nan.
+    probabilities = verdict.target_probability, verdict.draft_probability
+    sound = [(~probability.isnan()).long().cumprod(-1).sum(-1) for probability in probabilities]
+    figures = torch.stack([verdict.num_accepted, verdict.next_token, *sound], dim=1)
     decided = torch.cat([figures, draft_tokens], dim=1).tolist()
     num_accepted = [row[0] for row in decided]
     next_tokens = [row[1] for row in decided]
-    proposed = [row[3 : 3 + length] for row, length in zip(decided, lengths, strict=True)]
+    proposed = [row[4 : 4 + length] for row, length in zip(decided, lengths, strict=True)]
+    # What a rule accepts need not depend on the target's probability of it.
+    for column, role in ((2, "model"), (3, "draft")):
+        for row, count in zip(decided, rows.num_generated, strict=True):
+            if row[column] < width:
+                raise NonFiniteError(role, count + row[column])
     positions = [count + accepted for count, accepted in zip(rows.num_generated, num_accepted, strict=True)]
-    _check_finite([[token] for token in next_tokens], step.logits.shape[-1], positions)
-    _check_finite([row[2:3] for row in decided], 1, positions, "draft")
+    _check_finite(next_tokens, step.logits.shape[-1], positions)
     target.keep([count + 1 for count in num_accepted])
 
     accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
@@ -268,11 +274,11 @@ def _iterate(
     return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, verdict)
 
 
-def _check_finite(tokens: list[list[int]], limit: int, positions: Sequence[int], role: str = "model") -> None:
-    """Raise a NonFiniteError for a row whose number is not below the limit, as the index drawn from nan is not."""
-    for (token,), position in zip(tokens, positions, strict=True):
-        if token >= limit:
-            raise NonFiniteError(role, position)
+def _check_finite(tokens: list[int], vocabulary_size: int, positions: Sequence[int]) -> None:
+    """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
+    for token, position in zip(tokens, positions, strict=True):
+        if token >= vocabulary_size:
+            raise NonFiniteError("model", position)
 
 
 def _regular(rows: list[int], tokens: list[list[int]]) -> Iteration:

@@ -148,7 +148,8 @@ class HeadDrafter(Drafter):
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [..., V of the head], uniforms [...] -> tokens of the target [...], probabilities [..., V]."""
         probabilities = self._warp(logits)
-        drawn = inverse_cdf(probabilities, uniforms.to(logits.device))
+        # An index that exists, whatever the probabilities are: a GPU would not survive another.
+        drawn = inverse_cdf(probabilities, uniforms.to(logits.device)).clamp(max=probabilities.shape[-1] - 1)
         if self._tokens is None:
             return drawn, probabilities
         spread = probabilities.new_zeros(*probabilities.shape[:-1], self._vocabulary_size)

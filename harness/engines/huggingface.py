@@ -20,7 +20,7 @@ from harness.config.engines import Schedule
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.local import LocalEngine
+from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
 from harness.models.pair import Pair
@@ -106,12 +106,15 @@ class HuggingFaceArm:
             draft = arguments["assistant_model"] = self.pair.draft.model
             # The number of tokens is a setting of the assistant, which may share the target's weights.
             configs[draft] = _assistant_config(decoding, self.schedule)
+        models = {"model": target}
+        if "assistant_model" in arguments and arguments["assistant_model"] is not target:
+            models["draft"] = arguments["assistant_model"]
         seed = int(np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)[0])
         recorder = _Recorder(decoding.max_new_tokens)
 
         def generate() -> None:
             try:
-                with _in_place_of_its_own(configs), recorder.watching(target):
+                with _in_place_of_its_own(configs), recorder.watching(target), recorder.summing(models):
                     torch.manual_seed(seed)
                     target.generate(prompt_ids, streamer=recorder, **arguments)
             except BaseException as error:  # it is raised again where the records are read
@@ -122,10 +125,12 @@ class HuggingFaceArm:
         def records() -> Iterator[Iteration]:
             running = self.thread.submit(generate)
             try:
-                while (record := recorder.queue.get()) is not None:
-                    if isinstance(record, BaseException):
-                        raise record
+                while isinstance(record := recorder.queue.get(), Iteration):
                     yield record
+                if (place := recorder.first_not_finite()) is not None:
+                    raise not_finite(self.pair, *place)
+                if record is not None:
+                    raise record
             finally:
                 recorder.abandoned.set()
                 running.result()
@@ -144,6 +149,9 @@ class _Recorder(BaseStreamer):
     Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the beginning of what is
     decided next were accepted. A rejected token is never decided in its own place, neither greedily nor from the
     residual.
+
+    Attributes:
+        sums: of the logits of each forward pass, with the model's role and the number of tokens before it.
     """
 
     max_new_tokens: int
@@ -151,6 +159,7 @@ class _Recorder(BaseStreamer):
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
+    sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
@@ -173,6 +182,34 @@ class _Recorder(BaseStreamer):
 
     def end(self) -> None:
         """Required of a streamer; the queue ends when `generate` returns."""
+
+    @contextmanager
+    def summing(self, models: dict[str, PreTrainedModel]) -> Iterator[None]:
+        """Sum the logits of every forward pass of these models, and make them numbers that can be sampled from.
+
+        A sum is finite if they all are. A GPU would not survive sampling from others, and waiting for the sum after
+        each pass would cost time.
+        """
+
+        def note(role: str, output: Any) -> None:
+            self.sums.append((role, self.num_generated or 0, output.logits.sum(dtype=torch.float32)))
+            output.logits.nan_to_num_(0.0, 0.0)
+
+        hooks = [
+            model.register_forward_hook(lambda module, inputs, output, role=role: note(role, output))
+            for role, model in models.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def first_not_finite(self) -> tuple[str, str] | None:
+        """The model's role and the place of the first logits that are not finite; None without any."""
+        finite = torch.stack([total.cpu() for _, _, total in self.sums]).isfinite().tolist() if self.sums else []
+        broken = (one for one, is_finite in zip(self.sums, finite, strict=True) if not is_finite)
+        return next(((role, f"new token {position}") for role, position, _ in broken), None)
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:

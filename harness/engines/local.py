@@ -69,7 +69,7 @@ class LocalArm:
         try:
             yield from records
         except NonFiniteError as error:
-            raise _not_finite(self.pair, error.role, f"new token {error.position}") from error
+            raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
 class LocalEngine(Engine):
@@ -148,8 +148,10 @@ class LocalEngine(Engine):
         logits = self._target.start(prompts).logits
         if continuations is not None and continuations[0]:
             logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[:, -1]
-        if not logits.amax(-1).isfinite().all():
-            raise _not_finite(self._pair, "model", "the end of a prompt")
+        if not (finite := logits.amax(-1).isfinite()).all():
+            row = finite.tolist().index(False)
+            length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
+            raise not_finite(self._pair, "model", f"token {length} of prompt and text")
         return logits.float()
 
     def draft_probabilities(
@@ -209,7 +211,8 @@ class LocalEngine(Engine):
         return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._pair)]
 
 
-def _not_finite(pair: Pair, role: str, place: str) -> RunError:
+def not_finite(pair: Pair, role: str, place: str) -> RunError:
+    """The error for logits of a model, by its role, that are no numbers."""
     loaded = pair.draft if role == "draft" and pair.draft is not None else pair.target
     name = pair.drafting.name if role == "draft" and pair.drafting is not None else loaded.settings.name
     held = str(loaded.dtype).removeprefix("torch.")

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.commands import LatencySettings
-from harness.config.errors import SettingError
+from harness.config.settings import require
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
 from harness.experiments.profiling import profile_arms
+from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.models.roofline import Roof, roofs
@@ -24,11 +25,8 @@ from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import ratio_of_totals
 
-# `test=true`: enough to see that a pair works at all.
+# `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
-
-# A bootstrap over fewer batches gives an interval that is far too narrow: of two it is the range of the two.
-FEWEST_FOR_INTERVAL = 8
 
 PROMPTS_FILE = "latency_prompts.csv"
 
@@ -69,12 +67,10 @@ class Latency(Experiment):
     """
 
     def __init__(self, settings: LatencySettings) -> None:
-        self.settings = _shortened(settings) if settings.test else settings
+        self.settings, self.overridden = _shortened(settings) if settings.test else (settings, "")
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(self.settings.num_prompts)
-        if settings.batch_size > len(self.prompts):
-            rule = f"needs as many prompts: num_prompts={settings.batch_size}, where {len(self.prompts)} are measured"
-            raise SettingError("batch_size", rule, settings.batch_size)
+        self._check_batch()
         self.measured = {name: Measurement() for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
         self.roofs: list[Roof] = []
@@ -82,7 +78,10 @@ class Latency(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = self.settings
-        token_ids = session.encode(self.prompts)
+        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, settings.decoding.max_new_tokens)
+        self._check_batch()
+        if self.overridden:
+            say(self.overridden)
         batch_size, longest = min(settings.batch_size, len(token_ids)), max(map(len, token_ids))
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
@@ -97,14 +96,13 @@ class Latency(Experiment):
                 generate(engine, arm, question)
             self._compare_texts(engine, question, generations)
             names = [(name, row) for name in self.measured for row in range(len(question.indices))]
-            rows = [
-                self._prompt_row(session, name, question.indices[row], generations[name], row) for name, row in names
-            ]
+            rows = [self._prompt_row(session, name, question, generations[name], row) for name, row in names]
             self.prompt_rows += rows
             session.append(PROMPTS_FILE, rows)
 
-        batches = in_batches(range(len(token_ids)), batch_size)
-        questions = [session.ask([token_ids[index] for index in batch], batch) for batch in batches]
+        indices = [prompt.index for prompt in self.prompts]
+        batches = zip(in_batches(token_ids, batch_size), in_batches(indices, batch_size), strict=True)
+        questions = [session.ask(*batch) for batch in batches]
         session.race(questions, note, settings.num_warmup)
         # On average half of the new tokens are there.
         context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
@@ -125,6 +123,11 @@ class Latency(Experiment):
         """The report of this run, and its profiles."""
         return [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
 
+    def _check_batch(self) -> None:
+        size, number = self.settings.batch_size, len(self.prompts)
+        rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
+        require(size <= number, "batch_size", rule, size)
+
     def _compare_texts(self, engine: Engine, question: Question, generations: dict[str, Generation]) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part."""
         if (
@@ -136,14 +139,17 @@ class Latency(Experiment):
             found = [first_divergence(engine.reference, *each) for each in zip(question.prompts, *texts, strict=True)]
             self.measured["speculative"].divergences += found
 
-    def _prompt_row(self, session: Session, arm: str, index: int, generation: Generation, row: int) -> LatencyPromptRow:
+    def _prompt_row(
+        self, session: Session, arm: str, question: Question, generation: Generation, row: int
+    ) -> LatencyPromptRow:
         """What an arm made of a prompt, which was a row of a batch."""
-        prompt, tokens, divergences = self.prompts[index], generation.tokens[row], self.measured[arm].divergences
-        parted = divergences[index] if divergences else None
+        tokens, divergences = generation.tokens[row], self.measured[arm].divergences
+        prompt = self.prompt_set.prompts[question.indices[row]]
+        parted = divergences[row - len(question.indices)] if divergences else None
         return session.row(
             LatencyPromptRow,
             Acceptance.of(generation.outcomes[row]),
-            prompt_index=index,
+            prompt_index=prompt.index,
             category=prompt.category,
             prompt=prompt.text,
             arm=arm,
@@ -198,8 +204,6 @@ class Latency(Experiment):
         resampling = self.settings.num_resamples, self.settings.seed
         found = ratio_of_totals(regular.ms_per_token, speculative.ms_per_token, *resampling)
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
-        if len(regular.ms_per_token) < FEWEST_FOR_INTERVAL:
-            columns |= dict.fromkeys(("speedup_low", "speedup_high"))
         # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
         if num_iterations := sum(generation.num_iterations for generation in speculative.generations):
             seconds = sum(g.seconds - g.seconds_to_first_token for g in speculative.generations)
@@ -213,10 +217,15 @@ class Latency(Experiment):
         return columns
 
 
-def _shortened(settings: LatencySettings) -> LatencySettings:
-    decoding = settings.decoding
-    decoding = dataclasses.replace(decoding, max_new_tokens=min(TEST_TOKENS, decoding.max_new_tokens))
-    return dataclasses.replace(settings, num_prompts=min(TEST_PROMPTS, settings.num_prompts), decoding=decoding)
+def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
+    """Those of a short trial, and what it does not do as it was asked."""
+    prompts, tokens = settings.num_prompts, settings.decoding.max_new_tokens
+    fewer, shorter = min(max(TEST_PROMPTS, settings.batch_size), prompts), min(TEST_TOKENS, tokens)
+    changes = {"num_prompts": (fewer, prompts), "decoding.max_new_tokens": (shorter, tokens)}
+    said = [f"{name}={new} in place of {old}" for name, (new, old) in changes.items() if new != old]
+    decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
+    shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
+    return shortened, f"test=true: {' and '.join(said)}" if said else ""
 
 
 EXPERIMENT = Latency

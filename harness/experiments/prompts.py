@@ -1,18 +1,22 @@
 """Prompt sets, read from `.txt` and `.jsonl` files.
 
-`.txt` has one prompt per line. `.jsonl` has one object per line, with `prompt` (text), `turns` (a list of texts, as in
-MT-Bench, Spec-Bench and SPEED-Bench; the first is used) or `messages` (a chat), and optionally `category`.
+`.txt` has one prompt per line. `.jsonl` has one object per line, with `prompt` (text, as in HumanEval), `turns` (a list
+of texts, as in MT-Bench, Spec-Bench and SPEED-Bench; the first is used), `messages` (a chat), `question` (as in GSM8K)
+or `instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`.
 """
 
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,26 @@ _FETCH_ORDER = re.compile(r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOA
 _PLACEHOLDER = re.compile(
     r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*", re.I | re.S
 )
+# What a prompt can be in, the first of them that a row has.
+_KEYS = ("prompt", "turns", "messages", "question", "instruction")
+# Names of lines or categories in a message.
+_MOST_NAMED = 15
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, perhaps with its kind of task; of a chat, the user's last message, with which `messages` end."""
+    """One prompt, perhaps with its kind of task; of a chat, the user's last message, with which `messages` end.
+
+    Attributes:
+        index: its place in the prompt set, from 0; with the seed it determines the random numbers.
+        line: of the file, from 1.
+    """
 
     text: str
     category: str | None = None
     messages: tuple[Mapping[str, str], ...] | None = None
+    index: int = field(default=0, compare=False)
+    line: int = field(default=0, compare=False)
 
     def chat(self) -> list[dict[str, str]]:
         """The messages to give to a chat template; plain text is one user message."""
@@ -49,10 +64,28 @@ class PromptSet:
     digest: str
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """The first `count` prompts; a SettingError when there are fewer."""
+        """`count` prompts, from each category in turn, in the file's order; a SettingError when there are fewer."""
         if count > len(self.prompts):
             raise SettingError("num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count)
-        return self.prompts[:count]
+        members: dict[str | None, list[Prompt]] = {}
+        for prompt in self.prompts:
+            members.setdefault(prompt.category, []).append(prompt)
+        in_turn = (prompt for turn in itertools.zip_longest(*members.values()) for prompt in turn if prompt is not None)
+        return tuple(itertools.islice(in_turn, count))
+
+    def described(self, taken: Sequence[Prompt]) -> str | None:
+        """Which prompts `take` took; None where they are simply the first ones, or all."""
+        if len(taken) == len(self.prompts) or len({prompt.category for prompt in self.prompts}) == 1:
+            return None
+        counts = Counter(prompt.category for prompt in taken)
+        named = listed([f"{count} {category or 'without one'}" for category, count in counts.items()])
+        return f"{len(taken)} of {len(self.prompts)} prompts ({self.name}), from each category in turn: {named}"
+
+
+def listed(names: Sequence[object]) -> str:
+    """`3, 5, 8`, cut where there are many."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(str, names[:_MOST_NAMED])) + more
 
 
 class _BadFile(Exception):
@@ -66,7 +99,8 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         SettingError: the file is absent, unreadable, not UTF-8 or not JSON, or has no prompts, or placeholders.
     """
     try:
-        prompts = tuple(_parsed(_read_lines(settings.file), settings.file.endswith(".jsonl")))
+        lines = _parsed(_read_lines(settings.file), settings.file.endswith(".jsonl"))
+        prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(lines))
         placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
         if not prompts:
             raise _BadFile("the file holds no prompts")
@@ -103,7 +137,8 @@ def _parsed(lines: list[str], json_lines: bool) -> Iterator[Prompt]:
         if not line.strip():
             continue
         try:
-            yield _from_row(json.loads(line)) if json_lines else Prompt(line)
+            prompt = _from_row(json.loads(line)) if json_lines else Prompt(line)
+            yield dataclasses.replace(prompt, line=number)
         except json.JSONDecodeError as error:
             raise _BadFile(f"line {number} is not JSON ({error.msg}, column {error.colno})") from None
         except (RecursionError, ValueError):
@@ -116,17 +151,24 @@ def _from_row(row: Any) -> Prompt:
     if not isinstance(row, dict):
         raise _BadFile("must be an object with prompt, turns or messages")
     category = None if row.get("category") is None else str(row["category"])
-    prompt, turns, messages = (row.get(name) for name in ("prompt", "turns", "messages"))
-    if prompt is not None:
-        return Prompt(_text(prompt, "prompt"), category)
-    if turns is not None:
-        if not isinstance(turns, list) or not turns:
+    key = next((key for key in _KEYS if row.get(key) is not None), None)
+    if key is None:
+        # The longest text is most likely the prompt.
+        lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+        advice = f"; rename {max(lengths, key=lengths.__getitem__)} to prompt" if lengths else ""
+        raise _BadFile(f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}")
+    value = row[key]
+    if key == "turns":
+        if not isinstance(value, list) or not value:
             raise _BadFile("must have a list of texts as turns")
-        return Prompt(_text(turns[0], "the first of turns"), category)
-    if messages is not None:
-        chat = _messages(messages)
+        return Prompt(_text(value[0], "the first of turns"), category)
+    if key == "messages":
+        chat = _messages(value)
         return Prompt(chat[-1]["content"], category, chat)
-    raise _BadFile(f"has none of prompt, turns and messages; it has {', '.join(row) or 'nothing'}")
+    text = _text(value, key)
+    # What an instruction is about stands apart, and is often empty.
+    about = next((row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None)
+    return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text, category)
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:

@@ -41,7 +41,8 @@ class Recovery(Experiment):
     def measure(self, session: Session) -> None:
         settings, decoding = self.settings, self.settings.decoding
         num_counted = num_counted_tokens(decoding.num_draft_tokens)
-        token_ids = session.encode(self.prompts, new_tokens=max(decoding.max_new_tokens, num_counted))
+        new_tokens = max(decoding.max_new_tokens, num_counted)
+        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         # Rows, prompt and new tokens: of the greedy texts, and of the sampled ones.
         greedy = min(settings.batch_size, len(token_ids)), max(map(len, token_ids)), decoding.max_new_tokens
         shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][: 2 if decoding.temperature > 0 else 1]
@@ -133,7 +134,8 @@ class Recovery(Experiment):
                     draws = draw(context, asked, streams.pop(0))
                     check = check_sampled(draws, outcomes, num_tokens, level, settings.shift)
                     checks[number].append(check)
-                    self._add_sampled(number, check, prompt_index=context.prompt_index, context_end=context.end)
+                    prompt_index = self.prompts[context.prompt_index].index
+                    self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
         for number in numbers:
             self._add_sampled(number, together(checks[number]))
 

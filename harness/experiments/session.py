@@ -19,7 +19,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.progress import progress, say
-from harness.experiments.prompts import Prompt
+from harness.experiments.prompts import Prompt, PromptSet, listed
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
 from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
@@ -131,6 +131,7 @@ class Session:
         self.engine: Engine | None = None
         self.devices: list[str] = []
         self._measurement = measurement
+        self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._keeper = keeper or PairKeeper()
 
     @contextmanager
@@ -170,6 +171,39 @@ class Session:
         token_ids = encode_prompts(planned.tokenizer, [p.chat() for p in prompts], self.settings.chat_template)
         planned.check_context(token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting)
         return token_ids
+
+    def encode_set(
+        self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
+    ) -> tuple[tuple[Prompt, ...], list[list[int]]]:
+        """As `encode`, for prompts of a set: those that are measured, and their token ids.
+
+        Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
+        """
+        planned, too_long = self._keeper.plan(self.settings), self.settings.prompts.too_long  # type: ignore[attr-defined]
+        chats, template = [prompt.chat() for prompt in prompts], self.settings.chat_template
+        token_ids = encode_prompts(planned.tokenizer, chats, template)
+        room = planned.room(new_tokens)
+        long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
+        lines = listed(sorted(prompts[place].line for place in long))
+        found = f"{len(long)} of {len(prompts)} prompts are too long (line{'s' * (len(long) > 1)} {lines} of the file)"
+        if too_long == "skip" and 0 < len(long) < len(prompts):
+            say(f"{found} and are left out")
+            kept = sorted(set(range(len(prompts))).difference(long))
+            prompts, token_ids = tuple(prompts[place] for place in kept), [token_ids[place] for place in kept]
+            self._counts["num_skipped"] = len(long)
+        elif too_long == "truncate" and long and room is not None and room > 1:
+            say(f"{found}: their last {room} tokens are read")
+            for place in long:
+                token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
+            self._counts["num_truncated"] = len(long)
+        else:
+            advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
+            planned.check_context(token_ids, new_tokens, said=f"{found}; the longest", advice=advice)
+        if described := prompt_set.described(prompts):
+            say(described)
+        if template == "never" and (num_chats := sum(len(chat) > 1 for chat in chats)):
+            say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
+        return prompts, token_ids
 
     def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair | None:
         """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
@@ -264,6 +298,7 @@ class Session:
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
             columns |= kind.asked(self.settings) | self._circumstances()
+            columns |= {name: count for name, count in self._counts.items() if name in kind.columns()}
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
         accepted = {} if acceptance is None else acceptance.columns()
@@ -306,6 +341,11 @@ class Session:
             columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
             columns[f"{prefix}weight_bytes"] = model.placement.bytes_per_device
         return columns
+
+
+def _last(tokens: list[int], count: int, first: int | None) -> list[int]:
+    """The last of them; behind the token that every text begins with, if this one does."""
+    return [*tokens[:1], *tokens[1 - count :]] if tokens[0] == first else tokens[-count:]
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

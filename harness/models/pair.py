@@ -32,7 +32,7 @@ from harness.models.random_weights import random_checkpoint, random_state, rando
 from harness.models.ranks import join, split_arguments
 from harness.models.remedies import fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import check_compatible, check_context, load_tokenizer
+from harness.models.tokenizers import check_compatible, check_context, load_tokenizer, max_context
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,28 @@ class PlannedPair:
     head: HeadCheckpoint | None = None
     drafting: ModelSettings | None = None
 
-    def check_context(self, token_ids: Sequence[Sequence[int]], new_tokens: int, setting: str = "prompts") -> None:
-        """Raise a SettingError if the longest prompt, which comes from `setting`, is too long for a model's context."""
-        longest = max(range(len(token_ids)), key=lambda index: len(token_ids[index]))
-        length = len(token_ids[longest])
-        said = f"{f'prompt {longest}' if setting == 'prompts' else 'it'} has {length} tokens; "
+    def room(self, new_tokens: int) -> int | None:
+        """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
+        limits = [limit for one in self.checkpoints if (limit := max_context(one.config)) is not None]
+        return min(limits) - new_tokens if limits else None
+
+    def check_context(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        new_tokens: int,
+        setting: str = "prompts",
+        said: str = "it",
+        advice: str = "",
+    ) -> None:
+        """Raise a SettingError if the longest prompt, which comes from `setting`, is too long for a model's context.
+
+        Args:
+            said: what is too long, before its length, and
+            advice: what the error ends with.
+        """
+        length = max(map(len, token_ids))
         for checkpoint in self.checkpoints:
-            check_context(checkpoint, length, new_tokens, setting, said)
+            check_context(checkpoint, length, new_tokens, setting, f"{said} has {length} tokens; ", advice=advice)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Decide where the layers go, on what is free now; see `fit_or_explain`."""

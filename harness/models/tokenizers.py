@@ -78,24 +78,34 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Token ids of each prompt; a plain prompt is a chat of one message.
 
-    `auto` uses the tokenizer's template where it has one. Without a template the last message alone is encoded, with
-    the special tokens that the tokenizer adds by itself.
+    `auto` uses the tokenizer's template where it has one. Without a template a plain prompt is encoded with the special
+    tokens that the tokenizer adds by itself; `never` does the same with the text of a whole chat.
 
-    Raises SettingError for `always` without a template, and for a prompt of no tokens.
+    Raises SettingError for `always` without a template, for a chat of several messages that only a template could
+    read, and for a prompt of no tokens.
     """
     if chat_template == "always" and not tokenizer.chat_template:
         raise SettingError("chat_template", "this model's tokenizer has none; use auto or never", chat_template)
+    number = sum(len(chat) > 1 for chat in chats)
+    if chat_template == "auto" and not tokenizer.chat_template and number:
+        rule = f"this model's tokenizer has none, and {number} of {len(chats)} prompts are chats of several messages"
+        raise SettingError("chat_template", f"{rule}; chat_template=never reads them as text", chat_template)
     encoded: list[list[int]] = []
-    for index, chat in enumerate(chats):
+    for chat in chats:
         if chat_template != "never" and tokenizer.chat_template:
             messages = list(map(dict, chat))
             tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         else:
-            tokens = tokenizer(chat[-1]["content"])["input_ids"]
+            tokens = tokenizer(chat[-1]["content"] if len(chat) == 1 else _as_text(chat))["input_ids"]
         if not tokens:
-            raise SettingError("prompts", f"prompt {index} ({chat[-1]['content']!r}) has no tokens")
+            raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
         encoded.append(list(map(int, tokens)))
     return encoded
+
+
+def _as_text(chat: Chat) -> str:
+    """All messages with their roles, and the beginning of the answer."""
+    return "".join(f"{message['role']}: {message['content']}\n" for message in chat) + "assistant:"
 
 
 def max_context(config: PreTrainedConfig) -> int | None:
@@ -114,13 +124,19 @@ def max_context(config: PreTrainedConfig) -> int | None:
 
 
 def check_context(
-    checkpoint: Checkpoint, num_tokens: int, new_tokens: int, setting: str, said: str = "", value: object = ...
+    checkpoint: Checkpoint,
+    num_tokens: int,
+    new_tokens: int,
+    setting: str,
+    said: str = "",
+    value: object = ...,
+    advice: str = "",
 ) -> None:
     """Raise a SettingError, about `setting`, if a prompt and what follows it are too long for the model's context."""
     limit, length = max_context(checkpoint.config), num_tokens + new_tokens
     if limit is not None and length > limit:
         that = f"{said}with decoding.max_new_tokens={new_tokens} that is {length} tokens"
-        rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}"
+        rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}{advice}"
         raise SettingError(setting, rule, value)
 
 

@@ -88,8 +88,9 @@ def build(paths: Sequence[str | Path]) -> Report:
         files_table(found.files),
         *(Line(note, "warning") for note in found.notes),
     ]
-    sentences = [fastest(pairs), *losses(accuracy, recovery), _unfinished(found)]
-    headlines = [Line(text, "strong") for text in sentences if text] or [Line("Nothing has been measured yet.")]
+    found_out = [*losses(accuracy, recovery), _unfinished(found)]
+    sentences = [fastest(pairs), *(Line(text, "strong") for text in found_out if text)]
+    headlines = [line for line in sentences if line]
     return Report(headlines, [part for part in document if part], pairs, accuracy)
 
 

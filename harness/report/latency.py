@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from harness.config.amounts import amount
 from harness.report.table import Column, Document, Line, Style, Table, interval, number, percent, times
-from harness.report.words import arm_name, lossy_warning, settings_line, title
+from harness.report.words import arm_name, lossy_warning, settings_line, title, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics import Interval, ratio_of_totals
+from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
 
+# Why there is none.
+NO_INTERVAL = f"no interval from fewer than {FEWEST_FOR_INTERVAL} batches"
 # Of the bootstrap for a category.
 _NUM_RESAMPLES = 2000
 # An arm that runs the models as they are; the others take less time for the same step.
@@ -57,7 +59,7 @@ def speedup_bounds(row: LatencyRow) -> str | None:
 def speedup_in_words(row: LatencyRow) -> str:
     """`2.31× (95 % interval 2.18 to 2.42)`."""
     bounds = speedup_bounds(row)
-    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else 'no interval from fewer than 8 batches'})"
+    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else NO_INTERVAL})"
 
 
 def finding(row: LatencyRow) -> str | None:
@@ -175,7 +177,7 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
             setting = f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}"
             coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
             found[f"{setting}: {coin}."] = None
-        found |= {lossy_warning(row): None, _flattery(row): None}
+        found |= {lossy_warning(row): None, _flattery(row): None, too_long_warning(row): None}
     return [text for text in found if text]
 
 

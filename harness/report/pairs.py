@@ -9,7 +9,7 @@ from operator import attrgetter
 from harness.config.amounts import amount
 from harness.report import latency
 from harness.report.runs import Run
-from harness.report.table import Column, Table, TableRow, interval, number, percent, times
+from harness.report.table import Column, Line, Style, Table, TableRow, interval, number, percent, times
 from harness.report.words import Name, arm_name, common_settings, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyPromptRow, LatencyRow
@@ -38,6 +38,11 @@ class Pair:
     @property
     def partial(self) -> bool:
         return self.run.status != "ok"
+
+    @property
+    def marked(self) -> bool:
+        """Whether its row stands out: no small trial's does."""
+        return self.chosen and self.row.speedup_low is not None
 
     @property
     def worth(self) -> tuple[int, float]:
@@ -93,27 +98,30 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     )
     rows = [pair.row for pair in pairs]
     notes = ["runs: how often this was measured; the newest is shown."] if repeated else []
+    if any(row.speedup is not None and row.speedup_low is None for row in rows):
+        notes.append(f"{latency.NO_INTERVAL[0].upper()}{latency.NO_INTERVAL[1:]}.")
     notes += latency.caveats(rows)
     return Table.of("pairs", "Speed-up", pairs, columns, **_MARKED, about=common_settings(rows), notes=tuple(notes))
 
 
-def fastest(pairs: Sequence[Pair]) -> str | None:
-    """The sentence about the fastest pair."""
+def fastest(pairs: Sequence[Pair]) -> Line | None:
+    """The sentence about the fastest pair; in bold if its speed-up has an interval."""
     # Random weights, or a coin in place of the rule, are no finding where there is a real one.
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
     best = next((pair for pair in pairs if pair.best), None)
     if best is None:
         measured = [pair for pair in pairs if pair.row.ms_per_token and not pair.row.draft and not pair.partial]
         alone = [f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured]
-        return f"Without a draft: {'; '.join(alone)}." if alone else None
+        return Line(f"Without a draft: {'; '.join(alone)}.", "strong") if alone else None
     row, name, several = best.row, best.name.label(", "), len(groups(pairs)) > 1
     speedup = latency.speedup_in_words(row)
+    style: Style = "plain" if row.speedup_low is None else "strong"
     if several and (row.speedup or 0) < 1:
-        return f"No pair gains; the best, {name}, is at {speedup}."
+        return Line(f"No pair gains; the best, {name}, is at {speedup}.", style)
     if found := latency.finding(row):
-        return f"{name} {found}: {speedup}."
+        return Line(f"{name} {found}: {speedup}.", style)
     theory = f"; theory predicts {times(row.predicted_speedup)}" if row.predicted_speedup else ""
-    return f"{'Fastest: ' if several else ''}{name}: {speedup}{theory}."
+    return Line(f"{'Fastest: ' if several else ''}{name}: {speedup}{theory}.", style)
 
 
 def published_table(pairs: Sequence[Pair]) -> Table | None:
@@ -199,7 +207,7 @@ class _Next:
 _PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens"))
 
 
-_MARKED = {"strong": "chosen", "faint": "partial"}
+_MARKED = {"strong": "marked", "faint": "partial"}
 
 
 def _remark(pair: Pair) -> str | None:
@@ -215,7 +223,7 @@ def _categories(pairs: Sequence[Pair], prompts: Prompts) -> Table | None:
     for pair in pairs:
         found = latency.by_category(prompts.get(pair.row.run, ()), pair.row) if pair.best else []
         for category in found if len(found) > 1 else ():
-            bounds = interval(category.speedup.low, category.speedup.high) if category.num_prompts > 1 else None
+            bounds = interval(category.speedup.low, category.speedup.high)
             length = category.mean_acceptance_length
             texts = (times(category.speedup.estimate), bounds, length and f"{length:.2f} tokens")
             cells.setdefault(pair.name.label(), {})[category.name] = "\n".join(text for text in texts if text)

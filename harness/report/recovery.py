@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Style, Table, percent
-from harness.report.words import common_settings, labels, pair_name, settings_line, title
+from harness.report.words import common_settings, labels, pair_name, settings_line, title, too_long_warning
 from harness.results.schema import RecoveryRow
 
 _TITLE = "Is it lossless?"
@@ -73,6 +73,8 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
         notes.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
     if made_up := labels(row):
         notes.append(Line(f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"))
+    if cut := too_long_warning(row):
+        notes.append(Line(cut, "warning"))
     summary = summarise(rows)
     fine_print = [Line(text, "dim") for text in _fine_print(rows)]
     return [*lines, checks, *notes, Line(summary.sentence, _STYLES[summary.verdict]), *fine_print]

@@ -127,6 +127,9 @@ def read(paths: Sequence[Path]) -> Findings:
                 _add_prompts(found, rows)
     found.runs, found.failures = merge(runs)
     found.failures += unfinished.values()
+    if not found.runs and not found.failures:
+        rule = f"holds no run's result; those are in {', '.join(f'{command}.csv' for command in _COMMANDS)}"
+        raise SettingError(", ".join(map(str, paths)), rule)
     for run in found.of(LatencyRow):
         file = (run.directory or Path()) / "latency_prompts.csv"
         if run.directory and run.last.run not in found.prompts and file.is_file():

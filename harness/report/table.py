@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -141,4 +142,4 @@ def number(digits: int = 2) -> Callable[[float], str]:
 
 def interval(low: float | None, high: float | None, digits: int = 2) -> str | None:
     """`2.18 to 2.42`; None where there is none."""
-    return None if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+    return None if low is None or high is None or math.isnan(low + high) else f"{low:.{digits}f} to {high:.{digits}f}"

@@ -47,6 +47,17 @@ def lossy_warning(row: Any) -> str | None:
     return f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
 
 
+def too_long_warning(row: Any) -> str | None:
+    """What became of prompts that are longer than the context; None where there were none."""
+    if row.num_skipped:
+        return f"Left out because they are too long for the context: {row.num_skipped} of the prompts."
+    if row.num_truncated:
+        return (
+            f"Cut to their last tokens because they are too long for the context: {row.num_truncated} of the prompts."
+        )
+    return None
+
+
 def common_settings(rows: Sequence[RunRow]) -> str:
     """The settings that all rows share, in one line."""
     alike = [{in_words(row, column) for row in rows} - {None} for column in _FIRST]

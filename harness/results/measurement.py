@@ -45,10 +45,12 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
         for name in _OF_THE_DRAFT:
             asked["decoding"].pop(name, None)
     prompts = asked.pop("prompts", None)
+    if prompts:
+        prompts = {"contents": _contents(Path(prompts["file"])), "too_long": prompts["too_long"]}
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
         "settings": asked,
-        "prompts": prompts and _contents(Path(prompts["file"])),
+        "prompts": prompts,
         "weights": [_weights(model) for model in (settings.model, settings.draft) if model is not None],
         "machine": gpu_names() or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")],
         "versions": {key: value for key, value in environment_columns().items() if key.endswith("_version")},

@@ -123,6 +123,9 @@ class LatencyRow(DecodedRow):
     num_warmup: int | None = setting("warm-up batches that were not counted", "num_warmup")
     test: bool | None = setting("whether this was a short trial, `test=true`", "test")
     prompts: str | None = setting("name of the prompt set", "prompts.name")
+    too_long: str | None = setting("what became of prompts longer than the context", "prompts.too_long")
+    num_skipped: int | None = figure("prompts left out because they are too long")
+    num_truncated: int | None = figure("prompts of which only the last tokens were read, because they are too long")
     prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 
@@ -240,6 +243,9 @@ class RecoveryRow(DecodedRow):
     false_alarm_rate: float | None = setting("chance that a lossless pair is called lossy", "false_alarm_rate")
     fault: str | None = setting("mistake planted on purpose, or `none`", "fault")
     prompts: str | None = setting("name of the prompt set", "prompts.name")
+    too_long: str | None = setting("what became of prompts longer than the context", "prompts.too_long")
+    num_skipped: int | None = figure("prompts left out because they are too long")
+    num_truncated: int | None = figure("prompts of which only the last tokens were read, because they are too long")
     prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 

@@ -16,6 +16,9 @@ from scipy import stats
 Floats = NDArray[np.float64]
 NAN = float("nan")
 
+# A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range of the two.
+FEWEST_FOR_INTERVAL = 8
+
 # Resampled values held in memory at once, so that a bootstrap over thousands of prompts stays under about 100 MB.
 _RESAMPLED_VALUES_AT_ONCE = 2_000_000
 
@@ -77,14 +80,14 @@ def ratio_of_totals(
     A resample draws prompts, so that a hard prompt affects both arms alike. The interval is the percentile interval
     with Hesterberg's small-sample expansion ("What Teachers Should Know about the Bootstrap", 2015): its levels are
     widened until the interval of a mean would match Student's t. In simulations with 15 prompts it covered the truth
-    in 92 to 93 % of the cases, plain percentile and BCa intervals in 89 to 91 %. With two prompts it is their range.
+    in 92 to 93 % of the cases, plain percentile and BCa intervals in 89 to 91 %.
 
     Args:
         numerators: [num_prompts], such as ms of the regular arm.
         denominators: [num_prompts], positive, such as ms of the speculative arm.
 
     Returns:
-        The ratio and its bounds; bounds are nan with one prompt, everything is nan with none.
+        The ratio and its bounds; bounds are nan below `FEWEST_FOR_INTERVAL` prompts, everything is nan with none.
 
     Raises:
         ValueError: when the two differ in length or a denominator is not positive.
@@ -94,8 +97,8 @@ def ratio_of_totals(
         raise ValueError(f"numerators {tops.shape} and denominators {bottoms.shape} must be two lists of one length")
     if not (bottoms > 0).all():
         raise ValueError("every denominator must be positive")
-    if tops.size < 2:
-        return Interval(*(tops / bottoms).tolist())
+    if tops.size < FEWEST_FOR_INTERVAL:
+        return Interval(float(tops.sum() / bottoms.sum()) if tops.size else NAN)
     # The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1)).
     quantile = stats.t.isf((1 - confidence) / 2, tops.size - 1) * math.sqrt(tops.size / (tops.size - 1))
     bounds = stats.bootstrap(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor
 from architectures import ARCHITECTURES, random_model
 from decoding.fakes import MarkovRunner, TableDrafter
 from harness.decoding.loops import Request, autoregressive, speculative
-from harness.decoding.protocols import Iteration, Origin, Step
+from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Step
 from harness.decoding.randomness import inverse_cdf, uniforms
+from harness.decoding.rules import verify_block, verify_typical
+from harness.decoding.synthetic import verify_by_coin
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
@@ -251,3 +254,22 @@ def test_a_table_as_drafter_keeps_the_target_s_distribution(verification: Callab
     exact = target[0][:, None, None] * target[:, :, None] * target[None]
     p_value = stats.chisquare(codes.bincount(minlength=216).numpy(), num_rows * exact.flatten().numpy()).pvalue
     assert (p_value > 1e-9) == (verification is verify)
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp(temperature=1)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("role", ["model", "draft"])
+@pytest.mark.parametrize(
+    "rule",
+    [verify, verify_block, verify_typical, functools.partial(verify_by_coin, 1.0)],
+    ids=lambda rule: str(rule)[:24],
+)
+def test_no_rule_accepts_past_logits_that_are_not_finite(rule: Callable[..., Verdict], role: str, warp: Warp) -> None:
+    """The text is 1 2 3 4 ..., and after 3 one of the models has no numbers."""
+    sound = torch.eye(SIZE).roll(1, dims=1)
+    broken = sound.clone()
+    broken[3] = torch.nan
+    target, draft = (broken, sound) if role == "model" else (sound, broken)
+    drafter = ModelDrafter(MarkovRunner(draft), warp)
+    with pytest.raises(NonFiniteError) as caught:
+        list(speculative(MarkovRunner(target), drafter, request([[5], [0]], warp), 4, verification=rule))
+    assert (caught.value.role, caught.value.position) == (role, 3)

@@ -59,3 +59,16 @@ def test_there_are_no_more_tokens_than_heads() -> None:
     drafter = head.drafter(target, GREEDY)
     drafter.start(PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS))
     assert drafter.propose(4, torch.zeros(3, 4)).tokens.shape == (3, 2)
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp()])
+def test_no_token_is_drawn_that_does_not_exist(warp: Warp) -> None:
+    target, head = target_model(), medusa_head(True)
+    with torch.no_grad():
+        head.get_submodule("1.2").weight.fill_(torch.nan)
+    drafter = head.drafter(target, warp)
+    drafter.start(PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS))
+    proposal = drafter.propose(4, torch.full((3, 4), 0.99))
+    assert int(proposal.tokens.max()) < VOCABULARY
+    assert proposal.probabilities is not None
+    assert proposal.probabilities[:, 1].isnan().all()

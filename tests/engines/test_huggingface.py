@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from chain_pair import save_chain_pair
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, Method, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.huggingface import HuggingFaceEngine
@@ -166,3 +166,22 @@ def test_methods_that_only_our_loop_has_are_refused(pair: Pair, method: Method) 
     drafting = DraftSettings(name=method, method=method, layers=(1,))
     with pytest.raises(SettingError, match=f"draft={method}: must be a model or lookup"):
         HuggingFaceEngine(dataclasses.replace(pair, draft=None, drafting=drafting), GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_are_an_error(pair: Pair, role: str, value: float, temperature: float) -> None:
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight[7] = value
+    decoding = dataclasses.replace(GREEDY, temperature=temperature)
+    engine = HuggingFaceEngine(pair, decoding)
+    said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token 0"
+    for arm in engine.arms[0 if role == "model" else 1 :]:
+        with pytest.raises(RunError, match=said):
+            read(arm, ask(decoding))
+    if role == "draft":
+        assert len(tokens_of(read(engine.arms[0], ask(decoding)))) == 24
+    engine.close()

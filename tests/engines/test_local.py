@@ -177,5 +177,5 @@ def test_logits_that_are_not_finite_are_an_error(
         with pytest.raises(RunError, match=said):
             list(arm.stream(question))
     if role == "model":
-        with pytest.raises(RunError, match="at the end of a prompt"):
+        with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.logits(PROMPTS)

@@ -130,8 +130,10 @@ def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness, pair: li
 
 
 def test_a_test_run_is_short_and_says_so(harness: Harness, pair: list[str], tmp_path: Path) -> None:
-    outcome = harness("latency", *pair, "prompts=prompts.txt", "test=true")
+    outcome = harness("latency", *pair, "prompts=prompts.txt", "num_prompts=4", "test=true")
     assert "test=true" in outcome.stdout
+    said = "test=true: num_prompts=2 in place of 4 and decoding.max_new_tokens=16 in place of 64"
+    assert said in outcome.stderr
     assert list(results(tmp_path)["num_prompts"]) == [2, 2]
     assert results(tmp_path)["test"].all()
 
@@ -174,7 +176,11 @@ def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str], save_mo
     ("settings", "complaint"),
     [
         (["num_prompts=5"], "num_prompts=5: the prompt set prompts has only 4"),
-        (["decoding.max_new_tokens=5000"], "prompts: prompt "),
+        (["decoding.max_new_tokens=4800"], "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); "),
+        (
+            ["decoding.max_new_tokens=48"],
+            "prompts: 1 of 4 prompts are too long (line 4 of the file); the longest has 19",
+        ),
         (["prompts=empty.txt"], "prompts=empty.txt: "),
         (["prompts=./promts.txt"], "prompts=./promts.txt: "),
         (["chat_template=always"], "chat_template=always: "),
@@ -278,3 +284,72 @@ def test_a_report_of_a_target_alone_says_what_was_measured(harness: Harness, pai
     report = harness("report").stdout
     assert "Nothing has been measured" not in report
     assert "ms/token" in report.splitlines()[0]
+
+
+def test_a_report_of_nothing_but_prompts_is_refused(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    assert harness("latency", *pair, *QUICK).exit_code == 0
+    (file,) = tmp_path.glob("outputs/*/*/*/latency_prompts.csv")
+    (tmp_path / "report.md").write_text("the old one")
+    outcome = harness("report", str(file))
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(f"harness: {file}: holds no run's result; those are in latency.csv")
+    assert (tmp_path / "report.md").read_text() == "the old one"
+
+
+# The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
+LONG = ["decoding.max_new_tokens=48", "decoding.num_draft_tokens=3", "prompts=prompts.txt", "num_prompts=4"]
+
+
+def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=3")
+    assert "1 of 4 prompts are too long (line 4 of the file) and are left out" in outcome.stderr
+    assert "Left out because they are too long for the context: 1 of the prompts." in outcome.stdout
+    rows = results(tmp_path)
+    assert list(rows["num_prompts"]) == [3, 3]
+    assert list(rows["num_skipped"]) == [1, 1]
+    assert list(rows["num_truncated"]) == [0, 0]
+    assert list(rows["too_long"]) == ["skip", "skip"]
+    refused = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=4")
+    assert refused.exit_code == 2
+    assert refused.complaint.startswith("harness: batch_size=4: needs as many prompts")
+
+
+def test_prompts_that_are_too_long_are_cut(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    outcome = harness("latency", *pair, *LONG, "prompts.too_long=truncate", "decoding=greedy")
+    assert "1 of 4 prompts are too long (line 4 of the file): their last 16 tokens are read" in outcome.stderr
+    assert list(results(tmp_path)["num_truncated"]) == [1, 1]
+    cut = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")["completion"].iloc[-1]
+    (tmp_path / "prompts.txt").write_text("four four four four"[-16:])
+    assert harness("latency", *pair, *LONG, "num_prompts=1", "decoding=greedy", "hydra.run.dir=again").exit_code == 0
+    assert pd.read_csv(tmp_path / "again" / "latency_prompts.csv")["completion"].iloc[-1] == cut
+
+
+def test_what_becomes_of_long_prompts_is_another_measurement(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    for too_long in ("skip", "truncate"):
+        assert harness("latency", *pair, *QUICK, f"prompts.too_long={too_long}").exit_code == 0
+    assert results(tmp_path)["measurement"].nunique() == 2
+
+
+def test_prompts_come_from_all_categories(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    lines = [{"prompt": f"{kind} {i}", "category": kind} for kind in ("story", "sum") for i in range(4)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy", "batch_size=3")
+    assert "4 of 8 prompts (questions), from each category in turn: 2 story, 2 sum" in outcome.stderr
+    prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
+    regular = prompts[prompts["arm"] == "regular"]
+    assert dict(zip(regular["prompt_index"], regular["prompt"], strict=True)) == {
+        0: "story 0", 4: "sum 0", 1: "story 1", 5: "sum 1"
+    }  # fmt: skip
+
+
+def test_a_chat_needs_a_template_or_is_read_as_text(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    arguments = ["latency", *pair, "prompts=chats.jsonl", "num_prompts=1", "decoding.max_new_tokens=4"]
+    refused = harness(*arguments)
+    assert refused.exit_code == 2
+    assert refused.complaint.startswith("harness: chat_template=auto: ")
+    assert refused.complaint.endswith("chat_template=never reads them as text")
+    read = harness(*arguments, "chat_template=never")
+    assert read.exit_code == 0
+    assert "chat_template=never: 1 chats are read as text, every message with its role" in read.stderr

@@ -80,6 +80,19 @@ def test_row_of_speed_bench(load: Load) -> None:
     assert load([row]).prompts == (Prompt("Sort a list.", "coding"),)
 
 
+def test_rows_of_gsm8k_human_eval_alpaca_and_dolly(load: Load) -> None:
+    rows: list[object] = [
+        {"question": "How many?", "answer": "4 #### 4"},
+        {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass", "test": "", "entry_point": "f"},
+        {"instruction": "Name three.", "input": "", "output": "a, b, c"},
+        {"instruction": "Sum up.", "input": "A text.", "output": "A."},
+        {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
+    ]
+    expected = ["How many?", "def f():", "Name three.", "Sum up.\n\nA text.", "Who?\n\nHe did."]
+    assert texts(load(rows)) == expected
+    assert load(rows).prompts[-1].category == "closed_qa"
+
+
 def test_messages_keep_their_roles_up_to_the_last_word_of_the_user(load: Load) -> None:
     chat = [
         {"role": "system", "content": "Be brief."},
@@ -128,16 +141,34 @@ def test_take_gives_the_first_and_refuses_more_than_there_are(load: Load) -> Non
         loaded.take(4)
 
 
+def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
+    rows: list[object] = [{"prompt": f"{kind}{n}", "category": kind} for kind in "abc" for n in range(kind == "b" or 4)]
+    loaded = load(rows)
+    assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
+    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], "the place in the file"
+    assert loaded.take(3) == loaded.take(6)[:3]
+    assert loaded.described(loaded.take(6)) == "6 of 9 prompts (mine), from each category in turn: 3 a, 1 b, 2 c"
+    assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
+    assert loaded.described(loaded.take(9)) is None
+    plain = load("One\nTwo\n", "mine.txt")
+    assert plain.described(plain.take(1)) is None
+
+
+def test_the_default_prompts_of_the_tiny_pair_are_spread_evenly() -> None:
+    assert set(Counter(prompt.category for prompt in shipped("tiny").take(15)).values()) == {5}
+
+
 # Refusals
 
 CHAT_OF_NOBODY = [{"role": "assistant", "content": "Hello"}]
 
 REFUSED = {
     "absent key": (
-        b'{"prompt": "a"}\n\n{"text": "b", "id": 2}',
-        "line 3 has none of prompt, turns and messages; it has",
+        b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
+        "line 3 has none of prompt, turns, messages, question, instruction; .*text, id; rename text to prompt$",
     ),
-    "empty object": (b"{}", "line 1 has none of prompt, turns and messages; it has nothing"),
+    "empty object": (b"{}", "line 1 has none of prompt, .*; it has nothing$"),
+    "context is a list": (b'{"instruction": "a", "context": [1]}', "line 1 must have text as input or context"),
     "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON \(.+, column \d+\)"),
     "a list": (b'["a", "b"]', "line 1 must be an object with prompt, turns or messages"),
     "prompt is a number": (b'{"prompt": 7}', "line 1 must have text as prompt"),

@@ -106,13 +106,20 @@ def test_chat_template() -> None:
     assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
 
 
-def test_a_chat_keeps_its_turns_in_a_template_only() -> None:
+def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
     (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
     assert [token for token in templated if token in (a, b)] == [a, b, a]
     assert templated[-1] == colon
-    assert encode_prompts(tokenizer, [said("a", "b", "a")], "never") == [[a]]
+    (text,) = encode_prompts(tokenizer, [said("a", "b", "a")], "never")
+    assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
+
+
+def test_a_chat_without_a_template_is_refused() -> None:
+    hint = "2 of 3 prompts are chats of several messages; chat_template=never reads them as text"
+    with pytest.raises(SettingError, match=rf"^chat_template=auto: this model's tokenizer has none, and {hint}$"):
+        encode_prompts(make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto")
 
 
 def test_template_that_is_not_there() -> None:
@@ -121,7 +128,7 @@ def test_template_that_is_not_there() -> None:
 
 
 def test_prompt_without_tokens_is_named() -> None:
-    with pytest.raises(SettingError, match=r"^prompts: prompt 1 \(''\) has no tokens$"):
+    with pytest.raises(SettingError, match=r"^prompts: the prompt '' has no tokens$"):
         encode_prompts(make_tokenizer(), [said("a"), said("")], "auto")
 
 

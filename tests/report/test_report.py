@@ -244,6 +244,33 @@ def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> 
     assert rows[1][7:] == ("1.90×", "1.80 to 2.00")
 
 
+def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
+    few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
+    report = build([write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))])
+    assert report.headlines[0].style == "plain"
+    assert "no interval from fewer than 8 batches" in report.headlines[0].text
+    assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
+    assert "No interval from fewer than 8 batches." in tables(report)["pairs"].notes
+    certain = build([write(tmp_path / "certain.csv", latency_run(2, 1.2), latency_run(4, 2.1))])
+    assert certain.headlines[0].style == "strong"
+    assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]
+
+
+def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
+    run, other = latency_run(), latency_run(2, 1.1)
+    write(tmp_path / "latency.csv", run, other)
+    prompts = prompt_rows(run, [("code", 50.0 + number) for number in range(8)] + [("chat", 80.0)] * 7)
+    write(tmp_path / "latency_prompts.csv", prompts)
+    (shown,) = cells(build([tmp_path]), "categories")
+    assert " to " in shown[1]
+    assert " to " not in shown[2]
+
+
+def test_races_alone_are_a_report(tmp_path: Path) -> None:
+    race = CompareRow(run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0)
+    assert build([write(tmp_path / "compare.csv", [race])]).headlines == []
+
+
 def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
     report = build([write(tmp_path / "eval.csv", eval_run(), eval_run(model="30B"))])
     regular, speculative = cells(report, "accuracy")[:2]
