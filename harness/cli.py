@@ -261,7 +261,8 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     num_ranks = ranks.num_ranks(settings) if command.measures else 1
     if hydra.mode is not RunMode.MULTIRUN:
         share_cores(num_ranks)
-        return jobs.run_on_ranks(job, num_ranks) if num_ranks > 1 else job.run()
+        own_process = num_ranks > 1 or (settings.engine.may_crash and command.sweeps and command.measures)
+        return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{name} is interactive and has no sweeps")
     # joblib and Ray limit the threads of their jobs themselves.

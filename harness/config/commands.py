@@ -73,12 +73,12 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
-        rule = "must be local or huggingface: the others cannot be run from the command line yet"
-        require(self.engine.name in ("local", "huggingface"), "engine", rule, self.engine.name)
+        rule = "must be local, huggingface or vllm: servers cannot be measured from the command line yet"
+        require(self.engine.computes_here, "engine", rule, self.engine.name)
         if self.engine.name != "local":
             self._check_other_engine()
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-        require(self.engine.name == "local" or self.batch_size == 1, "batch_size", rule, self.batch_size)
+        require(self.engine.name != "huggingface" or self.batch_size == 1, "batch_size", rule, self.batch_size)
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
@@ -249,6 +249,8 @@ class RecoverySettings(PromptedSettings):
         super().__post_init__()
         require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
+        rule = "must be local or huggingface for recovery"
+        require(self.engine.name != "vllm", "engine", rule, self.engine.name)
         require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
         require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)

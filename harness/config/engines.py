@@ -62,6 +62,16 @@ class EngineSettings:
         """Whether it generates with a pair that is loaded in this process; the others need no more than a tokenizer."""
         return self.name in ("local", "huggingface")
 
+    @property
+    def computes_here(self) -> bool:
+        """Whether it computes on this machine."""
+        return self.name != "server"
+
+    @property
+    def may_crash(self) -> bool:
+        """Whether it can end its process without an exception, and changes how others compute in it."""
+        return self.name == "vllm"
+
     def __post_init__(self) -> None:
         require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
         for setting, engine in _ONLY.items():

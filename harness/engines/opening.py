@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import PreTrainedTokenizerBase
-
 from harness.config.commands import Fault, RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Engine
 from harness.engines.server import ServerEngine
-from harness.models.pair import Pair
+from harness.engines.vllm import VllmEngine
+from harness.models.pair import Pair, PlannedPair
 
 
 def open_engine(
     settings: RunSettings,
     decoding: DecodingSettings,
-    tokenizer: PreTrainedTokenizerBase,
+    planned: PlannedPair,
     load: Callable[[], Pair],
     *,
     batch_size: int,
@@ -31,6 +30,7 @@ def open_engine(
 
     Args:
         decoding: of the questions.
+        planned: the pair; of a server's, the tokenizer alone.
         load: gives the pair; called only for engines that have it in this process, see `EngineSettings.loads_pair`.
         batch_size: the most prompts of a question; a server gets as many requests at once.
         longest_prompt, share_prefix, fault: see `LocalEngine`.
@@ -41,7 +41,9 @@ def open_engine(
     """
     engine = settings.engine
     if engine.name == "server":
-        return ServerEngine(engine, tokenizer, settings.model.repository, batch_size)
+        return ServerEngine(engine, planned.tokenizer, settings.model.repository, batch_size)
+    if engine.name == "vllm":
+        return VllmEngine(settings, decoding, planned, batch_size=batch_size, longest_prompt=longest_prompt)
     if engine.name == "huggingface":
         return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, say=say)
     return LocalEngine(

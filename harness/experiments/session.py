@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import RunSettings
+from harness.config.machine import cpu_name, gpu_names
 from harness.config.settings import DecodingSettings
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Arm, Engine, Question
@@ -79,7 +80,7 @@ class PairKeeper:
             self._planned = self._placed = self._pair = None
             self._report(True)
             models = settings.model, settings.draft, settings.placement, settings.dtype
-            if settings.engine.loads_pair:
+            if settings.engine.computes_here:
                 self._planned = plan_pair(*models, weights=settings.weights)
             else:
                 self._planned = plan_tokenizer(settings.model)
@@ -215,7 +216,8 @@ class Session:
         """
         settings, decoding = self.settings, self.settings.decoding
         if not settings.engine.loads_pair:
-            write_environment(self.directory)
+            self.devices = gpu_names() or [cpu_name() or "unknown CPU"] if settings.engine.computes_here else []
+            write_environment(self.directory, self.devices)
             return None
         num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
@@ -233,7 +235,7 @@ class Session:
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
         options |= {"batch_size": batch_size, "longest_prompt": longest_prompt, "say": say}
-        asked = self.settings, decoding or self.settings.decoding, self.tokenizer, self._keeper.load
+        asked = self.settings, decoding or self.settings.decoding, self._keeper.plan(self.settings), self._keeper.load
         self.engine = open_engine(*asked, **options)
         return self.engine
 

@@ -20,6 +20,8 @@ _FLOODS = {
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
+    # vLLM's build for CPUs looks for it.
+    "torch._library.triton": "Triton not available",
 }
 
 
@@ -36,6 +38,8 @@ def quiet_libraries() -> None:
         logging.getLogger(name).addFilter(_matters)
     # The same message was a Python warning before bitsandbytes 0.50.
     warnings.filterwarnings("ignore", message=_FLOODS["bitsandbytes.autograd._functions"])
+    # vLLM reads every attribute of torch.distributed.
+    warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated")
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
         # The bar of GGUF files ignores that switch.

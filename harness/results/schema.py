@@ -41,7 +41,7 @@ class RunRow(Row):
     draft_dtype: str | None = circumstance("number format of what is not quantized in the draft")
     weight_bytes: dict[str, int] | None = circumstance("the target's weights, bytes by device, as JSON", "bytes")
     draft_weight_bytes: dict[str, int] | None = circumstance("the draft's weights, bytes by device, as JSON", "bytes")
-    engine: str | None = setting("who generated: `local` or `huggingface`", "engine.name")
+    engine: str | None = setting("who generated: `local`, `huggingface` or `vllm`", "engine.name")
     schedule: str | None = setting("schedule of Hugging Face's number of draft tokens", "engine.schedule")
     runner: str | None = circumstance("what ran the models; `eager+graphs` where target and draft differ")
     setup_s: float | None = circumstance("time to compile and capture", "s")

@@ -1,0 +1,93 @@
+"""vLLM as an engine. What runs it is skipped where it is not installed: see vllm_environment.sh."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.config.settings import DecodingSettings, DraftSettings
+from harness.engines.vllm import speculative_config
+from in_process import Harness, in_process
+
+vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+QUICK = ["engine=vllm", "runner=eager", "num_prompts=2", "decoding.max_new_tokens=24"]
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind", "expected"),
+    [
+        (
+            {"method": "lookup", "max_ngram": 4, "min_ngram": 2},
+            None,
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        ),
+        (
+            {"method": "suffix", "threshold": 0.3},
+            None,
+            {"method": "suffix", "suffix_decoding_min_token_prob": 0.3, "suffix_decoding_max_cached_requests": 0},
+        ),
+        ({}, None, {"method": "draft_model", "model": "somewhere", "draft_sample_method": "probabilistic"}),
+        ({"sampling": "greedy"}, None, {"draft_sample_method": "greedy"}),
+        ({"quantization": "4bit"}, None, {"quantization": "bitsandbytes"}),
+        ({}, "eagle3", {"method": "eagle3", "model": "somewhere"}),
+        ({}, "peagle", {"method": "eagle3", "parallel_drafting": True}),
+        ({}, "dflash", {"method": "dflash"}),
+        ({}, "medusa", {"method": "medusa"}),
+    ],
+)
+def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, expected: dict[str, Any]) -> None:
+    settings = DraftSettings(**{"name": "somewhere", "repository": "somewhere"} | draft)
+    planned: Any = SimpleNamespace(drafting=settings, head=kind and SimpleNamespace(kind=kind))
+    config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))["speculative_config"]
+    assert config["num_speculative_tokens"] == 3
+    assert config.items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["draft=early_exit", "draft.layers=[2]"], "draft=early_exit: must be a model, a head, lookup or suffix"),
+        (["model.quantization=8bit"], "model.quantization=8bit: must be none or 4bit with engine=vllm"),
+        (["placement=cpu"], "placement=cpu: must be auto with engine=vllm"),
+        (["decoding.rule=block"], "decoding.rule=block: needs engine=local"),
+        (["engine=local", "+engine.tensor_parallel_size=2"], "engine.tensor_parallel_size=2: needs engine=vllm"),
+    ],
+)
+def test_what_vllm_does_not_do(harness: Harness, settings: list[str], complaint: str) -> None:
+    outcome = harness("latency", *QUICK, *settings)
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(f"harness: {complaint}")
+
+
+def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    outcome = harness("latency", *QUICK)
+    assert outcome.exit_code == 2
+    assert "engine=vllm: needs the vllm package" in outcome.complaint
+
+
+@vllm
+@pytest.mark.vllm
+def test_all_engines_write_the_same_greedy_texts(harness: Harness, tmp_path: Path) -> None:
+    engines, drafts = "engine=local,vllm", "draft=tiny_draft,lookup"
+    outcome = harness("latency", "-m", *QUICK[1:], "num_warmup=0", "decoding=greedy", engines, drafts, "batch_size=2")
+    assert outcome.exit_code == 0, outcome.stderr
+    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    assert set(rows["status"]) == {"ok"}
+    texts = [pd.read_csv(Path(found) / "latency_prompts.csv")["completion"] for found in rows["directory"].unique()]
+    assert len(texts) == 4
+    for others in texts[1:]:
+        assert sorted(others) == sorted(texts[0])
