@@ -156,6 +156,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(USAGE)
     elif command in ("-V", "--version"):
         print(sys.modules["harness"].__version__)
+    elif "-sc" in arguments:
+        with _reporting(command):
+            _complete(arguments[arguments.index("-sc") + 1 :])
     elif command in COMMANDS:
         _run_hydra(command, others)
     else:
@@ -163,6 +166,23 @@ def _dispatch(arguments: Sequence[str]) -> None:
             _known(command, [*COMMANDS, "report"])
             # It runs nothing, and has paths instead of settings.
             signals.load("harness.report.command").main(others)
+
+
+def _complete(arguments: Sequence[str]) -> None:
+    """`harness -sc install=bash` and what it makes the shell ask: Hydra's completion, of the command on the line."""
+    if len(arguments) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", arguments[0]):
+        rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
+        raise SettingError("-sc", rule)
+    command, line = "latency", os.environ.get("COMP_LINE", "")
+    if arguments[0].startswith("query="):
+        _, _, typed = line.lstrip().partition(" ")
+        command, space, settings = typed.lstrip().partition(" ")
+        if not space:
+            print(*(known for known in [*COMMANDS, "report"] if known.startswith(command)))
+        if command not in COMMANDS or not space:
+            return
+        os.environ["COMP_LINE"] = f"harness {settings}"
+    _run_hydra(command, ["-sc", *arguments])
 
 
 def _known(command: str, known: Collection[str]) -> str:
@@ -186,7 +206,9 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     # Hydra takes -m before or after all settings, but not among them.
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
     others = [overrides.quote_text(argument) for argument in arguments if argument not in flags]
-    argv, sys.argv = sys.argv, [f"harness {command}", *flags, *others]
+    # What Hydra prints for a shell completes the program, whose first word is the command.
+    program = "harness" if "-sc" in arguments else f"harness {command}"
+    argv, sys.argv = sys.argv, [program, *flags, *others]
     try:
         # With this set Hydra raises exceptions instead of printing them over many lines.
         variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
@@ -204,8 +226,12 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
 
 def _started(hydra_main: Callable[[], None]) -> None:
     """Run Hydra, which makes the directory of the run or sweep."""
+    from harness.sweep.manifest import Manifest, SweepCallback
+
     try:
         hydra_main()
+        if SweepCallback.directory is not None and not Manifest.read(SweepCallback.directory).num_jobs:
+            raise SettingError("-m", "there are no jobs, because glob(...) matches no preset")
     except BrokenPipeError:
         raise
     except OSError as error:

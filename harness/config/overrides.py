@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import os
 import re
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,19 +22,41 @@ from harness.config.errors import SettingError, nearest
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
-def quote_text(argument: str) -> str:
-    """`prompt=Once, there` -> `prompt='Once, there'`: Hydra's grammar must not apply to a prompt.
+# Settings whose values are names or paths, several with commas between them; and those that are one path.
+_NAMES = re.compile(r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)")
+_PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
+# What Hydra reads as it is meant: plain text, quoted text, lists, mappings and functions.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|\{.*\}|(choice|glob|range|shuffle|sort|tag)\(.*\)")
 
-    Other arguments, and values that are quoted already, stay as they are.
+
+def quote_text(argument: str) -> str:
+    """`prompt=Once, there` -> `prompt='Once, there'`: Hydra's grammar must not apply to a prompt, a name or a path.
+
+    A `~` at the beginning of a path becomes the home directory, and `${...}` in one is still looked up. Other
+    arguments, and values that are quoted already, stay as they are.
     """
     key, equals, value = argument.partition("=")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-    if key != "prompt" or not equals or quoted:
+    setting = key.lstrip("+")
+    if not equals or quoted:
         return argument
-    # OmegaConf would look up ${...}. A backslash escapes only what has a meaning.
-    value = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
-    value = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
-    return f"prompt='{value}'"
+    if key == "prompt":
+        # OmegaConf would look up ${...}. A backslash escapes only what has a meaning.
+        literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
+        return f"prompt={_quoted(literal)}"
+    if _NAMES.fullmatch(setting) and not _PLAIN.fullmatch(value):
+        several = value.split(",") if not Path(value).expanduser().exists() else [value]
+        return f"{key}={','.join(map(_path, several))}"
+    return f"{key}={_path(value)}" if _PATHS.fullmatch(setting) else argument
+
+
+def _path(value: str) -> str:
+    value = os.path.expanduser(value)
+    return value if _PLAIN.fullmatch(value) else _quoted(value)
+
+
+def _quoted(value: str) -> str:
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
 
 
 def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> Settings:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -51,7 +52,9 @@ class SweepCallback(Callback):
         # An optimiser has its choices, and their number, in the configuration.
         sweeper = config.hydra.sweeper
         chosen = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        overrides = OverridesParser.create().parse_overrides([*config.hydra.overrides.task, *chosen])
+        # With its configurations, because `glob(...)` is over them.
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        overrides = parser.parse_overrides([*config.hydra.overrides.task, *chosen])
         sweeps = [override for override in overrides if override.is_sweep_override()]
         num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
         manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps])

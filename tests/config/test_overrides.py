@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -38,9 +41,41 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
     assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
 
 
-@pytest.mark.parametrize("argument", ["model=7B", "-m", "--help", "prompt", "prompt='a','b'", "prompts=a b", "+x=1,2"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "model=7B",
+        "-m",
+        "--help",
+        "prompt",
+        "prompt='a','b'",
+        "+x=1,2",
+        "model=7B,13B",
+        "model=glob(tiny*)",
+        "+pair=7B+none",
+    ],
+)
 def test_other_arguments_stay_as_they_are(argument: str) -> None:
     assert quote_text(argument) == argument
+
+
+@pytest.mark.parametrize("path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"])
+@pytest.mark.parametrize("key", ["model", "+pair", "prompts", "results.file", "hydra.run.dir"])
+def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
+    override = OverridesParser.create().parse_override(quote_text(f"{key}={path}"))
+    assert not override.is_sweep_override()
+    assert str(override.value()) == os.path.expanduser(path)
+
+
+def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ä,b").mkdir()
+    parse = OverridesParser.create().parse_override
+    assert list(parse(quote_text("model=./ä=1,7B,./ö")).sweep_string_iterator()) == ["'./ä=1'", "7B", "'./ö'"]
+    assert parse(quote_text("model=./ä,b")).value() == "./ä,b"
+    assert parse(quote_text("hydra.run.dir=ä,${now:%Y}")).value() == "ä,${now:%Y}"
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""Presets by pattern, and completion as a shell asks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from in_process import Harness, in_process
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
+    outcome = harness("plan", "-m", "model=tiny", "draft=glob(tiny*)")
+    assert outcome.exit_code == 0, outcome.stderr
+    jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
+    assert jobs == ["[1/3] draft=tiny", "[2/3] draft=tiny_draft", "[3/3] draft=tinyllama"]
+
+
+def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None:
+    outcome = harness("plan", "-m", "draft=glob(zzz*)")
+    assert (outcome.exit_code, outcome.complaint) == (
+        2,
+        "harness: -m: there are no jobs, because glob(...) matches no preset",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("harness la", ["latency"]),
+        ("harness ", ["latency", "compare", "eval", "recovery", "plan", "report"]),
+        ("harness latency model=tin", ["model=tiny", "model=tiny_draft", "model=tinyllama"]),
+        ("harness eval -m draft=ear", ["draft=early_exit"]),
+        ("harness recovery decoding.te", ["decoding.temperature="]),
+        ("harness report ", []),
+    ],
+)
+def test_the_shell_is_offered_commands_settings_and_presets(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    outcome = harness("-sc", "query=bash")
+    assert (outcome.exit_code, outcome.stdout.split()) == (0, expected)
+
+
+@pytest.mark.parametrize("arguments", [["-sc"], ["latency", "-sc", "instal=bash"], ["-sc", "install=csh"]])
+def test_a_wrong_request_says_how(harness: Harness, arguments: list[str]) -> None:
+    outcome = harness(*arguments)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith("harness: -sc: completes `harness ...` after eval ")
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("asked", ["-sc install=bash", "latency -sc install=bash"])
+def test_bash_completes(tmp_path: Path, asked: str) -> None:
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("no bash")
+    program = tmp_path / "harness"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness "$@"\n')
+    program.chmod(0o755)
+    script = (
+        f'eval "$(harness {asked})"; complete -p harness >/dev/null || exit 1; COMP_LINE="harness latency draft=tin"; '
+        "COMP_WORDS=(harness latency draft=tin) COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.stdout == "draft=tiny draft=tiny_draft draft=tinyllama\n", done.stderr
