@@ -73,10 +73,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
-        rule = "must be local, huggingface or vllm: servers cannot be measured from the command line yet"
-        require(self.engine.computes_here, "engine", rule, self.engine.name)
         if self.engine.name != "local":
             self._check_other_engine()
+        rule = "needs engine=server with engine.regular_url"
+        by_server = self.draft is not None and self.draft.method == "server"
+        require(not by_server or self.engine.regular_url is not None, "draft", rule, "server")
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(self.engine.name != "huggingface" or self.batch_size == 1, "batch_size", rule, self.batch_size)
         timeout = self.job_timeout_s
@@ -118,6 +119,11 @@ class RunSettings:
         for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
             value = getattr(decoding, setting)
             require(value == plain, f"decoding.{setting}", "needs engine=local", value)
+        if name == "server" and self.engine.regular_url is None:
+            # One arm. What a server drafts with by itself is its own affair, and `draft` has a default.
+            object.__setattr__(self, "draft", None)
+        rule = "must not be none: engine.url speculates, and draft names with what in tables (draft=server)"
+        require(self.engine.regular_url is None or self.draft is not None, "draft", rule, "none")
         stored = self.engine.loads_pair or self.weights == "stored"
         require(stored, "weights", f"must be stored with engine={name}", self.weights)
 
@@ -249,8 +255,8 @@ class RecoverySettings(PromptedSettings):
         super().__post_init__()
         require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
-        rule = "must be local or huggingface for recovery"
-        require(self.engine.name != "vllm", "engine", rule, self.engine.name)
+        rule = "must be local or huggingface: recovery reads the logits of the models that generate"
+        require(self.engine.loads_pair, "engine", rule, self.engine.name)
         require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
         require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)

@@ -90,6 +90,7 @@ class EngineSettings:
             return
         parts = urlsplit(url)
         # Settings are written into rows, so that the message must not repeat a password either.
-        require("@" not in parts.netloc, setting, "must hold no user or password: use engine.api_key_variable", "***")
+        rule = "must hold no user, password or query: use engine.api_key_variable"
+        require("@" not in parts.netloc and not parts.query, setting, rule, "***")
         is_http = parts.scheme in ("http", "https") and bool(parts.netloc)
         require(is_http, setting, "must be an address such as http://host:8000/v1", url)

@@ -109,8 +109,10 @@ def register() -> None:
     Plugins.instance().register(NameSource)
     Plugins.instance().register(NameSearchPath)
     resolvers: dict[str, Callable[..., Any]] = {
-        # The tiny pair is a pair; others are measured alone unless a draft is named.
-        "default_draft": lambda model: "tiny_draft" if without_suffixes(model) == "tiny" else "none",
+        # The tiny pair is a pair, and a server may draft; others are measured alone unless a draft is named.
+        "default_draft": lambda model, engine: (
+            "tiny_draft" if without_suffixes(model) == "tiny" else "server" if engine == "server" else "none"
+        ),
         "default_prompts": lambda model: "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english",
         # For launchers: `${num_gpus:1}` is at least one.
         "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,13 @@ class Divergence:
 def first_divergence(
     reference: Reference | None, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
 ) -> Divergence | None:
-    """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target."""
-    for position, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+    """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target.
+
+    One that ends earlier parts there: its token is then -1, and no margin is known.
+    """
+    for position, (wanted, got) in enumerate(itertools.zip_longest(expected, actual, fillvalue=-1)):
         if wanted != got:
-            if reference is None:
+            if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
             logits = reference.logits([[*prompt, *expected[:position]]])[0]
             return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), float(logits.abs().max()))

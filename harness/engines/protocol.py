@@ -88,9 +88,11 @@ class Engine:
         arms: `regular`, and `speculative` where there is a draft.
         runner: what runs the models, for the column `runner`.
         setup_seconds: what preparing took.
+        queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
     """
 
     arms: Sequence[Arm]
+    queues: bool = False
     runner: str | None = None
     setup_seconds: float | None = None
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from harness.results.acceptance import Acceptance
 
 
@@ -17,6 +19,12 @@ class Drafted:
     num_proposed: int
     num_accepted: int
     outcomes: list[tuple[int, int]] | None = None
+
+    @classmethod
+    def of(cls, outcomes: list[tuple[int, int]]) -> Drafted:
+        """The sums of (proposed, accepted) of each iteration."""
+        proposed, accepted = (sum(counts) for counts in zip(*outcomes, strict=True))
+        return cls(proposed, accepted, outcomes)
 
     @classmethod
     def read(cls, chunk: Mapping[str, Any]) -> Drafted | None:
@@ -82,6 +90,16 @@ class RequestRecord:
     error: RequestError | None = None
 
     @property
+    def answered(self) -> bool:
+        """Whether it came to its end, with a token."""
+        return self.error is None and self.num_tokens > 0
+
+    @property
+    def outcomes(self) -> list[tuple[int, int]]:
+        """(num_proposed, num_accepted) of each iteration; empty where they are not known."""
+        return (self.drafted and self.drafted.outcomes) or []
+
+    @property
     def time_to_first_token_ms(self) -> float | None:
         return 1000 * self.arrivals[0] if self.arrivals else None
 
@@ -89,6 +107,14 @@ class RequestRecord:
     def inter_token_ms(self) -> float | None:
         """Mean time between two tokens after the first, however many come at once."""
         return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    def add(self, tokens: Sequence[int], seconds: float) -> None:
+        """Note tokens that arrived together."""
+        if tokens:
+            self.arrivals.append(seconds)
+            self.token_ids += tokens
+            self.num_tokens += len(tokens)
+            self.seconds = seconds
 
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
@@ -119,6 +145,23 @@ class RequestRecord:
         }
         metrics = {name: {"value": value, "unit": unit} for name, (value, unit) in figures.items() if value is not None}
         return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[str, Any]:
+    """The columns about requests that were sent within so many seconds."""
+    answered = [request for request in requests if request.answered]
+    columns: dict[str, Any] = {
+        "requests_per_second": len(answered) / seconds,
+        "num_failed": len(requests) - len(answered),
+        "num_timed_out": sum(request.error is not None and request.error.code == 408 for request in requests),
+    }
+    firsts = [request.time_to_first_token_ms for request in answered]
+    gaps = [request.inter_token_ms for request in answered]
+    for name, times in (("time_to_first_token", firsts), ("time_between_tokens", gaps)):
+        known = [time for time in times if time is not None]
+        for percent in (50, 90, 99):
+            columns[f"{name}_p{percent}_ms"] = float(np.percentile(known, percent)) if known else None
+    return columns | acceptance_columns(answered)
 
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:

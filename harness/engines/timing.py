@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.requests import Drafted, RequestRecord
 from harness.results.acceptance import Acceptance
 
 # Seconds between two frames. A frame also stays for a multiple of its cost, so that a long text or a slow terminal
@@ -21,23 +23,33 @@ _COST_FACTOR = 9.0
 
 @dataclass(frozen=True)
 class Generation:
-    """One batch through one arm.
+    """The prompts of one question through one arm.
 
     Attributes:
-        tokens: of each row.
-        outcomes: (num_proposed, num_accepted) of each row's iterations.
+        requests: one per prompt; of an arm without requests, as if its rows had been some.
         seconds: from the prompts to the last token of the last row.
         seconds_to_first_token: from the prompts to the first token of every row.
         num_iterations: turns of the loop after the first token.
+        sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
         peak_memory_bytes: the most that GPUs held meanwhile, where somebody looked.
     """
 
-    tokens: list[list[int]]
-    outcomes: list[list[tuple[int, int]]]
+    requests: list[RequestRecord]
     seconds: float
     seconds_to_first_token: float
     num_iterations: int
+    sent: bool = False
     peak_memory_bytes: int | None = None
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Of each row."""
+        return [request.token_ids for request in self.requests]
+
+    @property
+    def outcomes(self) -> list[list[tuple[int, int]]]:
+        """(num_proposed, num_accepted) of each row's iterations, where they are known."""
+        return [request.outcomes for request in self.requests]
 
     @property
     def acceptance(self) -> Acceptance:
@@ -46,34 +58,57 @@ class Generation:
     @property
     def ms_per_token(self) -> float:
         """The time over the mean number of tokens in a row, which is what the reader of one row waits."""
-        return 1000 * self.seconds * len(self.tokens) / sum(map(len, self.tokens))
+        return 1000 * self.seconds * len(self.requests) / sum(request.num_tokens for request in self.requests)
+
+    @property
+    def times(self) -> dict[int, float]:
+        """`ms_per_token` of the batch under its first index; of each answered request where they were sent."""
+        if not self.sent:
+            return {self.requests[0].index: self.ms_per_token}
+        return {one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered}
 
 
 @dataclass
 class Lap:
-    """The records of one batch through one arm, while it runs.
+    """The records of one question through one arm, while it runs.
 
     Attributes:
         decided: seconds on the arm's clock at which each record was decided.
         seconds: what the clock shows.
+        started_ns: when it began, on the wall clock.
+        requests: of the arm, where it has its own records of them.
+        sent: see `Generation`.
     """
 
     arm: str
     iterations: list[Iteration] = field(default_factory=list)
     decided: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    question: Question | None = None
+    started_ns: int = 0
+    requests: Sequence[RequestRecord] = ()
+    sent: bool = False
 
     @functools.cached_property
     def generation(self) -> Generation:
         """The sums over all records, once there are all."""
-        tokens: list[list[int]] = [[] for _ in self.iterations[0].rows]
-        outcomes: list[list[tuple[int, int]]] = [[] for _ in tokens]
-        for one in self.iterations:
+        requests = list(self.requests) or self._rows()
+        return Generation(requests, self.seconds, self.decided[0], len(self.iterations) - 1, self.sent)
+
+    def _rows(self) -> list[RequestRecord]:
+        rows = [RequestRecord(row, 0, self.started_ns) for row in self.iterations[0].rows]
+        if self.question is not None:
+            for request, index, prompt in zip(rows, self.question.indices, self.question.prompts, strict=True):
+                request.index, request.num_prompt_tokens = index, len(prompt)
+        outcomes: list[list[tuple[int, int]]] = [[] for _ in rows]
+        for seconds, one in zip(self.decided, self.iterations, strict=True):
             for row, new, proposed, accepted in zip(one.rows, one.tokens, one.proposed, one.num_accepted, strict=True):
-                tokens[row] += new
+                rows[row].add(new, seconds)
                 if proposed:
                     outcomes[row].append((len(proposed), accepted))
-        return Generation(tokens, outcomes, self.seconds, self.decided[0], len(self.iterations) - 1)
+        for request, found in zip(rows, outcomes, strict=True):
+            request.drafted = Drafted.of(found) if found else None
+        return rows
 
 
 @contextmanager
@@ -103,16 +138,26 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def run_lap(engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], None] | None = None) -> Lap:
+def run_lap(
+    engine: Engine,
+    arm: Arm,
+    question: Question,
+    draw: Callable[[Lap], None] | None = None,
+    *,
+    allow_failures: bool = False,
+) -> Lap:
     """Run `arm` to the end and time it. Records are only collected while the clock runs, and read afterwards.
 
     The clock is stopped for `draw`, which is called at the first token and whenever a frame is due. Decoding is
     synchronous: none of it goes on meanwhile once the devices have finished what was queued.
 
+    Args:
+        allow_failures: of requests; what became of each is in its record.
+
     Raises:
-        RunError: processes that share the models came to different tokens.
+        RunError: processes that share the models came to different tokens, or a request failed.
     """
-    lap = Lap(arm.name)
+    lap = Lap(arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues)
     next_frame = 0.0
     with without_garbage_collection():
         records = arm.stream(question)
@@ -134,10 +179,14 @@ def run_lap(engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], 
                 next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
         engine.synchronize()
         lap.seconds = time.perf_counter() - started
+    lap.requests = arm.last_requests
+    errors = [str(request.error) for request in lap.requests if request.error is not None]
+    if errors and not allow_failures:
+        raise RunError(f"{arm.name}: {len(errors)} of {len(lap.requests)} requests failed, the first with {errors[0]}")
     engine.check(lap.generation.tokens)
     return lap
 
 
-def generate(engine: Engine, arm: Arm, question: Question) -> Generation:
+def generate(engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False) -> Generation:
     """The sums over a lap; see `run_lap`."""
-    return run_lap(engine, arm, question).generation
+    return run_lap(engine, arm, question, allow_failures=allow_failures).generation

@@ -188,6 +188,7 @@ class VllmArm:
                         decided, new = sorted(new.items()), {}
                         for row, tokens in decided:
                             requests[row].token_ids += tokens
+                            requests[row].num_tokens += len(tokens)
                         yield _record(decided)
             except Exception as exception:
                 raise _explained(exception, self.engine._model) from exception

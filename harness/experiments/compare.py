@@ -143,9 +143,10 @@ class Compare(Experiment):
                     laps[arm.name] = self._lap(session, engine, arm, question)
                     found |= figures(arm.name, laps[arm.name].generation, session.tokenizer)
                 if "speculative" in laps:
-                    rejected = find_rejections(laps["speculative"], session.tokenizer)
                     found |= outcome(engine, question, *(lap.generation for lap in laps.values()))
-                    found["num_rejections"] = len(rejected)
+                    if "proposals" in engine.arms[-1].tells:
+                        rejected = find_rejections(laps["speculative"], session.tokenizer)
+                        found["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
             row = session.row(CompareRow, measurement=measurement_digest(settings), **found)

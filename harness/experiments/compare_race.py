@@ -29,18 +29,14 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
 def outcome(engine: Engine, question: Question, regular: Generation, speculative: Generation) -> dict[str, Any]:
     """The columns of `CompareRow` that take both arms, but for the rejections."""
     [expected], [actual] = regular.tokens, speculative.tokens
-    common = min(len(expected), len(actual))
-    differing = (position for position in range(common) if expected[position] != actual[position])
-    parted_at = next(differing, None if len(expected) == len(actual) else common)
-    divergence = None
-    if question.decoding.temperature == 0:
-        divergence = first_divergence(engine.reference, question.prompts[0], expected[:common], actual[:common])
+    reference = engine.reference if question.decoding.temperature == 0 else None
+    divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         # Per token: sampled texts may end at different lengths.
         "speedup": regular.ms_per_token / speculative.ms_per_token,
         "acceptance": speculative.acceptance,
-        "identical": parted_at is None,
-        "parted_at": parted_at,
+        "identical": divergence is None,
+        "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,
     }
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.commands import LatencySettings
+from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Engine, Question
+from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
 from harness.experiments.profiling import profile_arms
@@ -38,16 +40,21 @@ class Measurement:
     Attributes:
         generations: the timed ones.
         phases: from the pass under stopwatches.
-        divergences: of greedy speculative output from the regular one, one per prompt; None where there is none.
+        divergences: of greedy speculative output from the regular one, by prompt; None where there is none.
     """
 
     generations: list[Generation] = field(default_factory=list)
     phases: Phases | None = None
-    divergences: list[Divergence | None] = field(default_factory=list)
+    divergences: dict[int, Divergence | None] = field(default_factory=dict)
 
     @property
-    def ms_per_token(self) -> list[float]:
-        return [generation.ms_per_token for generation in self.generations]
+    def requests(self) -> list[RequestRecord]:
+        return [request for generation in self.generations for request in generation.requests]
+
+    @property
+    def times(self) -> dict[int, float]:
+        """Milliseconds per token, see `Generation.times`."""
+        return {index: ms for generation in self.generations for index, ms in generation.times.items()}
 
     @property
     def acceptance(self) -> Acceptance:
@@ -95,15 +102,24 @@ class Latency(Experiment):
             for arm, _ in watched:
                 generate(engine, arm, question)
             self._compare_texts(engine, question, generations)
-            names = [(name, row) for name in self.measured for row in range(len(question.indices))]
-            rows = [self._prompt_row(session, name, question, generations[name], row) for name, row in names]
+            rows = [
+                self._prompt_row(session, name, generations[name], request)
+                for name in self.measured
+                for request in generations[name].requests
+            ]
             self.prompt_rows += rows
             session.append(PROMPTS_FILE, rows)
 
         indices = [prompt.index for prompt in self.prompts]
-        batches = zip(in_batches(token_ids, batch_size), in_batches(indices, batch_size), strict=True)
+        size = len(indices) if engine.queues else batch_size
+        batches = zip(in_batches(token_ids, size), in_batches(indices, size), strict=True)
         questions = [session.ask(*batch) for batch in batches]
-        session.race(questions, note, settings.num_warmup)
+        warmup = session.ask(token_ids[:batch_size], indices[:batch_size])
+        session.race(questions, note, settings.num_warmup, warmup=warmup, allow_failures=True)
+        for name, measurement in self.measured.items():
+            requests = measurement.requests
+            if not any(request.answered for request in requests):
+                raise RunError(f"{name}: all {len(requests)} requests failed, the first with {requests[0].error}")
         # On average half of the new tokens are there.
         context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
         if placed is not None:
@@ -130,34 +146,34 @@ class Latency(Experiment):
 
     def _compare_texts(self, engine: Engine, question: Question, generations: dict[str, Generation]) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part."""
-        if (
-            question.decoding.temperature == 0
-            and question.decoding.synthetic_acceptance is None
-            and len(generations) > 1
-        ):
-            texts = (generations[name].tokens for name in self.measured)
-            found = [first_divergence(engine.reference, *each) for each in zip(question.prompts, *texts, strict=True)]
-            self.measured["speculative"].divergences += found
+        decoding = question.decoding
+        if decoding.temperature == 0 and decoding.synthetic_acceptance is None and len(generations) > 1:
+            found = self.measured["speculative"].divergences
+            requests = (generations[name].requests for name in self.measured)
+            for prompt, regular, other in zip(question.prompts, *requests, strict=True):
+                if regular.answered and other.answered:
+                    tokens = regular.token_ids, other.token_ids
+                    found[regular.index] = first_divergence(engine.reference, prompt, *tokens)
 
     def _prompt_row(
-        self, session: Session, arm: str, question: Question, generation: Generation, row: int
+        self, session: Session, arm: str, generation: Generation, request: RequestRecord
     ) -> LatencyPromptRow:
-        """What an arm made of a prompt, which was a row of a batch."""
-        tokens, divergences = generation.tokens[row], self.measured[arm].divergences
-        prompt = self.prompt_set.prompts[question.indices[row]]
-        parted = divergences[row - len(question.indices)] if divergences else None
+        """What an arm made of a prompt, which was a row of a batch or a request."""
+        prompt = self.prompt_set.prompts[request.index]
+        parted = self.measured[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
-            Acceptance.of(generation.outcomes[row]),
-            prompt_index=prompt.index,
+            Acceptance.of(request.outcomes),
+            prompt_index=request.index,
             category=prompt.category,
             prompt=prompt.text,
             arm=arm,
-            completion=session.tokenizer.decode(tokens, skip_special_tokens=False),
-            num_tokens=len(tokens),
+            completion=session.tokenizer.decode(request.token_ids, skip_special_tokens=False),
+            num_tokens=request.num_tokens,
             # A row of a batch takes as long as its batch.
-            time_ms=1000 * generation.seconds,
-            time_to_first_token_ms=1000 * generation.seconds_to_first_token,
+            time_ms=1000 * (request.seconds if generation.sent else generation.seconds),
+            time_to_first_token_ms=request.time_to_first_token_ms,
+            error=request.error and str(request.error),
             divergence_position=parted and parted.position,
             logit_margin=parted and parted.logit_margin,
         )
@@ -165,25 +181,29 @@ class Latency(Experiment):
     def _figures(self, name: str) -> dict[str, Any]:
         """The columns of an arm."""
         measurement = self.measured[name]
-        generations, times = measurement.generations, measurement.ms_per_token
+        generations, times, requests = measurement.generations, list(measurement.times.values()), measurement.requests
+        answered = [request for request in requests if request.answered]
         seconds = sum(generation.seconds for generation in generations)
-        num_tokens = sum(len(row) for generation in generations for row in generation.tokens)
+        num_tokens = sum(request.num_tokens for request in answered)
         forward_ms, draft_ms = measurement.phase_ms
         figures: dict[str, Any] = {
-            "num_prompts": sum(len(generation.tokens) for generation in generations),
+            "num_prompts": len(requests),
             "num_tokens": num_tokens,
             "tokens_per_second": num_tokens / seconds if seconds else None,
             "draft_ms": draft_ms,
         }
-        if generations:
+        if times:
             peaks = [generation.peak_memory_bytes or 0 for generation in generations]
             figures |= {
                 "ms_per_token": statistics.fmean(times),
                 "ms_per_token_median": statistics.median(times),
                 "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
-                "time_to_first_token_ms": statistics.fmean(1000 * g.seconds_to_first_token for g in generations),
+                "tokens_per_second_per_user": 1000 / statistics.fmean(times),
+                "time_to_first_token_ms": statistics.fmean(1000 * request.arrivals[0] for request in answered),
                 "peak_memory_bytes": max(peaks) or None,
             }
+        if any(generation.sent for generation in generations):
+            figures |= request_columns(requests, seconds)
         if self.roofs:
             roof = self.roofs[0]
             figures |= {"step_bytes": roof.step_bytes, "floor_ms": roof.floor_ms}
@@ -200,16 +220,19 @@ class Latency(Experiment):
             "draft_step_bytes": draft_roof and draft_roof.step_bytes,
             "draft_floor_ms": draft_roof and draft_roof.floor_ms,
         }
-        # Paired by batch; with equal token counts this is the ratio of total times.
-        resampling = self.settings.num_resamples, self.settings.seed
-        found = ratio_of_totals(regular.ms_per_token, speculative.ms_per_token, *resampling)
+        # Paired by batch or request; with equal token counts this is the ratio of total times.
+        times, others = regular.times, speculative.times
+        both = [index for index in times if index in others]
+        pairs = [times[index] for index in both], [others[index] for index in both]
+        found = ratio_of_totals(*pairs, self.settings.num_resamples, self.settings.seed)
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
         # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
-        if num_iterations := sum(generation.num_iterations for generation in speculative.generations):
-            seconds = sum(g.seconds - g.seconds_to_first_token for g in speculative.generations)
+        turned = [generation for generation in speculative.generations if not generation.sent]
+        if num_iterations := sum(generation.num_iterations for generation in turned):
+            seconds = sum(generation.seconds - generation.seconds_to_first_token for generation in turned)
             columns["iteration_ms"] = 1000 * seconds / num_iterations
         if speculative.divergences:
-            columns["identical_prompts"] = speculative.divergences.count(None)
+            columns["identical_prompts"] = list(speculative.divergences.values()).count(None)
         length, (step_ms, _) = speculative.acceptance.mean_acceptance_length, regular.phase_ms
         verify_ms, draft_ms = speculative.phase_ms
         if length and draft_ms and verify_ms and step_ms:

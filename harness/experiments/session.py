@@ -17,6 +17,7 @@ from harness.config.machine import cpu_name, gpu_names
 from harness.config.settings import DecodingSettings
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.requests import RequestRecord
 from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.progress import progress, say
@@ -29,7 +30,7 @@ from harness.report.table import Document
 from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
-from harness.results.files import append_rows, check_appendable
+from harness.results.files import append_lines, append_rows, check_appendable
 from harness.results.measurement import measurement_digest
 from harness.results.row import Row
 from harness.results.schema import RunRow
@@ -216,7 +217,8 @@ class Session:
         """
         settings, decoding = self.settings, self.settings.decoding
         if not settings.engine.loads_pair:
-            self.devices = gpu_names() or [cpu_name() or "unknown CPU"] if settings.engine.computes_here else []
+            here = gpu_names() or [cpu_name() or "unknown CPU"]
+            self.devices = here if settings.engine.computes_here else [str(settings.engine.url)]
             write_environment(self.directory, self.devices)
             return None
         num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
@@ -270,29 +272,35 @@ class Session:
         questions: Sequence[Question],
         note: Callable[[Question, dict[str, Generation]], str | None],
         num_warmup: int = 0,
+        *,
+        warmup: Question | None = None,
+        allow_failures: bool = False,
     ) -> None:
         """Give every arm every question, in turns, with a progress bar.
 
         Args:
             note: gets what the arms made of a question, before the next one begins; gives a text for the bar, or None.
-            num_warmup: how often each arm answers the first question before.
+            num_warmup: how often each arm answers `warmup` before, by default the first question.
+            allow_failures: see `run_lap`.
         """
         engine = self.engine
         assert engine is not None
 
         def answer(question: Question, arm: Arm) -> Generation:
             engine.reset_peak_memory()
-            generation = generate(engine, arm, question)
+            generation = generate(engine, arm, question, allow_failures=allow_failures)
             return dataclasses.replace(generation, peak_memory_bytes=engine.peak_memory_bytes())
 
         with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
-            for question in [*questions[:1]] * num_warmup:
+            for question in [warmup or questions[0]] * (num_warmup if questions else 0):
                 for arm in engine.arms:
                     answer(question, arm)
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs on what the other has warmed.
                 arms = engine.arms[:: -1 if number % 2 else 1]
                 generations = {arm.name: answer(question, arm) for arm in arms}
+                for name, generation in generations.items():
+                    self.export(name, generation.requests)
                 advance(note(question, generations) or "measuring")
 
     def row(self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any) -> AnyRow:
@@ -306,6 +314,10 @@ class Session:
         accepted = {} if acceptance is None else acceptance.columns()
         columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
         return kind(**(columns | figures))
+
+    def export(self, arm: str, requests: Sequence[RequestRecord]) -> None:
+        """Append requests of an arm to a file in the run's directory, in AIPerf's shape."""
+        append_lines(self.directory / f"profile_export_{arm}.jsonl", [request.aiperf() for request in requests])
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""

@@ -32,7 +32,10 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     regular, last = rows[0], rows[-1]
     document: list[Table | Line] = [Line(title(regular), "strong"), Line(settings_line(rows), "dim")]
     document.append(Table.of("arms", "", rows, _ARMS))
-    if last.speedup is not None and last.mean_acceptance_length is not None:
+    sent = [row for row in rows if row.requests_per_second is not None]
+    if sent:
+        document.append(Table.of("requests", "", sent, _REQUESTS))
+    if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
         style: Style = "plain" if last.speedup_low is None else "strong"
@@ -42,9 +45,11 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if len(categories := by_category(prompts, last)) > 1:
         document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
     if last.identical_prompts is not None:
-        document.append(Line(_identity([row for row in prompts if row.arm == last.arm])))
-    warnings = [*caveats(rows), _repetition(prompts)]
-    if last.num_prompts and last.batch_size and (rest := last.num_prompts % last.batch_size):
+        failed = {row.prompt_index for row in prompts if row.error}
+        compared = [row for row in prompts if row.arm == last.arm and row.prompt_index not in failed]
+        document.append(Line(_identity(compared)))
+    warnings = [*caveats(rows), _repetition(prompts), *(_failures(row, prompts) for row in sent)]
+    if not sent and last.num_prompts and last.batch_size and (rest := last.num_prompts % last.batch_size):
         warnings.append(f"The last batch had {rest} of {last.batch_size} rows.")
     if last.status != "ok":
         warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
@@ -136,11 +141,12 @@ class Category:
 
 
 def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by category. Only at batch size 1: larger batches have one time for all prompts."""
-    timed = [prompt for prompt in prompts if prompt.time_ms and prompt.num_tokens and prompt.category]
+    """Speed-up and acceptance by category. Not for batches, which have one time for all their prompts."""
+    timed = [p for p in prompts if p.time_ms and p.num_tokens and p.category and not p.error]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
     members: dict[str, list[LatencyPromptRow]] = {}
-    for prompt in timed if row.batch_size == 1 and row.arm != "regular" else ():
+    own_time = row.batch_size == 1 or row.requests_per_second is not None
+    for prompt in timed if own_time and row.arm != "regular" else ():
         if prompt.arm == row.arm and prompt.prompt_index in regular:
             members.setdefault(str(prompt.category), []).append(prompt)
     found = []
@@ -190,6 +196,16 @@ _ARMS = (
     Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
     Column("speed-up", times, "speedup"),
 )
+_REQUESTS = (
+    Column("arm", text=True, of=arm_name),
+    Column("first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")),
+    Column("between tokens ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_between_tokens")),
+    Column("requests/s", number(), "requests_per_second"),
+    Column("tokens/s\nin all", number(1), "tokens_per_second"),
+    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
+    Column("failed", of="num_failed"),
+    Column("timed\nout", of="num_timed_out"),
+)
 _CATEGORIES = (
     Column("category", text=True, of="name"),
     Column("prompts", of="num_prompts"),
@@ -197,6 +213,19 @@ _CATEGORIES = (
     Column("acceptance", percent, "acceptance_rate"),
     Column("tokens/iteration", number(), "mean_acceptance_length"),
 )
+
+
+def _percentiles(row: LatencyRow, name: str) -> str | None:
+    found = [getattr(row, f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
+    return None if None in found else " / ".join(f"{ms:.1f}" for ms in found)
+
+
+def _failures(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """How many requests of an arm failed, and how the first one did."""
+    errors = [prompt.error for prompt in prompts if prompt.arm == row.arm and prompt.error]
+    if not row.num_failed:
+        return None
+    return f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{f': {errors[0]}' if errors else ''}."
 
 
 def _spread(std: float | None) -> str:
@@ -207,12 +236,14 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     """Acceptance, costs and prediction, one per line."""
     length, proposed, histogram = row.mean_acceptance_length, row.mean_proposed, row.acceptance_histogram or []
     total, drafting, costs = sum(histogram), row.draft_ms, costs_in_steps(regular, row)
+    accepted = None if row.acceptance_rate is None else f"{row.acceptance_rate:.1%} of the draft tokens"
+    if accepted and length:
+        accepted += f" ({row.conditional_acceptance_rate or 0:.1%} of those tested); {length:.2f} tokens per iteration"
     lines = {
-        "acceptance": f"{row.acceptance_rate or 0:.1%} of the draft tokens ({row.conditional_acceptance_rate or 0:.1%}"
-        f" of those tested); {length:.2f} tokens per iteration",
+        "acceptance": accepted,
         "by position": "  ".join("–" if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []),
         "accepted": "  ".join(f"{count}: {often / total:.0%}" for count, often in enumerate(histogram))
-        + f"  of {total} iterations",
+        + (f"  of {total} iterations" if total else ""),
         "target reads": _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms),
         "draft reads": _roof(row.draft_step_bytes, row.draft_floor_ms, drafting and proposed and drafting / proposed),
     }
@@ -248,9 +279,12 @@ def _identity(prompts: Sequence[LatencyPromptRow]) -> str:
     if not parted:
         return f"Greedy output is identical token for token on {identical} prompts."
     first = min(prompt.divergence_position or 0 for prompt in parted)
+    said = f"Greedy output is identical on {identical} prompts. The earliest difference is at token {first}"
+    if any(prompt.logit_margin is None for prompt in parted):
+        return f"{said}; without the model's logits here, nothing says whether a tie explains it."
     margin = max(abs(prompt.logit_margin or 0.0) for prompt in parted)
     return (
-        f"Greedy output is identical on {identical} prompts. The earliest difference is at token {first}; the"
+        f"{said}; the"
         f" largest logit margin at a difference is {margin:.2g} (near 0: a tie that rounding broke differently)."
     )
 

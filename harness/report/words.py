@@ -159,6 +159,13 @@ def _prompts(row: Any) -> str | None:
     return f"{number} prompts ({name})" if number and name else ""
 
 
+def _batch(row: RunRow) -> str:
+    size = row.batch_size or 1
+    if row.engine == "server":
+        return f"{row.request_rate:g} requests/s" if row.request_rate else f"{size} in flight"
+    return "" if size == 1 else f"batches of {size}"
+
+
 # What readers look at first, in one run's line and among many runs.
 _LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weights engine runner".split()
 _FIRST = (*_LINE, "devices", "test", "fault")
@@ -170,7 +177,6 @@ _NEVER = frozenset(
 # The others are said as `name value`.
 _PHRASES = {
     "max_new_tokens": "{} new tokens",
-    "batch_size": "batches of {}",
     "lenience": "lenience {} (lossy)",
     "devices": "on {}",
     "test": "test={}",
@@ -178,7 +184,7 @@ _PHRASES = {
 _SPECIAL: dict[tuple[str, object], str] = {
     ("temperature", 0): "greedy",
     ("ignore_eos", False): "ends where the model does",
-    **dict.fromkeys([("batch_size", 1), ("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
+    **dict.fromkeys([("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
     **dict.fromkeys(
         [("engine", "local"), ("runner", "eager"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""
     ),
@@ -186,6 +192,7 @@ _SPECIAL: dict[tuple[str, object], str] = {
 # Those that are more than a value.
 _MADE: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
+    "batch_size": _batch,
     "weights": lambda row: ", ".join(part for part in (row.quantization, row.dtype) if part not in (None, "none")),
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",

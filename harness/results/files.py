@@ -11,6 +11,7 @@ import csv
 import errno
 import io
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -74,6 +75,14 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
                 _replace(target, old + end + _csv(rows, header))
                 return candidate
     return path
+
+
+def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Append records to a JSONL file that this process alone writes."""
+    if records and not _reads_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:

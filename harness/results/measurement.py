@@ -77,7 +77,7 @@ def _newest(rows: list[AnyRunRow]) -> list[AnyRunRow]:
 def _weights(model: ModelSettings) -> object:
     """What distinguishes these weights from others of the same name."""
     directory = Path(model.repository)
-    if not directory.is_dir():
+    if not model.repository or not directory.is_dir():
         return model.repository, model.revision
     files = sorted(file for file in directory.iterdir() if file.is_file())
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

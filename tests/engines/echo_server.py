@@ -31,6 +31,7 @@ class EchoServer:
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
         fail_every: this request and every so many after it get status 500.
         break_every: the same for connections that end in the middle.
+        die_after: it answers so many requests, and none after them.
         delay_s: before each chunk.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
@@ -40,6 +41,7 @@ class EchoServer:
     num_draft_tokens: int | None = None
     fail_every: int = 0
     break_every: int = 0
+    die_after: int = 0
     delay_s: float = 0.0
     stall: bool = False
     key: str | None = None
@@ -74,6 +76,8 @@ class EchoServer:
             return True
         self.bodies.append(body)
         number = len(self.bodies)
+        if self.die_after and number > self.die_after:
+            return False
         if self.fail_every and number % self.fail_every == 0:
             self._send(writer, 500, {"error": {"message": "told to fail"}})
             return True

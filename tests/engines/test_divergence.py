@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.fakes import MarkovRunner
-from harness.engines.divergence import first_divergence
+from harness.engines.divergence import Divergence, first_divergence
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 
@@ -30,6 +30,9 @@ def test_the_first_difference_comes_with_its_margin() -> None:
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
 
 
-def test_a_text_of_another_length_is_no_comparison() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        first_divergence(ENGINE, [0], [1, 2], [1])
+def test_a_text_that_ends_earlier_parts_there() -> None:
+    assert first_divergence(ENGINE, [0], [1, 2], [1]) == Divergence(1, 2, -1)
+
+
+def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
+    assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1, 2, 1)

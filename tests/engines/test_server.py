@@ -99,6 +99,8 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
     assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
     assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
     assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
+    generation = generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    assert generation.outcomes == [[(4, 2), (4, 2), (4, 0)]] or dialect != "vllm"
 
 
 def test_llama_cpp_says_less(open_engine: Open) -> None:
@@ -145,7 +147,7 @@ def test_requests_arrive_at_random_times(open_engine: Open) -> None:
 def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=100, break_every=70)
     engine, question = open_engine(server, batch_size=16), ask(200, max_new_tokens=3)
-    generation = generate(engine, engine.arms[0], question)
+    generation = generate(engine, engine.arms[0], question, allow_failures=True)
     requests = arm_of(engine).last_requests
     assert len(generation.tokens) == len(requests) == len(server.bodies) == 200
     failed = [request for request in requests if request.error is not None]
@@ -158,12 +160,12 @@ def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
         assert (line["error"] is None) == (request.error is None) == ("request_latency" in line["metrics"])
 
 
-def test_if_all_requests_fail_so_does_the_run(open_engine: Open) -> None:
+def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)
-    server.fail_every = 1
-    with pytest.raises(RunError, match=r"all 3 requests failed, the first with InternalServerError: .*told to fail"):
-        list(engine.arms[0].stream(ask(3)))
+    server.fail_every = 2
+    with pytest.raises(RunError, match=r"regular: 1 of 3 requests failed, the first with Internal.*told to fail"):
+        generate(engine, engine.arms[0], ask(3))
 
 
 def test_a_request_that_takes_too_long_is_a_time_out(open_engine: Open) -> None:
@@ -231,7 +233,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     [
         ({"name": "server"}, "url=None: must be set"),
         ({"name": "server", "url": "gpu1:8000"}, "url=gpu1:8000: must be an address"),
-        ({"name": "server", "url": "http://me:pw@gpu1/v1"}, r"url=\*\*\*: must hold no user or password"),
+        ({"name": "server", "url": "http://me:pw@gpu1/v1"}, r"url=\*\*\*: must hold no user, password"),
         ({"url": "http://gpu1/v1"}, "needs engine=server"),
         ({"name": "server", "url": "http://gpu1/v1", "rate": 0.0}, "rate=0.0: must be positive"),
         ({"name": "server", "url": "http://gpu1/v1", "timeout_s": 0.0}, "timeout_s=0.0: must be positive"),

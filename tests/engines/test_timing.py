@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.protocol import Question
+from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, generate, without_garbage_collection
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
@@ -15,16 +15,16 @@ QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indi
 class FakeArm:
     name = "any"
     tells: frozenset[str] = frozenset()
+    last_requests = ()
 
     def __init__(self, stream: Callable[[Question], Iterator[Iteration]]) -> None:
         self.stream = stream
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Checks that devices are synchronised at both ends, and the tokens of every process after them."""
 
     arms = ()
-    tells: frozenset[str] = frozenset()
     runner = setup_seconds = None
 
     def __init__(self) -> None:

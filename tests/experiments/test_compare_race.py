@@ -40,17 +40,24 @@ class Engine:
 
     name = "regular"
 
+    last_requests = ()
+    queues = False
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0
         self.seconds = seconds
         self.prompts: Sequence[Sequence[int]] = []
-        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0))
 
     def stream(self, _: Question) -> Iterator[Iteration]:
         for token, taken in enumerate(self.seconds):
             self.now += taken
             yield regular(token)
         self.now += 0.25  # what an arm does after its last token counts
+
+    @property
+    def reference(self) -> Engine:
+        return self
 
     def synchronize(self) -> None: ...
 
