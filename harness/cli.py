@@ -46,6 +46,7 @@ COMMANDS = {
     "eval": Command("EvalSettings", "harness.experiments.evaluation"),
     "recovery": Command("RecoverySettings", "harness.experiments.recovery"),
     "plan": Command("PlanSettings", "harness.experiments.plan", measures=False),
+    "serve": Command("ServeSettings", "harness.serve.command", measures=False, sweeps=False),
 }
 
 USAGE = """\
@@ -63,6 +64,8 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
             python -m harness recovery model=30B draft=7B
   plan      whether a pair fits on these GPUs, or on others, before anything is downloaded
             python -m harness plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB
+  serve     the pair as a service with OpenAI's API, and both decoders' race as a page
+            python -m harness serve model=13B draft=7B
   report    tables, Markdown and an HTML page with plots from the CSV files of all these
             python -m harness report results
 
@@ -216,10 +219,10 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
             _started(hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job))
     finally:
         sys.argv = argv
-        if (directory := SweepCallback.directory) is not None:
+        directory, SweepCallback.directory = SweepCallback.directory, None
+        if directory is not None and COMMANDS[command].sweeps:
             from harness.sweep import jobs
 
-            SweepCallback.directory = None
             _outcome.rows, exit_code = jobs.finish(command, directory)
             _outcome.exit_codes.append(exit_code)
 
@@ -283,6 +286,10 @@ def _run_experiment(config: Any) -> Sequence[Any]:
 
     signals.obey()
     hydra = HydraConfig.get()
+    if name == "serve" and hydra.mode is not RunMode.MULTIRUN:
+        share_cores(1)
+        signals.load(command.experiment).run(settings)
+        return []
     job = jobs.Job(name, command.experiment, settings, Path(hydra.runtime.output_dir))
     num_ranks = ranks.num_ranks(settings) if command.measures else 1
     if hydra.mode is not RunMode.MULTIRUN:
@@ -290,7 +297,7 @@ def _run_experiment(config: Any) -> Sequence[Any]:
         own_process = num_ranks > 1 or (settings.engine.may_crash and command.sweeps and command.measures)
         return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
     if not command.sweeps:
-        raise SettingError("-m", f"{name} is interactive and has no sweeps")
+        raise SettingError("-m", f"{name} has no sweeps")
     # joblib and Ray limit the threads of their jobs themselves.
     at_once = hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
     share_cores(num_ranks * (at_once or 1))

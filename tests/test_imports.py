@@ -28,8 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"config"},
     "report": {"config", "results"},
     "experiments": {"config", "models", "engines", "results", "report", "decoding"},
+    "serve": {"config", "models", "engines", "results", "report", "decoding"},
     "sweep": {"config", "results", "report", "experiments"},
-    "cli": {"config", "results", "report", "experiments", "sweep"},
+    "cli": {"config", "results", "report", "experiments", "serve", "sweep"},
     "__main__": {"cli"},
 }
 # They would bring torch along.

@@ -303,3 +303,41 @@ class PlanSettings(RunSettings):
         units = {"m": 2, "g": 3, "t": 4}
         found = re.fullmatch(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE)
         return found and round(float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(RunSettings):
+    """`serve`: the pair over HTTP. `decoding` is what requests leave out.
+
+    Attributes:
+        host, port: to listen on; port 0 takes a free one.
+        api_key_variable: name of the environment variable with the key that requests must bear.
+        batch_size: answers that are generated at once.
+        max_waiting: answers that may wait beyond those.
+        max_prompt_tokens, max_new_tokens: of one answer, at most.
+        max_body_mb: of a request, in MB (10^6 bytes).
+        reports: CSV files and directories that the page draws.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 5000
+    api_key_variable: str | None = None
+    max_waiting: int = 64
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 256
+    max_body_mb: float = 1.0
+    reports: tuple[str, ...] = ("results",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
+        require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
+        require(0 < self.max_body_mb <= 1000, "max_body_mb", "must be positive, and at most 1000", self.max_body_mb)
+        require(self.engine.name == "local", "engine", "must be local: serve runs our own loop", self.engine.name)
+        require(not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel")
+        default = self.decoding.max_new_tokens
+        rule = f"must be at most max_new_tokens={self.max_new_tokens}"
+        require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        rule = "must name a variable with a key, because others can reach this host"
+        require(loopback or self.api_key_variable is not None, "api_key_variable", rule, self.api_key_variable)

@@ -53,12 +53,12 @@ class Change:
 
     Attributes:
         ended: rows that end here, whatever their request says.
-        joining: prompts that join the batch; their first tokens are the next record. Its rows are numbered on from the
-            last that ever joined. Needs a runner and a drafter with `add`.
+        joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
+            from the last that ever joined. Needs a runner and a drafter with `add`.
     """
 
     ended: Collection[int] = ()
-    joining: Request | None = None
+    joining: Sequence[Request] = ()
 
 
 Records = Generator[Iteration, Change | None, None]
@@ -86,23 +86,26 @@ class _Rows:
     uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
     num_joined: int = 0
 
-    def join(self, request: Request, logits: Tensor) -> Iteration:
-        """Append the rows of a request, with the first tokens that the logits [B, V] after its prompts give."""
-        tokens = inverse_cdf(request.warp(logits), request.uniforms[:, 0, Purpose.TARGET]).tolist()
+    def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
+        """Append the rows of some requests, with the first tokens that the logits [B, V] after their prompts give."""
+        requests = [request for request in joining for _ in request.prompts]
+        parts = logits.split([len(request.prompts) for request in joining])
+        tokens = []
+        for request, part in zip(joining, parts, strict=True):
+            tokens += inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET]).tolist()
         _check_finite(tokens, logits.shape[-1], [0] * len(tokens))
-        old, new = self.uniforms, request.uniforms
-        if self.numbers:
-            length = max(old.shape[1], new.shape[1])
-            new = torch.cat([torch.nn.functional.pad(one, (0, 0, 0, length - one.shape[1])) for one in (old, new)])
-        self.uniforms = new
+        parts = [*([self.uniforms] if self.numbers else []), *(request.uniforms for request in joining)]
+        length = max(part.shape[1] for part in parts)
+        self.uniforms = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
         numbers = [self.num_joined + index for index in range(len(tokens))]
         self.num_joined += len(tokens)
         self.numbers = self.numbers + numbers
-        self.requests += [request] * len(tokens)
+        self.requests = self.requests + requests
         self.num_generated += [1] * len(tokens)
         self.num_iterations += [0] * len(tokens)
         self.next_tokens = self.next_tokens + tokens
-        self.ended = [False] * len(self.ended) + [request.cut([token], 0)[1] for token in tokens]
+        ended = [request.cut([token], 0)[1] for request, token in zip(requests, tokens, strict=True)]
+        self.ended = [False] * len(self.ended) + ended
         self.warp.rows = [one.warp for one in self.requests]
         return _regular(numbers, [[token] for token in tokens])
 
@@ -136,12 +139,12 @@ class _Rows:
 @torch.inference_mode()
 def autoregressive(target: Runner, request: Request) -> Records:
     """Regular decoding: one token per row and forward pass."""
-    rows, joining = _Rows(RowWarp()), request
-    change: Change | None = Change(joining=request)
+    rows = _Rows(RowWarp())
+    change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         if change and change.joining:
-            joining = change.joining
-            record = rows.join(joining, (target.add if rows.numbers else target.start)(joining.prompts).logits)
+            prompts = [prompt for request in change.joining for prompt in request.prompts]
+            record = rows.join(change.joining, (target.add if rows.numbers else target.start)(prompts).logits)
         else:
             pending = to_device(rows.next_tokens, rows.uniforms.device).unsqueeze(1)
             logits = target.extend(pending).logits[:, -1]
@@ -178,15 +181,15 @@ def speculative(
     drafter's, if rows with other settings may join.
     """
     rows = _Rows(warp or RowWarp())
-    change: Change | None = Change(joining=request)
+    change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         begin: Callable[[], None] | None = None
         if change and change.joining:
-            new, is_first = change.joining, not rows.numbers
-            step = (target.start if is_first else target.add)(new.prompts)
-            record = rows.join(new, step.logits)
+            prompts, is_first = [prompt for request in change.joining for prompt in request.prompts], not rows.numbers
+            step = (target.start if is_first else target.add)(prompts)
+            record = rows.join(change.joining, step.logits)
             first_tokens = [token for [token] in record.tokens]
-            begin = partial(drafter.start if is_first else drafter.add, new.prompts, first_tokens, step)
+            begin = partial(drafter.start if is_first else drafter.add, prompts, first_tokens, step)
         else:
             record = _iterate(target, drafter, rows, num_draft_tokens, lenience, verification, redraw)
         change = yield record

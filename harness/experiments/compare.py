@@ -17,17 +17,18 @@ from harness.config.overrides import changed
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.race import figures, find_rejections, outcome, token_text
 from harness.engines.timing import Lap, generate, quick_collections, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console, show_race
 from harness.experiments.compare_lines import piped_lines, typed_lines
-from harness.experiments.compare_race import figures, find_rejections, outcome, token_text
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
 from harness.experiments.session import Experiment, Session
-from harness.report.races import Rejection, rejections, verdict
+from harness.report.races import rejections, verdict
 from harness.report.table import Document, visible
 from harness.report.terminal import PLAIN_WIDTH, print_document
 from harness.report.words import settings_line
+from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.schema import CompareRow
 

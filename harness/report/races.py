@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from harness.report.table import Column, Document, Line, Table, TableRow, interval, percent, times, visible
 from harness.report.words import in_words, labels, lossy_warning, pair_name
+from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
-
-
-class Rejection(NamedTuple):
-    """A draft token that the target rejected, at a position in the new text, from 0.
-
-    The probabilities are those of the rejected token; None from an engine that does not tell them.
-    """
-
-    position: int
-    rejected: str
-    target_probability: float | None
-    draft_probability: float | None
-    replacement: str
 
 
 def verdict(row: CompareRow) -> Document:

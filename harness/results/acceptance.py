@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,19 @@ class Acceptance:
             "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
             "acceptance_histogram": histogram if longest else None,
         }
+
+
+class Rejection(NamedTuple):
+    """A draft token that the target rejected, at a position in the new text, from 0.
+
+    The probabilities are those of the rejected token; None from an engine that does not tell them.
+    """
+
+    position: int
+    rejected: str
+    target_probability: float | None
+    draft_probability: float | None
+    replacement: str
 
 
 def predicted_speedup(mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float) -> float:

@@ -44,14 +44,14 @@ def requests() -> list[Request]:
 Texts = dict[int, list[tuple[int, str]]]
 
 
-def collect(records: Records, joining: dict[int, Request], ended: dict[int, set[int]]) -> Texts:
+def collect(records: Records, joining: dict[int, list[Request]], ended: dict[int, set[int]]) -> Texts:
     """The tokens of each row with their origins; at each turn send what joins there, and the rows that end there."""
     texts: Texts = {}
     record = next(records)
     for turn in itertools.count():
         for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
             texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
-        change = Change(ended.get(turn, ()), joining.pop(turn, None))
+        change = Change(ended.get(turn, ()), joining.pop(turn, ()))
         try:
             record = records.send(change)
         except StopIteration:
@@ -91,10 +91,10 @@ def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bo
     first, *others = requests()
     alone = [collect(decode(request), {}, {}) for request in [first, *others]]
     expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
-    # Row 4, the second of two prompts, and row 5 leave before they are done; two join in successive turns, and one
+    # Row 4, the second of two prompts, and row 5 leave before they are done; two requests join in one turn, and one
     # when all others may have ended.
-    turns = [1, 2, 3, 4, 6, 7]
-    together = collect(decode(first), dict(zip(turns, others, strict=True)), {5: {4}, 8: {5}})
+    joining = dict(zip([1, 2, 4, 6, 7], [[others[0]], [others[1]], others[2:4], [others[4]], [others[5]]], strict=True))
+    together = collect(decode(first), joining, {5: {4}, 8: {5}})
     assert together.keys() == expected.keys()
     for row, text in together.items():
         whole = expected[row]
@@ -121,7 +121,7 @@ def test_rows_join_with_heads(kind: str) -> None:
     first, *others = requests()
     alone = [collect(decode(request), {}, {}) for request in [first, *others]]
     expected = [text for texts in alone for text in texts.values()]
-    together = collect(decode(first), dict(zip([1, 2, 3, 4, 6, 7], others, strict=True)), {})
+    together = collect(decode(first), {1: others[:1], 2: others[1:3], 4: others[3:]}, {})
     assert [together[row] for row in range(len(expected))] == expected
 
 
@@ -130,7 +130,7 @@ def test_a_batch_that_has_emptied_takes_new_rows() -> None:
     first, second, *_ = requests()
     records = speculative(EagerRunner(model), ModelDrafter(EagerRunner(model), first.warp), first, K)
     next(records)
-    record = records.send(Change({0}, second))
+    record = records.send(Change({0}, [second]))
     assert record.rows == [1]
     alone = collect(autoregressive(EagerRunner(model), second), {}, {})
     tokens = [*record.tokens[0], *(token for one in records for token in one.tokens[0])]

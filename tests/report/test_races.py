@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.report.races import Rejection, races_document, rejections, verdict
+from harness.report.races import races_document, rejections, verdict
 from harness.report.table import Line, Table
 from harness.report.terminal import print_document
+from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
 
 ROW: dict[str, Any] = {

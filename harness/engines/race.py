@@ -1,4 +1,4 @@
-"""What a race of `compare` shows: the figures of both laps, where their texts differ, and every rejection."""
+"""What a race of both arms shows: the figures of both laps, where their texts differ, and every rejection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, Lap
-from harness.report.races import Rejection
+from harness.results.acceptance import Rejection
 
 
 def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

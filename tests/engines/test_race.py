@@ -14,9 +14,9 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.verify import Verdict
 from harness.engines import timing
 from harness.engines.protocol import Question
+from harness.engines.race import find_rejections, outcome
 from harness.engines.timing import Lap, run_lap
-from harness.experiments.compare_race import find_rejections, outcome
-from harness.report.races import Rejection
+from harness.results.acceptance import Rejection
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
 

@@ -1,0 +1,1 @@
+"""The pair as a service over HTTP, and a page."""

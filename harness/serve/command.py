@@ -1,0 +1,84 @@
+"""`serve`: load the pair, and answer until Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+from contextlib import suppress
+
+from harness.config.commands import ServeSettings
+from harness.config.errors import SettingError
+from harness.models.failures import as_run_error
+from harness.models.fit import Demand
+from harness.models.pair import plan_pair
+
+try:
+    import uvicorn
+
+    from harness.serve.app import make_app
+    from harness.serve.service import Service
+except ImportError as error:
+    if (error.name or "").partition(".")[0] not in ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
+        raise
+    raise SettingError("serve", "needs more packages: pip install 'harness[serve]'", error.name) from error
+
+# Seconds that answers may still take after Ctrl-C.
+_GRACE_S = 3
+
+
+def run(settings: ServeSettings) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        SettingError: a wrong setting, an API key that is not there, an address in use.
+        RunError: the pair cannot be loaded.
+    """
+    variable = settings.api_key_variable
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise SettingError("api_key_variable", "must name a variable of the environment", variable)
+    # Before the weights load, which may take minutes.
+    listening = _listen(settings)
+    try:
+        planned = plan_pair(
+            settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights
+        )
+        num_draft_tokens = settings.decoding.num_draft_tokens if settings.draft else 0
+        limits = settings.max_prompt_tokens, settings.max_new_tokens
+        demand = Demand(settings.batch_size, *limits, num_draft_tokens, settings.runner)
+        placed = planned.place(demand, force=settings.force)
+        _say(placed.describe())
+        service = Service(placed.load(), settings, _say)
+        gc.collect()
+        gc.freeze()
+    except BaseException as error:
+        listening.close()
+        known = as_run_error(error) if isinstance(error, Exception) else None
+        raise known or error from error
+    config = uvicorn.Config(
+        make_app(service, key), log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+    )
+    host, port = listening.getsockname()[:2]
+    pair = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
+    print(f"Serving {pair} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)", flush=True)
+    # uvicorn takes the signals, ends, and passes them on.
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
+    if service.scheduler.thread.is_alive():
+        service.scheduler.close()
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except socket.gaierror as error:
+        raise SettingError("host", "must be an address of this machine", settings.host) from error
+    except OSError as error:
+        raise SettingError("port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port) from error
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,84 @@
+"""What every request passes before the application sees it: its host, its key, its size; and it is counted."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# They tell nothing, so they need no key.
+_OPEN = ("/", "/health")
+
+
+class Guard:
+    """Middleware.
+
+    Args:
+        local: on loopback only requests for loopback are answered, so that a web page whose name was made to point here
+            cannot use the service.
+        key: that requests must bear, None without one.
+        max_bytes: of a body.
+    """
+
+    def __init__(self, app: ASGIApp, local: bool, key: str | None, max_bytes: int, registry: CollectorRegistry) -> None:
+        self._app, self._local, self._key, self._max_bytes = app, local, key, max_bytes
+        self._requests = Counter("harness_requests", "Requests answered.", ["path", "status"], registry=registry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 499
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            refusal = self._refusal(scope["path"], headers)
+            await (refusal or self._app)(scope, receive, counted)
+        finally:
+            self._requests.labels(getattr(scope.get("route"), "path", "other"), str(status)).inc()
+
+    def _refusal(self, path: str, headers: dict[str, str]) -> JSONResponse | None:
+        try:
+            host = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            return error_response(400, "the Host header is no address")
+        if self._local and not is_loopback(host or "localhost"):
+            return error_response(400, "this service answers requests for localhost alone")
+        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._key and path not in _OPEN and not secrets.compare_digest(given, self._key.encode()):
+            return error_response(401, "the API key is missing or wrong")
+        if "transfer-encoding" in headers:
+            return error_response(411, "a body must come with its length")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
+            return error_response(413, f"the body is larger than {self._max_bytes} bytes")
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def error_response(status: int, message: str) -> JSONResponse:
+    """See `error_body`."""
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+    return JSONResponse(error_body(status, message), status, headers.get(status))
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """An error as OpenAI shapes it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    # A name that the user gave may hold half characters.
+    text = message.encode(errors="backslashreplace").decode()[:500]
+    return {"error": {"message": text, "type": kind, "param": None, "code": status}}

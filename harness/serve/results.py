@@ -1,0 +1,35 @@
+"""The results of earlier runs as the page draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config.errors import HarnessError
+from harness.report.pairs import latency_pairs
+from harness.report.runs import read
+from harness.results.schema import LatencyRow
+
+_FIGURES = (
+    "speedup", "speedup_low", "speedup_high", "predicted_speedup", "num_draft_tokens", "ms_per_token",
+    "acceptance_rate", "mean_acceptance_length", "batch_size", "temperature", "devices",
+)  # fmt: skip
+
+
+def results_of(paths: Sequence[Path]) -> dict[str, Any]:
+    """Pairs as `report` orders them, those of one group in a row; notes say what could not be read."""
+    found = [path for path in paths if path.exists()]
+    if not found:
+        return {"pairs": [], "notes": [f"nothing has been measured yet: there is no {path}" for path in paths]}
+    try:
+        findings = read(found)
+    except HarnessError as error:
+        return {"pairs": [], "notes": [str(error)]}
+    pairs = [
+        {"name": pair.name.label(", "), "group": " · ".join(filter(None, pair.name.group)), "best": pair.best}
+        | {name: getattr(pair.row, name, None) for name in _FIGURES}
+        for pair in latency_pairs(findings.of(LatencyRow))
+        if pair.row.speedup is not None
+    ]
+    return {"pairs": pairs, "notes": findings.notes}

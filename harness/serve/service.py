@@ -1,0 +1,180 @@
+"""A loaded pair that answers: what requests mean in tokens, within the limits of models and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from harness.config.commands import ServeSettings
+from harness.engines.local import LocalArm, LocalEngine
+from harness.engines.protocol import Question
+from harness.engines.race import find_rejections
+from harness.engines.timing import Lap, generate, run_lap
+from harness.models.detokenizer import Detokenizer
+from harness.models.pair import Pair
+from harness.models.tokenizers import Chat, encode_prompts, max_context, shared_vocabulary_size
+from harness.serve.answers import Answer, Piece
+from harness.serve.bodies import Race, Sampling, UnsupportedError
+from harness.serve.scheduler import Scheduler
+
+# Tokens of the generation that warms an arm up.
+_WARMUP_TOKENS = 8
+
+
+class Service:
+    """A pair and the scheduler that runs it.
+
+    Attributes:
+        name: of the target, under which it is served.
+        arms: `regular`, and `speculative` if there is a draft.
+        started: on the wall clock, in seconds.
+    """
+
+    def __init__(self, pair: Pair, settings: ServeSettings, say: Callable[[str], None]) -> None:
+        self.settings, self.tokenizer = settings, pair.tokenizer
+        self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
+        self._pair, self._say = pair, say
+        self._vocabulary = shared_vocabulary_size(pair)
+        limits = (max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None)
+        self._context = min((limit for limit in limits if limit), default=None)
+        self._engines: dict[str, LocalEngine] = {}
+        self.scheduler = Scheduler(lambda name: self._open(name)[1], settings.batch_size, settings.max_waiting)
+        # The first request finds everything ready.
+        self.scheduler.alone(lambda: self._open(self.arms[-1])).result()
+
+    def encode(self, chat: Chat) -> list[int]:
+        """Token ids of a chat; of the text of all its messages where the model has no template.
+
+        Raises UnsupportedError if the template refuses it or if it has no tokens.
+        """
+        if not self.tokenizer.chat_template or self.settings.chat_template == "never":
+            chat = [{"role": "user", "content": "\n\n".join(message["content"] for message in chat)}]
+        try:
+            [token_ids] = encode_prompts(self.tokenizer, [chat], self.settings.chat_template)
+        except Exception as error:  # a template may refuse with any
+            raise UnsupportedError(f"messages: {str(error).splitlines()[0]}") from error
+        return token_ids
+
+    def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a plain prompt. Raises UnsupportedError if it has none, or one that does not exist."""
+        ids: Any = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UnsupportedError("prompt: has no tokens")
+        if max(ids) >= self._vocabulary:
+            raise UnsupportedError(f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}")
+        return ids
+
+    def about(self) -> dict[str, Any]:
+        """The settings that the page starts with."""
+        draft, decoding = self.settings.draft, self.settings.decoding
+        most = {"max_tokens": decoding.max_new_tokens, "max_new_tokens": self.settings.max_new_tokens}
+        figures = {"num_draft_tokens": decoding.num_draft_tokens, "temperature": decoding.temperature}
+        return {"draft": draft and draft.name, **figures, **most}
+
+    def ask(self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]) -> list[Answer]:
+        """Have the prompts answered; the pieces come in the queue of the running loop.
+
+        Raises:
+            UnsupportedError: beyond a limit.
+            BusyError, ClosedError: see `Scheduler`.
+        """
+        if len(prompts) > self.settings.batch_size:
+            raise UnsupportedError(f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request")
+        loop = asyncio.get_running_loop()
+
+        def put(piece: Piece) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, piece)
+
+        seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+        answers = []
+        for choice, prompt in enumerate(prompts):
+            question = self._question(prompt, body, seed, body.index + choice)
+            answers.append(Answer(arm, question, self.tokenizer, put, choice, body.stops))
+        self.scheduler.submit(answers)
+        return answers
+
+    def race(self, body: Race) -> Future[dict[str, Any]]:
+        """Both arms on one prompt, one after the other, while nothing else runs: what the page replays."""
+        ids = self.tokens_of(body.prompt)
+        question = self._question(ids, body, self.settings.seed if body.seed is None else body.seed % 2**64, body.index)
+
+        def run() -> dict[str, Any]:
+            laps = [run_lap(*self._open(name), question) for name in self.arms]
+            return {
+                "prompt": body.prompt,
+                "temperature": question.decoding.temperature,
+                "arms": [self._lap(lap, ids) for lap in laps],
+                "acceptance": laps[-1].generation.acceptance.columns(),
+                "identical": len({tuple(lap.generation.tokens[0]) for lap in laps}) == 1,
+            }
+
+        return self.scheduler.alone(run)
+
+    def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
+        settings, default, num_prompt = self.settings, self.settings.decoding, len(prompt)
+        if num_prompt > settings.max_prompt_tokens:
+            raise UnsupportedError(f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
+        most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
+        if most < 1:
+            raise UnsupportedError(f"prompt: its {num_prompt} tokens fill the context of {self._context}")
+        asked = body.max_completion_tokens or body.max_tokens or min(default.max_new_tokens, most)
+        if asked > most:
+            raise UnsupportedError(f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}")
+        given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
+        given = {name: max(0, value) for name, value in given.items() if value is not None}  # top_k=-1 is 0
+        decoding = dataclasses.replace(default, max_new_tokens=asked, **given)
+        stop_tokens = frozenset(body.stop_token_ids)
+        if not body.ignore_eos:
+            stop_tokens |= self._pair.stop_tokens()
+        return Question([prompt], decoding, seed, [index], stop_tokens)
+
+    def _open(self, name: str) -> tuple[LocalEngine, LocalArm]:
+        """The arm with an engine of its own, because arms share runners within an engine."""
+        engine = self._engines.get(name)
+        is_new = engine is None
+        if engine is None:
+            settings = self.settings
+            decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
+            engine = self._engines[name] = LocalEngine(
+                self._pair,
+                decoding,
+                runner=settings.runner,
+                batch_size=settings.batch_size,
+                longest_prompt=settings.max_prompt_tokens,
+                say=self._say,
+            )
+        [arm] = [arm for arm in engine.arms if arm.name == name]
+        assert isinstance(arm, LocalArm)
+        if is_new:
+            decoding = dataclasses.replace(self.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
+            generate(engine, arm, Question([[0, 0]], decoding, 0, [0]))
+        return engine, arm
+
+    def _lap(self, lap: Lap, prompt: list[int]) -> dict[str, Any]:
+        """One arm's records for the page: when each was decided, its tokens with their origins, and its rejection."""
+        detokenizer = Detokenizer(self.tokenizer, prompt)
+        rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, self.tokenizer)}
+        steps: list[dict[str, Any]] = []
+        position = 0
+        for record, at in zip(lap.iterations, lap.decided, strict=True):
+            tokens: list[dict[str, Any]] = []
+            for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
+                piece = {"text": detokenizer.add(token) or "", "origin": origin}
+                tokens.append(piece | ({"rejection": rejections[position]} if position in rejections else {}))
+                position += 1
+            steps.append({"at": at, "tokens": tokens})
+        tokens[-1]["text"] = f"{tokens[-1]['text']}{detokenizer.flush()}"
+        generation = lap.generation
+        return {
+            "name": lap.arm,
+            "seconds": lap.seconds,
+            "num_tokens": position,
+            "ms_per_token": generation.ms_per_token,
+            "time_to_first_token_ms": 1000 * generation.seconds_to_first_token,
+            "steps": steps,
+        }

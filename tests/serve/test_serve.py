@@ -1,0 +1,251 @@
+"""The service over a real socket, with the real openai client."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.served import served
+
+openai = pytest.importorskip("openai", reason="harness[server] is not installed")
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+httpx = pytest.importorskip("httpx2")  # the client that openai brings
+
+PROMPTS = ["Once upon a time", "12 + 30 =", "What is 7 times 8?", "The fox", "In a small village", "3 times 4 is"]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def regular(url: str) -> Any:
+    return openai.OpenAI(base_url=f"{url}/regular/v1", api_key="none", max_retries=0)
+
+
+def post(url: str, path: str, body: Any, **options: Any) -> Any:
+    return httpx.post(f"{url}{path}", json=body, timeout=60, **options)
+
+
+def test_completions(client: Any, url: str) -> None:
+    [model] = client.models.list().data
+    assert (model.id, model.owned_by) == ("tiny", "harness")
+    greedy = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 30}
+    whole = client.completions.create(**greedy)
+    with regular(url) as other:
+        alone = other.completions.create(**greedy)
+    assert whole.choices[0].text == alone.choices[0].text
+    assert (whole.usage.prompt_tokens + 30, whole.usage.completion_tokens) == (whole.usage.total_tokens, 30)
+    assert whole.choices[0].finish_reason == "length"
+    drafted = whole.metrics["speculative_decoding"]
+    assert drafted["num_draft_tokens"] == sum(drafted["per_step_drafted"]) > 0
+    assert drafted["num_accepted_draft_tokens"] == sum(drafted["per_step_accepted"])
+    assert sum(drafted["acceptance_histogram"]) == drafted["num_spec_steps"]
+    # Each iteration gives one token more than it accepts, and the prompt one.
+    assert 1 + drafted["num_spec_steps"] + drafted["num_accepted_draft_tokens"] in (30, 31)
+    assert alone.metrics is None
+
+
+def test_streams(client: Any) -> None:
+    options = {
+        "model": "tiny",
+        "prompt": PROMPTS[1],
+        "max_tokens": 20,
+        "seed": 3,
+        "extra_body": {"return_token_ids": True},
+    }
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    texts = [chunk.choices[0].text for chunk in chunks[:-1]]
+    assert "".join(texts) == whole.choices[0].text
+    assert [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids] == whole.choices[0].token_ids
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].metrics == whole.metrics
+    assert len(texts) == 1 + whole.metrics["speculative_decoding"]["num_spec_steps"]
+
+
+def test_chats(client: Any) -> None:
+    messages: Any = [{"role": "user", "content": PROMPTS[0]}]
+    options = {"model": "tiny", "messages": messages, "temperature": 0, "max_completion_tokens": 12}
+    whole = client.chat.completions.create(**options)
+    assert whole.choices[0].message.role == "assistant"
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    plain = client.completions.create(model="tiny", prompt=PROMPTS[0], temperature=0, max_tokens=12)
+    assert plain.choices[0].text == whole.choices[0].message.content, "without a template a chat is its text"
+
+
+def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
+    text = post(url, "/predict", {"prompt": PROMPTS[0]}).json()
+    assert text.startswith(PROMPTS[0])
+    assert len(text) > len(PROMPTS[0])
+
+
+def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
+    options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 10, "extra_body": {"return_token_ids": True}}
+    several = client.completions.create(prompt=PROMPTS[:3], **options)
+    ids = [choice.prompt_token_ids for choice in several.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    again = client.completions.create(prompt=ids, **options)
+    assert [one.text for one in again.choices] == [one.text for one in several.choices]
+    assert several.usage.prompt_tokens == sum(map(len, ids))
+    assert client.completions.create(prompt=ids[1], **options).choices[0].text == several.choices[1].text
+
+
+def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
+    options: Any = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
+    text = client.completions.create(**options).choices[0].text
+    for begin in (5, 16, 31):
+        stop = text[begin : begin + 7]
+        expected = text[: text.index(stop)]
+        whole = client.completions.create(**options, stop=[stop, "never there"])
+        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected, "stop")
+        chunks = list(client.completions.create(**options, stop=stop, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+        assert whole.usage.completion_tokens < 40
+
+
+def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
+    """Sampled answers are the same alone and in company, whatever the others ask for."""
+    asked = [
+        {"prompt": prompt, "seed": number, "temperature": [0.0, 0.7, 1.0][number % 3], "max_tokens": 10 + 5 * number,
+         "extra_body": {"top_k": 20 * (number % 2), "index": number}}
+        for number, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+
+    def text(body: dict[str, Any]) -> str:
+        return client.completions.create(model="tiny", **body).choices[0].text
+
+    alone = [text(body) for body in asked]
+    assert len(set(alone)) == len(alone)
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(text, asked * 2))
+    assert together == alone * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("completions", {"prompt": "a", "temperature": -1}, 422, "temperature"),
+        ("completions", {"prompt": "a", "top_p": 0}, 422, "top_p"),
+        ("completions", {"prompt": "a", "presence_penalty": 0.5}, 422, "presence_penalty"),
+        ("completions", {"prompt": "a", "n": 2}, 422, "n: "),
+        ("completions", {"prompt": "\ud800"}, 422, "prompt"),
+        ("completions", {}, 422, "prompt"),
+        ("completions", {"prompt": "a", "max_tokens": 10_000}, 400, "at most 256"),
+        ("completions", {"prompt": "word " * 300}, 400, "at most 256"),
+        ("completions", {"prompt": [5, 960]}, 400, "does not exist"),
+        ("completions", {"prompt": []}, 400, "no tokens"),
+        ("completions", {"prompt": ["a"] * 5}, 400, "at most 4"),
+        ("chat/completions", {"messages": []}, 422, "messages"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 422, "role"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, says: str) -> None:
+    content = json.dumps(body)
+    answer = httpx.post(f"{url}/v1/{path}", content=content, headers={"Content-Type": "application/json"}, timeout=60)
+    assert answer.status_code == status, answer.text
+    assert says in answer.json()["error"]["message"]
+
+
+def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    deep = "[" * 100_000
+    for content, status in (("{", 400), (deep, 400), ("9" * 5000, 400), ('{"prompt": "%s"}' % ("a" * 2_000_000), 413)):
+        assert httpx.post(f"{url}/v1/completions", content=content, headers=headers).status_code == status
+    chunked = httpx.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
+    assert chunked.status_code == 411
+    assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == 404
+    assert httpx.get(f"{url}/health", headers={"Host": "evil.example"}).status_code == 400
+
+
+def figure(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
+    """All places are taken by long answers whose clients leave; the next answer does not wait for their ends."""
+    before = figure(url, "harness_tokens_total")
+    for streaming in (True, False):
+        body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": streaming}
+        for _ in range(4):
+            with httpx.Client(timeout=httpx.Timeout(20, read=0.2 if not streaming else 20)) as leaving:
+                try:
+                    with leaving.stream("POST", f"{url}/v1/completions", json=body) as response:
+                        next(response.iter_lines())
+                except httpx.ReadTimeout:
+                    assert not streaming
+    assert len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
+    deadline = time.monotonic() + 60
+    while figure(url, "harness_answers_running"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert figure(url, "harness_tokens_total") - before < 8 * 250
+
+
+def test_too_many_requests_are_refused(url: str) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        answer = post(url, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True})
+        statuses.append(answer.status_code)
+        if answer.status_code == 429:
+            assert answer.headers["Retry-After"] == "1"
+
+    threads = [threading.Thread(target=ask) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 12
+
+
+def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
+    race = post(url, "/race", {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}).json()
+    first, second = race["arms"]
+    assert [first["name"], second["name"]] == ["regular", "speculative"]
+    texts = ["".join(token["text"] for step in arm["steps"] for token in step["tokens"]) for arm in race["arms"]]
+    assert texts[0] == texts[1]
+    assert race["identical"]
+    tokens = [token for step in second["steps"] for token in step["tokens"]]
+    rejected = [token for token in tokens if "rejection" in token]
+    assert {token["origin"] for token in rejected} == {"recovered"}
+    assert len(tokens) == 40
+    times = [step["at"] for step in second["steps"]]
+    assert times == sorted(times)
+    assert times[-1] <= second["seconds"]
+
+
+def test_health_and_results(url: str) -> None:
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{url}/results").json()["pairs"] == []
+
+
+def test_with_a_key(tmp_path: Path) -> None:
+    with served(tmp_path, "api_key_variable=TINY_KEY", "draft=none", TINY_KEY="secret") as url:
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/health").status_code == 200
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
+            answer = made.completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0)
+            assert answer.usage.completion_tokens == 5
+            with pytest.raises(openai.AuthenticationError):
+                made.with_options(api_key="wrong").models.list()
