@@ -45,6 +45,7 @@ COMMANDS = {
     "compare": Command("CompareSettings", "harness.experiments.compare", sweeps=False),
     "eval": Command("EvalSettings", "harness.experiments.evaluation"),
     "recovery": Command("RecoverySettings", "harness.experiments.recovery"),
+    "distill": Command("DistillSettings", "harness.experiments.distill"),
     "plan": Command("PlanSettings", "harness.experiments.plan", measures=False),
     "serve": Command("ServeSettings", "harness.serve.command", measures=False, sweeps=False),
 }
@@ -62,6 +63,8 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
             python -m harness eval model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000
   recovery  whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws
             python -m harness recovery model=30B draft=7B
+  distill   train a draft model or a head on the model's own answers, and measure it before and after
+            python -m harness distill model=30B draft=eagle3 prompts=questions.jsonl
   plan      whether a pair fits on these GPUs, or on others, before anything is downloaded
             python -m harness plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB
   serve     the pair as a service with OpenAI's API, and both decoders' race as a page

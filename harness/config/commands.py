@@ -80,6 +80,9 @@ class RunSettings:
         require(not by_server or self.engine.regular_url is not None, "draft", rule, "server")
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(self.engine.name != "huggingface" or self.batch_size == 1, "batch_size", rule, self.batch_size)
+        new = self.draft is not None and self.draft.method == "new_head" and not isinstance(self, DistillSettings)
+        rule = "is a head to be trained first: python -m harness distill"
+        require(not new, "draft", rule, self.draft and self.draft.name)
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
@@ -172,6 +175,68 @@ class LatencySettings(PromptedSettings):
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
         # All of them are in memory at once.
         require(self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings(LatencySettings):
+    """`distill`: train a draft model or a head on the target's own answers to a prompt file.
+
+    Attributes:
+        num_prompts: the first of the set, on which the draft is measured before and after; the others are learned.
+        output: directory for the trained draft, which `draft=` takes; None for one named after the pair in `drafts/`.
+        temperatures: of the answers; each prompt is answered once at each.
+        answer_tokens: the most tokens of an answer.
+        epochs: how often each answer is learned.
+        texts_per_step: answers of one batch.
+        learning_rate: the highest; it warms up, then falls to a tenth.
+        chain: tokens ahead that an EAGLE-3 head is trained to draft.
+        save_every: steps after which the state is kept, to go on from after a kill.
+    """
+
+    output: str | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    answer_tokens: int = 128
+    epochs: int = 3
+    texts_per_step: int = 16
+    learning_rate: float = 1e-3
+    chain: int = 4
+    save_every: int = 100
+
+    # What the weights depend on, beyond the models.
+    LEARNED = (
+        *("model", "draft", "prompts", "num_prompts", "decoding", "dtype", "seed", "chat_template", "temperatures"),
+        *("answer_tokens", "epochs", "texts_per_step", "learning_rate", "chain"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
+        require(self.engine.name == "local", "engine", "must be local: others cannot be trained", self.engine.name)
+        require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
+        require(self.weights == "stored", "weights", "must be stored: random ones have nothing to teach", self.weights)
+        require(self.draft is not None, "draft", "must be a model, a head, or eagle3, dflash or medusa", "none")
+        assert self.draft is not None
+        learns = self.draft.method in ("model", "new_head")
+        require(learns, "draft", "has no weights to train", self.draft.name)
+        plain = self.draft.quantization == "none" and self.draft.gguf_file is None
+        require(plain, "draft", "must not be quantized to be trained", self.draft.name)
+        own = self.draft.repository != self.model.repository
+        require(own, "draft", "must not be the target itself", self.draft.name)
+        require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
+        hottest, temperatures = max(self.temperatures, default=-1), list(self.temperatures)
+        least = min(self.temperatures, default=-1)
+        require(0 <= least <= hottest, "temperatures", "must be a list of at least one, none negative", temperatures)
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """A trained draft serves no other run."""
+        return *super().pair, self.directory
+
+    @property
+    def directory(self) -> str:
+        """Of the trained draft."""
+        names = "-".join(model.name for model in (self.model, self.draft) if model is not None)
+        return self.output or f"drafts/{re.sub(r'[^A-Za-z0-9_.]+', '-', names).strip('-.')}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ completion. The source here knows
 
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
-- the `draft` group, which is the `model` group under another key, with `none` and the methods without weights;
+- the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
+  and new heads for `distill`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
@@ -32,7 +33,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-_METHODS = tuple(method for method in typing.get_args(Method) if method != "model")
+_METHODS = tuple(method for method in typing.get_args(Method) if method not in ("model", "new_head"))
+# That `distill` trains from nothing.
+_NEW_HEADS = ("eagle3", "dflash", "medusa")
 
 
 def _model(name: str) -> dict[str, Any] | None:
@@ -49,6 +52,8 @@ def _model(name: str) -> dict[str, Any] | None:
 def _draft(name: str) -> dict[str, Any]:
     if name in _METHODS:
         return {"name": name, "method": name, "repository": ""}
+    if name in _NEW_HEADS:
+        return {"name": name, "method": "new_head", "repository": ""}
     return {"name": "none"} if name == "none" else {"defaults": [{"/model@_here_": name}]}
 
 

@@ -115,6 +115,11 @@ class SlotCache:
             for layer, (keys, values) in self._layers.items()
         }
 
+    def seen(self, first: Tensor, last: Tensor) -> Tensor:
+        """Which slots queries [B, n] see, from `first` to `last` [B, n] -> a mask [B, 1, n, S]."""
+        slots = torch.arange(self.num_slots, device=last.device)
+        return ((slots >= first.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))).unsqueeze(1)
+
     def select(self, rows: Tensor) -> None:
         self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
 
@@ -221,9 +226,3 @@ def stacked(above: Tensor, below: Tensor) -> Tensor:
     width = max(above.shape[1], below.shape[1])
     parts = [(part, part.new_zeros(len(part), width - part.shape[1], *part.shape[2:])) for part in (above, below)]
     return torch.cat([torch.cat(part, dim=1) for part in parts])
-
-
-def seen_slots(num_slots: int, first: Tensor, last: Tensor) -> Tensor:
-    """Which slots queries [B, n] see, from `first` to `last` [B, n] -> a mask [B, 1, n, S]."""
-    slots = torch.arange(num_slots, device=last.device)
-    return ((slots >= first.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))).unsqueeze(1)

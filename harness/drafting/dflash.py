@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, seen_slots
+from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class BlockHead(LayeredHead):
         for layer, window in zip(self.layers, self.windows, strict=True):
             first = torch.zeros_like(positions) if window is None else (start - window).expand_as(positions)
             causal = window is not None and self.config.causal_windows
-            mask = seen_slots(cache.num_slots, first, positions if causal else end.expand_as(positions))
+            mask = cache.seen(first, positions if causal else end.expand_as(positions))
             states = layer(states, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
         return self.norm(states)
 

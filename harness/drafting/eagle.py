@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, seen_slots, stacked
+from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class EagleHead(LayeredHead):
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             first = torch.zeros_like(positions) if window is None else positions - window + 1
             how = {
-                "attention_mask": seen_slots(cache.num_slots, first, positions),
+                "attention_mask": cache.seen(first, positions),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }

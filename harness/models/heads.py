@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,14 @@ class HeadCheckpoint:
         kind: `eagle3`, `peagle`, `dflash`, `dspark` or `medusa`.
         settings: as the user gave them.
         files: that hold its tensors; none for random weights.
+        raw: the configuration as it is stored.
     """
 
     kind: str
     settings: ModelSettings
     config: AnyConfig
     files: tuple[Path, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> AnyHead:
         """The module, without memory for its weights."""
@@ -141,7 +143,7 @@ def read_head(
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
     files = _find_weights(settings) if weights else ()
     found = {name: tuple(tensor.shape) for name, tensor in _read(settings, files, "meta").items()}
-    head = HeadCheckpoint(kind, settings, reader.config(kind, found if weights else None, layers), files)
+    head = HeadCheckpoint(kind, settings, reader.config(kind, found if weights else None, layers), files, raw)
     if weights:
         _check_tensors(head, found)
     return head

@@ -26,6 +26,7 @@ from harness.models.failures import explain
 from harness.models.fit import Case, Demand, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.meta import sketch_model
+from harness.models.new_heads import new_head
 from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
@@ -264,7 +265,10 @@ def plan_pair(
     """
     quiet_libraries()
     read = random_checkpoint if weights == "random" else read_checkpoint
-    checkpoints, head, drafting = [read("model", target)], None, draft
+    checkpoints, drafting = [read("model", target)], draft
+    head: HeadCheckpoint | None = None
+    if isinstance(draft, DraftSettings) and draft.method == "new_head":
+        head, draft = new_head(draft, checkpoints[0]), None
     if isinstance(draft, DraftSettings) and draft.method != "model":
         if draft.method == "early_exit" and draft.layers:
             truncated_config(checkpoints[0].config, draft.layers[0])  # refuses what cannot be cut

@@ -145,6 +145,28 @@ class LatencyRow(DecodedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillRow(LatencyRow):
+    """`distill.csv`: one row per arm before the training, and one per arm after it."""
+
+    kind = "distill"
+    signature = ("stage", "num_learned_tokens", "loss")
+
+    stage: str | None = figure("`before` or `after` the training")
+    num_texts: int | None = figure("answers learned")
+    num_learned_tokens: int | None = figure("their tokens, in all epochs", "tokens")
+    num_steps: int | None = figure("batches")
+    loss: float | None = figure("cross-entropy over the last tenth of the steps")
+    training_s: float | None = figure("time of the training, since it was last begun", "s")
+    output: str | None = setting("directory of the trained draft", "directory")
+    temperatures: list[float] | None = setting("temperatures of the answers", "temperatures")
+    answer_tokens: int | None = setting("most tokens of an answer", "answer_tokens", "tokens")
+    epochs: int | None = setting("how often each answer is learned", "epochs")
+    texts_per_step: int | None = setting("answers of one batch", "texts_per_step")
+    learning_rate: float | None = setting("highest learning rate", "learning_rate")
+    chain: int | None = setting("tokens ahead that an EAGLE-3 head is trained to draft", "chain", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatencyPromptRow(Row):
     """`latency_prompts.csv`: one row per prompt and arm."""
 
@@ -332,7 +354,8 @@ class PlanRow(RunRow):
     note: str | None = figure("what else matters")
 
 
-KINDS: tuple[type[Row], ...] = (LatencyRow, LatencyPromptRow, EvalRow, AnswerRow, RecoveryRow, CompareRow, PlanRow)
+# A kind before the one that it adds columns to.
+KINDS: tuple[type[Row], ...] = (DistillRow, LatencyRow, LatencyPromptRow, EvalRow, AnswerRow, RecoveryRow, CompareRow, PlanRow)
 
 
 def kind_of(header: Iterable[str]) -> type[Row] | None:

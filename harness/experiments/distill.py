@@ -1,0 +1,174 @@
+"""`distill`: train a draft model or a head on the target's own answers, and measure it before and after."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.config.commands import DistillSettings
+from harness.config.errors import SettingError
+from harness.experiments.latency import Latency
+from harness.experiments.progress import progress, say
+from harness.experiments.session import Experiment, Session, in_batches
+from harness.models.new_heads import initialise, save_head
+from harness.models.tokenizers import shared_vocabulary_size
+from harness.report.distill import distill_document
+from harness.results.schema import DistillRow, LatencyRow
+from harness.training.loop import Course, Text, cast, train
+
+
+class Distill(Experiment):
+    """The first prompts of the file are measured, the others are answered by the target and learned.
+
+    What was done is kept in `output/training` until the draft is complete, so that the same command goes on after a
+    kill, and comes to the same weights.
+    """
+
+    document = staticmethod(distill_document)
+
+    def __init__(self, settings: DistillSettings) -> None:
+        self.settings = settings
+        self.stages = {"before": Latency(settings), "after": Latency(settings)}
+        self.figures: dict[str, Any] = {}
+        self.prompts = self.stages["before"].prompt_set.prompts[settings.num_prompts :]
+        if not self.prompts:
+            rule = f"leaves none to learn from: the prompt set has {settings.num_prompts}"
+            raise SettingError("num_prompts", rule, settings.num_prompts)
+        self.output = Path(settings.directory)
+        self.work = self.output / "training"
+        self._claim()
+
+    def measure(self, session: Session) -> None:
+        settings, before = self.settings, self.stages["before"]
+        token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
+        measured = session.encode(before.prompts)
+        rows = max(settings.batch_size, settings.texts_per_step)
+        longest = max(map(len, (*token_ids, *measured)))
+        session.place(rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens))
+        pair = session.pair
+        module: Any = pair.draft.model if pair.head is None and pair.draft is not None else pair.head
+        dtype = next(module.parameters()).dtype
+        assert settings.draft is not None
+        if settings.draft.method == "new_head":
+            torch.manual_seed(settings.seed)
+            initialise(module, pair.target.model)
+        before.measure(session)
+
+        texts = self._answers(session, token_ids, longest)
+        names = ("epochs", "texts_per_step", "learning_rate", "chain", "seed")
+        course = Course(*(getattr(settings, name) for name in names))
+        losses: list[float] = []
+        started = time.perf_counter()
+        with progress("training", course.num_steps(len(texts))) as advance:
+
+            def note(loss: float) -> None:
+                losses.append(loss)
+                advance(f"training, loss {loss:.3f}")
+
+            train(
+                module,
+                pair.target.model,
+                texts,
+                course,
+                self.work / "state.pt",
+                vocabulary_size=shared_vocabulary_size(pair),
+                save_every=settings.save_every,
+                advance=note,
+            )
+        tail = losses[-max(1, len(losses) // 10) :]
+        self.figures = {
+            "num_texts": len(texts),
+            "num_learned_tokens": settings.epochs * sum(len(text.tokens) - text.prompt_length for text in texts),
+            "num_steps": len(losses),
+            "loss": sum(tail) / len(tail),
+            "training_s": time.perf_counter() - started,
+        }
+        # What is measured is what is stored.
+        cast(module, torch.bfloat16, dtype)
+        self._save(session, module)
+        self.stages["after"].measure(session)
+
+    def rows(self, session: Session) -> list[DistillRow]:
+        """A row per stage and arm; figures of the training are in those of the second."""
+        rows = []
+        for stage, latency in self.stages.items():
+            figures = {"stage": stage} | (self.figures if stage == "after" else {})
+            asked = DistillRow.asked(self.settings)
+            for row in latency.rows(session):
+                measured = {name: getattr(row, name) for name in LatencyRow.columns()}
+                rows.append(DistillRow(**(asked | measured | figures)))
+        return rows
+
+    def _answers(self, session: Session, token_ids: Sequence[Sequence[int]], longest: int) -> list[Text]:
+        """The target's answer to each prompt at each temperature; those that are there already are read."""
+        settings, file = self.settings, self.work / "answers.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+        # A line has the answers of a batch; a kill may leave half of one.
+        kept = [line for line in lines if line.endswith("\n")]
+        answered = [json.loads(line) for line in kept]
+        indices = in_batches(range(len(token_ids)), settings.texts_per_step)
+        batches = [(temperature, batch) for temperature in settings.temperatures for batch in indices]
+        decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.answer_tokens)
+        engine = session.open(settings.texts_per_step, longest, decoding)
+        with file.open("w", encoding="utf-8") as store, progress("answering", len(batches)) as advance:
+            store.writelines(kept)
+            for number, (temperature, batch) in enumerate(batches):
+                if number >= len(answered):
+                    # Each answer has random numbers of its own, apart from those of the measured prompts.
+                    first = settings.num_prompts + number * settings.texts_per_step
+                    how = dataclasses.replace(decoding, temperature=temperature)
+                    prompts, streams = [token_ids[index] for index in batch], range(first, first + len(batch))
+                    tokens: list[list[int]] = [[] for _ in batch]
+                    for record in engine.arms[0].stream(session.ask(prompts, streams, how)):
+                        for row, new in zip(record.rows, record.tokens, strict=True):
+                            tokens[row] += new
+                    answered.append(tokens)
+                    store.write(json.dumps(tokens) + "\n")
+                    store.flush()
+                advance(None)
+        return [
+            Text([*token_ids[index], *answer], len(token_ids[index]))
+            for (_, batch), answers in zip(batches, answered, strict=True)
+            for index, answer in zip(batch, answers, strict=True)
+        ]
+
+    def _save(self, session: Session, module: Any) -> None:
+        if session.pair.head is None:
+            # A directory that is only half written does not look complete: the configuration comes last.
+            module.save_pretrained(self.work / "draft")
+            session.tokenizer.save_pretrained(self.work / "draft")
+        else:
+            assert session.placed is not None and session.placed.head is not None
+            save_head(session.placed.head.raw, module, self.work / "draft", torch.bfloat16)
+        for file in sorted((self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"):
+            file.replace(self.output / file.name)
+        shutil.rmtree(self.work)
+        say(f"trained draft: draft=./{self.output}" if not self.output.is_absolute() else f"draft={self.output}")
+
+    def _claim(self) -> None:
+        """Take the output directory, or go on with what it holds of the same training."""
+        if (self.output / "config.json").exists():
+            raise SettingError("output", "holds a draft already: choose another directory", str(self.output))
+        settings = dataclasses.asdict(self.settings)
+        digest = hashlib.sha256(
+            json.dumps([settings[name] for name in self.settings.LEARNED], default=str, sort_keys=True).encode()
+        ).hexdigest()
+        file = self.work / "settings"
+        if self.settings.resume and file.exists() and file.read_text(encoding="utf-8") != digest:
+            rule = "holds an unfinished training with other settings: choose another directory, or resume=false"
+            raise SettingError("output", rule, str(self.output))
+        if not self.settings.resume:
+            shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        file.write_text(digest, encoding="utf-8")
+
+
+EXPERIMENT = Distill

@@ -1,0 +1,28 @@
+"""What `distill` says of a draft before and after its training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.latency import latency_document
+from harness.report.table import Column, Document, Line, Table, interval, percent, times
+from harness.results.schema import DistillRow
+
+
+def distill_document(rows: Sequence[DistillRow]) -> Document:
+    """Both measurements side by side, then the last one in full; nothing where nothing was measured."""
+    measured = [row for row in rows if row.ms_per_token is not None]
+    drafting = [row for row in measured if row.arm == "speculative"]
+    if not drafting:
+        return []
+    columns = (
+        Column("", of="stage", text=True),
+        Column("accepted", percent, "acceptance_rate"),
+        Column("tokens per\niteration", "{:.2f}".format, "mean_acceptance_length"),
+        Column("speed-up", times, "speedup"),
+        Column("95 %\ninterval", of=lambda row: interval(row.speedup_low, row.speedup_high)),
+    )
+    document: Document = [Table.of("distill", "Before and after training", drafting, columns)]
+    if last := drafting[-1].num_learned_tokens:
+        document = [*document, Line(f"{last:,} tokens of {drafting[-1].num_texts} answers, loss {drafting[-1].loss:.3f}")]
+    return [*document, *latency_document([row for row in measured if row.stage == drafting[-1].stage], [])]

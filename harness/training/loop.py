@@ -1,0 +1,130 @@
+"""The training loop. Everything in a step follows from the step's number, so a run that was killed goes on as it would."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from harness.training.losses import lesson, loss_of
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt with the target's answer; the target's distributions over the answer are what is learned."""
+
+    tokens: Sequence[int]
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a draft is trained; see `DistillSettings`."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    chain: int
+    seed: int
+
+    def num_steps(self, num_texts: int) -> int:
+        """Batches in all epochs."""
+        return self.epochs * math.ceil(num_texts / self.batch_size)
+
+    def batch(self, texts: Sequence[Text], step: int) -> list[Text]:
+        """The texts of a step; each epoch has its own order."""
+        per_epoch = math.ceil(len(texts) / self.batch_size)
+        epoch, number = divmod(step, per_epoch)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(texts), generator=generator).tolist()
+        return [texts[index] for index in order[number * self.batch_size :][: self.batch_size]]
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """Warms up over 3 % of the steps and falls to a tenth as a cosine."""
+        warm_up = max(1, num_steps * 3 // 100)
+        fallen = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
+        return self.learning_rate * min((step + 1) / warm_up, fallen)
+
+
+def train(
+    module: Any,
+    target: PreTrainedModel,
+    texts: Sequence[Text],
+    course: Course,
+    checkpoint: Path,
+    *,
+    vocabulary_size: int,
+    save_every: int = 100,
+    advance: Callable[[float], None] = lambda loss: None,
+) -> None:
+    """Train a head or a draft model, in float32 and in place.
+
+    Args:
+        checkpoint: a file that holds the state every `save_every` steps; where it exists, training goes on from it.
+        vocabulary_size: that both models share.
+        advance: called with the loss after each step, and once for each step that the checkpoint has already.
+    """
+    device = target.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    layers = module.config.layers if hasattr(module, "drafter") else ()
+    cast(module.train().requires_grad_(True), torch.float32)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
+    loss_function = loss_of(module, target, course.chain)
+    num_steps, first = course.num_steps(len(texts)), 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        module.load_state_dict(state["module"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+        for loss in state["losses"]:
+            advance(loss)
+    losses: list[float] = state["losses"] if first else []
+    for step in range(first, num_steps):
+        torch.manual_seed(course.seed * 1_000_003 + step)
+        for group in optimizer.param_groups:
+            group["lr"] = course.rate(step, num_steps)
+        tokens, counts = _padded(course.batch(texts, step), device)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = loss_function(lesson(target, tokens, counts, layers, vocabulary_size))
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        advance(losses[-1])
+        if (step + 1) % save_every == 0 or step + 1 == num_steps:
+            state = {"step": step + 1, "losses": losses}
+            state |= {"module": module.state_dict(), "optimizer": optimizer.state_dict()}
+            save_whole(state, checkpoint)
+    module.eval().requires_grad_(False)
+
+
+def cast(module: nn.Module, *dtypes: torch.dtype) -> None:
+    """Convert the weights, through each of the formats in turn; tables of positions and the like stay as they are."""
+    for parameter in module.parameters():
+        for dtype in dtypes:
+            parameter.data = parameter.data.to(dtype)
+
+
+def save_whole(state: object, path: Path) -> None:
+    """`torch.save` that a kill cannot leave half done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def _padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens [B, n] and where the target's distributions count [B, n]."""
+    width = max(len(text.tokens) for text in texts)
+    tokens = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
+    index = torch.arange(width)
+    counts = [(index >= text.prompt_length - 1) & (index < len(text.tokens) - 1) for text in texts]
+    return torch.tensor(tokens, device=device), torch.stack(counts).to(device)
