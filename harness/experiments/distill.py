@@ -146,7 +146,8 @@ class Distill(Experiment):
             module.save_pretrained(self.work / "draft")
             session.tokenizer.save_pretrained(self.work / "draft")
         else:
-            assert session.placed is not None and session.placed.head is not None
+            assert session.placed is not None
+            assert session.placed.head is not None
             save_head(session.placed.head.raw, module, self.work / "draft", torch.bfloat16)
         for file in sorted((self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.output / file.name)

@@ -59,6 +59,7 @@ class Experiment(Protocol):
 
     def judge(self, rows: Sequence[Any]) -> None:
         """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
+        return
 
 
 class PairKeeper:
@@ -151,6 +152,11 @@ class Session:
             raise explained or exception from exception
 
     @property
+    def pair(self) -> Pair:
+        """The loaded one, for a command that changes its weights."""
+        return self._keeper.load()
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The one that the pair shares."""
         return self._keeper.plan(self.settings).tokenizer
@@ -224,8 +230,10 @@ class Session:
         num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
         demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
-        self.placed = self._keeper.place(settings, demand)
-        say(self.placed.describe())
+        placed = self._keeper.place(settings, demand)
+        if placed is not self.placed:
+            say(placed.describe())
+        self.placed = placed
         self.devices = self.placed.device_names()
         write_environment(self.directory, self.devices)
         return self.placed

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from harness.config.settings import ModelSettings
 from harness.drafting.medusa import MedusaHead
@@ -30,9 +31,9 @@ def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
     return HeadCheckpoint(kind, settings, _Reader(settings, target, raw).config(kind, stored, None), raw=raw)
 
 
-def initialise(head: AnyHead, target: nn.Module) -> None:
+def initialise(head: AnyHead, target: PreTrainedModel) -> None:
     """Weights to train from: an output matrix is the target's own, and Medusa's blocks change nothing at first."""
-    output: Any = getattr(target, "get_output_embeddings")()
+    output: Any = target.get_output_embeddings()
     for name, parameter in head.named_parameters():
         if parameter.shape == output.weight.shape:
             parameter.data.copy_(output.weight.data)
@@ -66,7 +67,7 @@ def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any],
     """As speculators writes it, or Medusa's own; and the tensors that decide what the head borrows."""
     width, size = text.hidden_size, text.vocab_size
     if kind == "medusa":
-        stored = {f"{head}.0.linear.weight": (width, width) for head in range(NUM_TOKENS)}
+        stored: dict[str, tuple[int, ...]] = {f"{head}.0.linear.weight": (width, width) for head in range(NUM_TOKENS)}
         stored |= {f"{head}.1.weight": (size, width) for head in range(NUM_TOKENS)}
         return {"medusa_num_heads": NUM_TOKENS, "medusa_num_layers": 1, "base_model_name_or_path": verifier}, stored
     heads = text.num_attention_heads
@@ -74,19 +75,20 @@ def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any],
         "model_type": "llama" if kind == "eagle3" else "qwen3",
         "num_hidden_layers": 1 if kind == "eagle3" else 2,
         "hidden_size": width,
-        "intermediate_size": text.intermediate_size,
+        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * width,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
         "head_dim": getattr(text, "head_dim", None) or width // heads,
         "hidden_act": "silu",
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-5),
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "max_position_embeddings": text.max_position_embeddings,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", 4096),
         "vocab_size": size,
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
     depth = text.num_hidden_layers
+    read = [min(2, depth), depth // 2, max(1, depth - 3)]
     raw: dict[str, Any] = {
         "speculators_model_type": kind,
         "draft_vocab_size": size,
@@ -101,9 +103,9 @@ def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any],
     }
     if kind == "eagle3":
         raw |= {"architectures": ["Eagle3Speculator"], "norm_before_residual": True}
-        raw["eagle_aux_hidden_state_layer_ids"] = [2, depth // 2, depth - 3]
+        raw["eagle_aux_hidden_state_layer_ids"] = read
         return raw, {"lm_head.weight": (size, width)}
     mask = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
     raw |= {"architectures": ["DFlashSpeculator"], "block_size": NUM_TOKENS + 1, "mask_token_id": mask or 0}
-    raw["aux_hidden_state_layer_ids"] = [2, depth // 2, depth - 3]
+    raw["aux_hidden_state_layer_ids"] = read
     return raw, {}

@@ -24,5 +24,8 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
     )
     document: Document = [Table.of("distill", "Before and after training", drafting, columns)]
     if last := drafting[-1].num_learned_tokens:
-        document = [*document, Line(f"{last:,} tokens of {drafting[-1].num_texts} answers, loss {drafting[-1].loss:.3f}")]
+        document = [
+            *document,
+            Line(f"{last:,} tokens of {drafting[-1].num_texts} answers, loss {drafting[-1].loss:.3f}"),
+        ]
     return [*document, *latency_document([row for row in measured if row.stage == drafting[-1].stage], [])]

@@ -149,7 +149,7 @@ class DistillRow(LatencyRow):
     """`distill.csv`: one row per arm before the training, and one per arm after it."""
 
     kind = "distill"
-    signature = ("stage", "num_learned_tokens", "loss")
+    signature = ("stage", "num_learned_tokens", "loss", "epochs")
 
     stage: str | None = figure("`before` or `after` the training")
     num_texts: int | None = figure("answers learned")
@@ -355,7 +355,16 @@ class PlanRow(RunRow):
 
 
 # A kind before the one that it adds columns to.
-KINDS: tuple[type[Row], ...] = (DistillRow, LatencyRow, LatencyPromptRow, EvalRow, AnswerRow, RecoveryRow, CompareRow, PlanRow)
+KINDS: tuple[type[Row], ...] = (
+    DistillRow,
+    LatencyRow,
+    LatencyPromptRow,
+    EvalRow,
+    AnswerRow,
+    RecoveryRow,
+    CompareRow,
+    PlanRow,
+)
 
 
 def kind_of(header: Iterable[str]) -> type[Row] | None:

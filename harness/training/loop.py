@@ -1,4 +1,4 @@
-"""The training loop. Everything in a step follows from the step's number, so a run that was killed goes on as it would."""
+"""The training loop. All of a step follows from its number, so a run that was killed goes on as it would have."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def train(
         vocabulary_size: that both models share.
         advance: called with the loss after each step, and once for each step that the checkpoint has already.
     """
-    device = target.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    embedding: Any = target.get_input_embeddings()
+    device: torch.device = embedding.weight.device
     layers = module.config.layers if hasattr(module, "drafter") else ()
     cast(module.train().requires_grad_(True), torch.float32)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -93,7 +94,7 @@ def train(
         tokens, counts = _padded(course.batch(texts, step), device)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = loss_function(lesson(target, tokens, counts, layers, vocabulary_size))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

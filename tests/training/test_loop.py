@@ -1,0 +1,62 @@
+"""The training loop: its order, and that a run that was cut short comes to the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from architectures import VOCABULARY, random_model
+from harness.training.loop import Course, Text, train
+
+GENERATOR = torch.Generator().manual_seed(2)
+TEXTS = [Text(torch.randint(0, VOCABULARY, (6 + number % 5,), generator=GENERATOR).tolist(), 3) for number in range(10)]
+COURSE = Course(epochs=3, batch_size=4, learning_rate=1e-3, chain=2, seed=7)
+
+
+def test_every_epoch_has_every_text_in_an_order_of_its_own() -> None:
+    assert COURSE.num_steps(len(TEXTS)) == 9
+    epochs = [[text for step in range(first, first + 3) for text in COURSE.batch(TEXTS, step)] for first in (0, 3, 6)]
+    assert all(sorted(map(id, epoch)) == sorted(map(id, TEXTS)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    rates = [COURSE.rate(step, 200) for step in range(200)]
+    peak = rates.index(max(rates))
+    assert peak < 10
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] == pytest.approx(1e-4, rel=0.01)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("last", [1, 2, 6, None])
+def test_training_that_was_cut_short_goes_on_as_it_would_have(last: int | None, tmp_path: Path) -> None:
+    target = random_model("llama")
+
+    def trained(name: str, stop: int | None) -> tuple[torch.nn.Module, list[float]]:
+        module, losses = random_model("llama", seed=5), []
+
+        def note(loss: float) -> None:
+            losses.append(loss)
+            if len(losses) == stop:
+                raise Killed
+
+        train(module, target, TEXTS, COURSE, tmp_path / name, vocabulary_size=VOCABULARY, save_every=2, advance=note)
+        return module, losses
+
+    whole, losses = trained("whole", None)
+    assert losses[-1] < losses[0]
+    if last is not None:
+        with pytest.raises(Killed):
+            trained("cut", last)
+        assert (tmp_path / "cut").exists() == (last > 2)
+    again, repeated = trained("cut", None)
+    assert repeated == losses
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name

@@ -1,0 +1,144 @@
+"""Each kind of draft is trained on exactly what it computes when it drafts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+
+from architectures import VOCABULARY, random_model
+from harness.config.settings import ModelSettings
+from harness.drafting.blocks import SlotCache
+from harness.drafting.dflash import BlockHead
+from harness.drafting.eagle import EagleHead
+from harness.drafting.medusa import MedusaHead
+from harness.models.checkpoints import Checkpoint
+from harness.models.heads import AnyHead
+from harness.models.new_heads import initialise, new_head
+from harness.training import losses
+from harness.training.losses import DECAY, Lesson, lesson, loss_of
+from tiny_checkpoints import as_checkpoint
+
+TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 2, 11, 6], [11, 3, 17, 2, 9, 9, 4, 1, 0, 0]])
+COUNTS = torch.zeros(TOKENS.shape, dtype=torch.bool)
+COUNTS[0, 2:9] = COUNTS[1, 1:7] = True
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return random_model("llama")
+
+
+def untrained(kind: str, target: PreTrainedModel) -> AnyHead:
+    checkpoint: Checkpoint = as_checkpoint(target.config)
+    torch.manual_seed(3)
+    head = new_head(ModelSettings(name=kind, repository="new"), checkpoint).load(torch.device("cpu"), torch.float32)
+    initialise(head, target)
+    for parameter in head.parameters():
+        # Nothing may be correct because a weight is zero, or one.
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    return head
+
+
+def given(target: PreTrainedModel, head: AnyHead) -> Lesson:
+    return lesson(target, TOKENS, COUNTS, head.config.layers, VOCABULARY)
+
+
+def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+    return -(wanted * logits.log_softmax(-1)).sum(-1)
+
+
+def test_lesson_has_the_targets_distributions_whatever_pads_a_row(target: PreTrainedModel) -> None:
+    batch = lesson(target, TOKENS, COUNTS, (1,), VOCABULARY)
+    alone = target(input_ids=TOKENS[1:, :8]).logits.softmax(-1)
+    assert torch.allclose(batch.wanted[1:, :8], alone, atol=1e-6)
+
+
+def test_eagle_learns_from_chains_on_its_own_states(target: PreTrainedModel) -> None:
+    head = untrained("eagle3", target)
+    assert isinstance(head, EagleHead)
+    assert head.lm_head is not None
+    batch, steps, embedding = given(target, head), 3, target.get_input_embeddings()
+    assert isinstance(embedding, nn.Module)
+    totals = torch.zeros(steps)
+    with torch.no_grad():
+        for row in range(2):
+            features = head.join(batch.features()[row : row + 1])
+            embedded = embedding(TOKENS[row : row + 1])
+            for last in range(TOKENS.shape[1] - 1):
+                # The chain that begins after entry `last`, as `EagleDrafter` computes it, fed with the text's tokens.
+                cache = SlotCache()
+                cache.positions, cache.num_slots = torch.arange(last + 1)[None], last + 1
+                states = head(embedded[:, 1 : last + 2], features[:, : last + 1], cache)[:, -1:]
+                for step in range(min(steps, TOKENS.shape[1] - 1 - last)):
+                    if step:
+                        cache.positions, cache.num_slots = torch.tensor([[last + step]]), last + step + 1
+                        states = head(embedded[:, last + step + 1 : last + step + 2], states, cache)
+                    place = last + step + 1
+                    if COUNTS[row, place]:
+                        logits = head.lm_head(head.norm(states))[0, 0]
+                        totals[step] += cross_entropy(logits, batch.wanted[row, place])
+    counts = torch.stack([COUNTS[:, 1 + step :].sum() for step in range(steps)])
+    expected = sum(DECAY**step * totals[step] / counts[step] for step in range(steps))
+    assert loss_of(head, target, steps)(batch).item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_dflash_learns_from_blocks_behind_the_features(
+    target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = untrained("dflash", target)
+    assert isinstance(head, BlockHead)
+    monkeypatch.setattr(losses, "BLOCKS", 1)
+    batch, anchors, size = given(target, head), [3, 2], head.config.block_size
+    only = torch.zeros_like(COUNTS)
+    only[torch.arange(2), torch.tensor(anchors)] = True
+    drawn = Lesson(batch.tokens, only, batch.wanted, batch.hidden)
+    embedding, output = target.get_input_embeddings(), target.get_output_embeddings()
+    assert isinstance(embedding, nn.Module)
+    assert output is not None
+    expected = []
+    with torch.no_grad():
+        for row, anchor in enumerate(anchors):
+            cache = SlotCache()
+            cache.positions, cache.num_slots = torch.arange(anchor)[None], anchor
+            head.read(batch.features()[row : row + 1, :anchor], cache)
+            cache.positions, cache.num_slots = torch.arange(anchor, anchor + size)[None], anchor + size
+            queries = [int(TOKENS[row, anchor]), *[head.config.mask_token_id] * (size - 1)]
+            states = head(embedding(torch.tensor([queries])), cache)
+            # The first mask predicts the token after the anchor: the only one that counts here.
+            expected.append(cross_entropy(output(states[0, 1]), batch.wanted[row, anchor]))
+    assert loss_of(head, target, 1)(drawn).item() == pytest.approx(float(sum(expected)) / 2, rel=1e-5)
+
+
+def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -> None:
+    head = untrained("medusa", target)
+    assert isinstance(head, MedusaHead)
+    batch, expected = given(target, head), 0.0
+    for number in range(head.config.num_heads):
+        block, output = head.parts(number)
+        logits, ahead = output(block(batch.features())), number + 1
+        places = [(row, i) for row in range(2) for i in range(ahead, 10) if COUNTS[row, i]]
+        each = [cross_entropy(logits[row, i - ahead], batch.wanted[row, i]).item() for row, i in places]
+        expected += DECAY**number * sum(each) / len(each)
+    assert loss_of(head, target, 1)(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_draft_model_does_better_than_the_target_itself(target: PreTrainedModel) -> None:
+    batch = lesson(target, TOKENS, COUNTS, (), VOCABULARY)
+    entropy = cross_entropy(batch.wanted.log(), batch.wanted)[COUNTS].mean().item()
+    assert loss_of(target, target, 1)(batch).item() == pytest.approx(entropy, rel=1e-5)
+    assert loss_of(random_model("llama", seed=5), target, 1)(batch).item() > entropy
+
+
+def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(target: PreTrainedModel) -> None:
+    known = torch.tensor([1, 4, 9])
+    batch, logits = given(target, untrained("eagle3", target)), torch.randn(2, 10, 3)
+    each = -(batch.wanted[..., known] * logits.log_softmax(-1)).sum(-1)
+    assert batch.loss(logits, 0, tokens=known).item() == pytest.approx(each[COUNTS].mean().item())
+
+
+def test_a_head_can_be_made_for_a_target_of_another_style() -> None:
+    own = AutoConfig.for_model("gpt2", n_embd=64, n_layer=6, n_head=4, vocab_size=VOCABULARY)
+    head = new_head(ModelSettings(name="eagle3", repository="new"), as_checkpoint(own))
+    assert head.config.layers == (2, 3, 3)
