@@ -302,6 +302,7 @@ class RecoverySettings(PromptedSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
+        draft: None tests the regular arm, of engines other than ours.
         num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
         num_draws: sampled continuations, over all tests.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
@@ -318,10 +319,14 @@ class RecoverySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.draft is not None, "draft", "must be a model: without a draft nothing can be lost", "none")
+        rule = "must be a model: without a draft nothing can be lost"
+        if self.engine.name != "local":
+            rule = "must be a model at temperature 0: greedy texts without a draft are compared with nothing"
+        sampled = self.engine.name != "local" and self.decoding.temperature > 0
+        require(self.draft is not None or sampled, "draft", rule, "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
-        rule = "must be local or huggingface: recovery reads the logits of the models that generate"
-        require(self.engine.loads_pair, "engine", rule, self.engine.name)
+        rule = "must not be server: recovery reads the logits of the models that generate"
+        require(self.engine.computes_here, "engine", rule, self.engine.name)
         require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
         require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)

@@ -21,7 +21,7 @@ from harness.engines.protocol import Engine, Question
 from harness.engines.requests import Drafted, RequestRecord
 from harness.models.checkpoints import source
 from harness.models.devices import free_memory
-from harness.models.failures import explain, first_line
+from harness.models.failures import as_run_error, first_line
 from harness.models.pair import PlannedPair
 from harness.models.sketch import Sketch
 from harness.models.tokenizers import max_context
@@ -42,7 +42,7 @@ _HEADS: dict[str, dict[str, Any]] = {
     "medusa": {"method": "medusa"},
 }
 # Slots of a cache come in blocks, at most of this size, and one block is never used.
-_BLOCK = 256
+_BLOCK = 128
 
 
 class VllmEngine(Engine):
@@ -79,6 +79,9 @@ class VllmEngine(Engine):
         split = settings.engine.tensor_parallel_size * settings.engine.pipeline_parallel_size
         slots = (batch_size + 1) * -(-length // _BLOCK) * _BLOCK
         common = _arguments(settings, planned) | {"max_model_len": length, "max_num_seqs": batch_size}
+        if not planned.gpus:
+            # On a CPU a prompt that is read in parts fails if it has a seed: CPU generators cannot be set back.
+            common["max_num_batched_tokens"] = max(2048, batch_size * length)
 
         def arm(name: str, sketches: list[Sketch], **arguments: Any) -> VllmArm:
             cache_bytes = slots * sum(sketch.cache_bytes for sketch in sketches)
@@ -98,7 +101,6 @@ class VllmEngine(Engine):
         self.in_turn = len(self.arms) > 1 and sum(arm.num_bytes for arm in self.arms) > room
         notes = [", eager"] * (settings.runner == "eager") + [", one arm after the other"] * self.in_turn
         self.runner = f"vLLM {vllm.__version__}" + "".join(notes)
-        self._model = settings.model
         try:
             for arm_at_once in self.arms[: 1 if self.in_turn else None]:
                 self.start(arm_at_once)
@@ -118,7 +120,7 @@ class VllmEngine(Engine):
             try:
                 arm.llm = LLMEngine.from_engine_args(EngineArgs(**arm.arguments))
             except Exception as exception:
-                raise _explained(exception, self._model) from exception
+                raise _explained(exception) from exception
             self.setup_seconds = (self.setup_seconds or 0.0) + time.perf_counter() - started
         return arm.llm
 
@@ -191,7 +193,7 @@ class VllmArm:
                             requests[row].num_tokens += len(tokens)
                         yield _record(decided)
             except Exception as exception:
-                raise _explained(exception, self.engine._model) from exception
+                raise _explained(exception) from exception
             finally:
                 if rows:
                     llm.abort_request(list(rows))
@@ -302,11 +304,8 @@ def _end(request: RequestRecord, seconds: float, completion: Any) -> None:
         request.drafted = Drafted.read({"metrics": {"speculative_decoding": metrics.to_dict()}})
 
 
-def _explained(exception: Exception, model: ModelSettings) -> RunError | SettingError:
-    """One line of what vLLM raised. Those of pydantic hold what matters in their list."""
+def _explained(exception: Exception) -> RunError:
+    """One line of what vLLM raised; pydantic has it in a list."""
     errors: Callable[[], list[dict[str, Any]]] | None = getattr(exception, "errors", None)
-    if errors is not None:
-        return RunError(f"vLLM: {errors()[0]['msg']}")
-    if (known := explain(exception, "model", model)) is not None:
-        return known if isinstance(known, RunError | SettingError) else RunError(str(known))
-    return RunError(f"vLLM: {first_line(exception)}")
+    said = first_line(exception) if errors is None else errors()[0]["msg"]
+    return as_run_error(exception) or RunError(f"vLLM: {said}")

@@ -16,16 +16,15 @@ from torch import Tensor
 from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
 from harness.engines.protocol import Reference
-from harness.experiments.session import in_batches
+from harness.experiments.session import REFERENCE_BATCH, in_batches
 
 # With more, each has too few draws to see differences several tokens deep.
 NUM_CONTEXTS = 5
 # Only so many tokens before the cut are read: any text is a prompt, and every draw has its own cache, which would take
 # most of the time.
 CONTEXT_TOKENS = 16
-# Only the last places of a long prompt are considered, this many, and as many contexts in one forward pass.
+# Only the last places of a long prompt are considered, this many.
 _NUM_PLACES = 64
-_BATCH = 64
 
 
 class Context(NamedTuple):
@@ -49,7 +48,7 @@ def choose_contexts(
         for index, prompt in enumerate(prompts)
     ]
     openness = dict.fromkeys((context.token_ids for contexts in places for context in contexts), 0.0)
-    for batch in in_batches(list(openness), _BATCH):
+    for batch in in_batches(list(openness), REFERENCE_BATCH):
         openness |= zip(batch, recovered_entropy(reference, batch, decoding).tolist(), strict=True)
     chosen: dict[tuple[int, ...], Context] = {}
     for contexts in places:

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Reference
-from harness.experiments.session import in_batches
+from harness.experiments.session import REFERENCE_BATCH, in_batches
 from harness.results.statistics import least_visible_shift
 
 Floats = NDArray[np.float64]
 Prefix = tuple[int, ...]
 
-# Prefixes in one forward pass.
-_BATCH = 64
 # Where rounding decides whether a token belongs to the top p, one draw of it must not refute everything: an outcome of
 # probability 0 gets this one, and is pooled with the rare ones.
 _NEVER = 1e-12
@@ -98,7 +96,7 @@ def exact_outcomes(
     level: list[Prefix] = [()]
     for _ in range(num_tokens):
         longer: list[Prefix] = []
-        for batch in in_batches(level, _BATCH):
+        for batch in in_batches(level, REFERENCE_BATCH):
             whole = reference.logits([[*prompt, *prefix] for prefix in batch])
             behind_cache = reference.logits([prompt] * len(batch), batch) if batch[0] else whole
             rows, cached_rows = (exact_probabilities(logits, decoding) for logits in (whole, behind_cache))

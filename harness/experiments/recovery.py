@@ -10,7 +10,7 @@ from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Engine, Question, Reference
+from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts
 from harness.experiments.lossless import MIN_EXPECTED, GreedyCheck, SampledCheck, check_sampled, together
@@ -48,13 +48,16 @@ class Recovery(Experiment):
         shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][: 2 if decoding.temperature > 0 else 1]
         session.place(*max(shapes, key=lambda shape: shape[0] * sum(shape[1:])))
 
-        self._compare_greedy_texts(session, token_ids, *greedy[:2])
+        if settings.draft is None:
+            session.open(*greedy[:2])
+        else:
+            self._compare_greedy_texts(session, token_ids, *greedy[:2])
         if decoding.temperature > 0:
             self._compare_draws(session, token_ids)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
-        common: dict[str, Any] = {"arm": "speculative", "prompts_digest": self.prompt_set.digest}
+        common: dict[str, Any] = {"arm": self.settings.arms[-1], "prompts_digest": self.prompt_set.digest}
         return [session.row(RecoveryRow, **common, **check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
@@ -67,23 +70,21 @@ class Recovery(Experiment):
         self, session: Session, token_ids: Sequence[Sequence[int]], num_rows: int, longest: int
     ) -> None:
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
+        arms = self.settings.arms
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
-        engine = session.open(num_rows, longest, decoding, fault=self.settings.fault)
-        reference = _reference(engine)
+        session.open(num_rows, longest, decoding, fault=self.settings.fault)
         divergences: list[Divergence | None] = []
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
-            texts = (generations[name].tokens for name in self.settings.arms)
-            divergences.extend(
-                first_divergence(reference, *each) for each in zip(question.prompts, *texts, strict=True)
-            )
+            for prompt, *texts in zip(question.prompts, *(generations[name].tokens for name in arms), strict=True):
+                same = texts[0] == texts[1]
+                divergences.append(None if same else first_divergence(session.reference(), prompt, *texts))
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
         # No text ends before its last token.
-        check = GreedyCheck(
-            len(token_ids) * decoding.max_new_tokens, divergences, reference.logit_rounding if reference else 0.0
-        )
+        rounding = session.reference().logit_rounding if any(divergences) else 0.0
+        check = GreedyCheck(len(token_ids) * decoding.max_new_tokens, divergences, rounding)
         worst = check.worst
         self.checks.append(
             {
@@ -108,10 +109,10 @@ class Recovery(Experiment):
         """
         settings, decoding = self.settings, dataclasses.replace(self.settings.decoding, ignore_eos=True)
         num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
-        engine = session.open(size, CONTEXT_TOKENS, decoding, fault=settings.fault)
-        reference = _reference(engine)
+        # Without a draft the number says no more than how many tokens are counted.
+        reference, k = session.reference(), decoding.num_draft_tokens
+        numbers = [k] if settings.draft is None else sorted({1, k})
         contexts = choose_contexts(reference, token_ids, decoding)
-        numbers = sorted({1, decoding.num_draft_tokens})
         num_draws = settings.num_draws // (len(contexts) * len(numbers))
         # Every draw has its own stream of random numbers.
         streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
@@ -126,12 +127,14 @@ class Recovery(Experiment):
 
         num_batches = len(streams) * len(in_batches(streams[0], size))
         with progress("drawing", num_batches) as advance, quick_collections():
-            for context in contexts:
-                outcomes = exact_outcomes(reference, context.token_ids, decoding, num_counted, MIN_EXPECTED / num_draws)
-                for number in numbers:
-                    num_tokens = num_counted_tokens(number)
-                    asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=num_tokens)
-                    draws = draw(context, asked, streams.pop(0))
+            rare = MIN_EXPECTED / num_draws
+            exact = [exact_outcomes(reference, found.token_ids, decoding, num_counted, rare) for found in contexts]
+            for place, number in enumerate(numbers):
+                num_tokens = num_counted_tokens(number)
+                asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=num_tokens)
+                engine = session.open(size, CONTEXT_TOKENS, asked, fault=settings.fault)
+                for context, outcomes, drawn in zip(contexts, exact, streams[place :: len(numbers)], strict=True):
+                    draws = draw(context, asked, drawn)
                     check = check_sampled(draws, outcomes, num_tokens, level, settings.shift)
                     checks[number].append(check)
                     prompt_index = self.prompts[context.prompt_index].index
@@ -141,16 +144,12 @@ class Recovery(Experiment):
 
     def _add_sampled(self, num_draft_tokens: int, check: SampledCheck, **context: int) -> None:
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
-        self.checks.append({"check": "sampled", "num_draft_tokens": num_draft_tokens, **context, **figures})
+        if self.settings.draft is not None:
+            figures["num_draft_tokens"] = num_draft_tokens
+        self.checks.append({"check": "sampled", **context, **figures})
 
 
 EXPERIMENT = Recovery
-
-
-def _reference(engine: Engine) -> Reference:
-    reference = engine.reference
-    assert reference is not None
-    return reference
 
 
 def num_counted_tokens(num_draft_tokens: int) -> int:

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.commands import RunSettings
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.settings import DecodingSettings
+from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
@@ -34,6 +35,9 @@ from harness.results.files import append_lines, append_rows, check_appendable
 from harness.results.measurement import measurement_digest
 from harness.results.row import Row
 from harness.results.schema import RunRow
+
+# What a reference that is loaded for an engine without one can be asked at once: rows, and tokens of each.
+REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 Item = TypeVar("Item")
@@ -133,6 +137,7 @@ class Session:
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
+        self._reference: Reference | None = None
         self._measurement = measurement
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._keeper = keeper or PairKeeper()
@@ -248,6 +253,21 @@ class Session:
         asked = self.settings, decoding or self.settings.decoding, self._keeper.plan(self.settings), self._keeper.load
         self.engine = open_engine(*asked, **options)
         return self.engine
+
+    def reference(self) -> Reference:
+        """The probabilities of the models that generate: the engine's own, else of the same weights, loaded for that.
+
+        Raises:
+            RunError: they do not fit.
+        """
+        assert self.engine is not None
+        if (own := self.engine.reference) is not None:
+            return own
+        if self._reference is None:
+            demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
+            pair = self._keeper.plan(self.settings).place(demand, force=self.settings.force).load()
+            self._reference = LocalEngine(pair, self.settings.decoding, runner="eager")
+        return self._reference
 
     def close(self) -> None:
         """Close the engine, if one is open."""

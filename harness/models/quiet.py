@@ -20,6 +20,8 @@ _FLOODS = {
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
+    # All requests in flight, whenever vLLM fails.
+    "vllm.logging_utils.dump_input": "Dumping",
     # vLLM's build for CPUs looks for it.
     "torch._library.triton": "Triton not available",
 }

@@ -48,8 +48,9 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
         weakest = min(undecided, key=lambda row: row.power or 0)
+        with_k = f" with K={weakest.num_draft_tokens}" if weakest.num_draft_tokens else ""
         why = (
-            f"{weakest.num_draws:,} draws with K={weakest.num_draft_tokens} would see a shift of"
+            f"{weakest.num_draws:,} draws{with_k} would see a shift of"
             f" {weakest.shift:.0%} in a token's distribution with a chance of only {_share(weakest.power)};"
             " raise num_draws, shift or decoding.temperature"
         )
