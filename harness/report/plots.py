@@ -11,6 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.pairs import Pair, groups, predicted_curve
 from harness.report.runs import Run
+from harness.report.words import in_words
 
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
@@ -75,6 +77,8 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]
             "speedup": _dots(_speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1),
             "times": _dots(_times(pairs), "ms per token ± standard deviation over prompts", from_zero=True),
             "num_draft_tokens": _against_k(pairs),
+            "load": _against_load(pairs),
+            "throughput": _throughputs(pairs),
             "positions": _by_position(pairs),
             "accuracy": _dots(_accuracies(accuracy), "correct answers, %, with 95 % Wald bounds"),
         }
@@ -139,6 +143,68 @@ def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
         _curve(axes, [Point(value, x=k) for k, value in predicted], "predicted", marker="", linestyle="--")
         measured = [Point(row.speedup or 0.0, row.speedup_low, row.speedup_high, k) for k, row in rows]
         _curve(axes, measured, "measured, 95 % interval")
+        figures.append(_with_legend(axes))
+    return figures
+
+
+def _by_load(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Pairs that differ in their load alone, by name and then by load; where they do."""
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.row.speedup is not None and not pair.partial:
+            load = in_words(pair.row, "batch_size")
+            name = replace(pair.name, settings=[text for text in pair.name.settings if text != load])
+            found.setdefault(name.label(), []).append(pair)
+    several = {name: sorted(group, key=_load) for name, group in found.items() if len(set(map(_load, group))) > 1}
+    return dict(list(several.items())[:_MOST_CURVES])
+
+
+def _load(pair: Pair) -> float:
+    """Rows of a batch or requests in flight; requests per second where these were set."""
+    return pair.row.request_rate or pair.row.batch_size or 1
+
+
+def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
+    """Measured speed-up against batch size or requests in flight, and the line where speculation stops to pay."""
+    found = _by_load(pairs)
+    shown = [pair for group in found.values() for pair in group]
+    if not shown:
+        return []
+    highest = 1.08 * max(1.0, *(pair.row.speedup_high or pair.row.speedup or 0.0 for pair in shown))
+    unit = "requests per second" if shown[0].row.request_rate else "rows of a batch, or requests in flight"
+    axes = _axes(2.7 + 0.2 * len(found), unit, "speed-up", highest)
+    axes.axhline(1, **_REFERENCE)
+    for (name, group), marker, dash in zip(found.items(), "os^DvP", _DASHES, strict=False):
+        points = [Point(p.row.speedup or 0.0, p.row.speedup_low, p.row.speedup_high, _load(p)) for p in group]
+        _curve(axes, points, _shortened(name), marker=marker, linestyle=dash)
+    loads = sorted({_load(pair) for pair in shown})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
+    axes.set_xlim(loads[0] / 1.3, loads[-1] * 1.3)
+    return [_with_legend(axes, columns=1)]
+
+
+def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
+    """Tokens per second in all against those that one reader gets; each point has its load."""
+    figures = []
+    for name, group in _by_load(pairs).items():
+        arms: dict[str, list[tuple[Point, Pair]]] = {}
+        for pair in group:
+            for row in pair.run.rows:
+                if row.tokens_per_second and row.ms_per_token:
+                    point = Point(row.tokens_per_second, x=1000 / row.ms_per_token)
+                    arms.setdefault(str(row.arm), []).append((point, pair))
+        if not arms:
+            continue
+        points = [point for found in arms.values() for point, _ in found]
+        axes = _axes(2.9, "tokens/s per user", "tokens/s in all", 1.12 * max(point.value for point in points))
+        axes.set_title(_shortened(name))
+        for arm, found in arms.items():
+            _curve(axes, [point for point, _ in found], arm)
+            for point, pair in found:
+                where = {"textcoords": "offset points", "xytext": (5, 4)}
+                axes.annotate(f"{_load(pair):g}", (point.x, point.value), **where)
+        axes.set_xlim(0, 1.12 * max(point.x for point in points))
         figures.append(_with_legend(axes))
     return figures
 

@@ -122,6 +122,21 @@ def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     assert "Speculative decoding is 2.00× faster" in page.text
 
 
+def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
+    runs = [
+        latency_run(speedup=speedup, batch_size=size, engine=engine, tokens_per_second=10.0 * size)
+        for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
+        for engine in ("local", "server")
+    ]
+    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])
+    (load,) = drawn["load"]
+    # A curve for each engine over all loads, and one plot each of what its users get.
+    texts = ElementTree.fromstring(load.encode()).itertext()
+    assert {"1", "4", "16", "speed-up"} <= {text.strip() for text in texts}
+    assert len(drawn["throughput"]) == 2
+    assert all("regular" in svg and "speculative" in svg for svg in drawn["throughput"])
+
+
 def test_the_same_figures_give_the_same_page(report: Report) -> None:
     assert len({html_of(report) for _ in range(2)}) == 1
 
