@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.config.errors import RunError, SettingError
 from harness.report.accuracy import accuracy_tables
 from harness.report.latency import latency_document
+from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
 from harness.report.pairs import Pair, all_published_table, fastest, latency_pairs, latency_tables, published_table
@@ -31,9 +32,9 @@ usage: python -m harness report [PATH ...] [output=DIR]
 
 From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
-  PATH        a CSV file of latency, eval, recovery or compare, with any name, or a directory, which is searched with
-              its subdirectories: results/, the directory of a run (outputs/...) or of a sweep (multirun/...).
-              Default: results/
+  PATH        a CSV file of latency, eval, recovery or compare, with any name, AIPerf's profile_export.jsonl, what
+              vLLM's `bench serve` saves, or a directory, which is searched with its subdirectories: results/, the
+              directory of a run (outputs/...) or of a sweep (multirun/...). Default: results/
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   python -m harness report
@@ -78,6 +79,7 @@ def build(paths: Sequence[str | Path]) -> Report:
         compared = latency_document(latency[0].rows, found.prompts.get(latency[0].last.run, ()))
     document = [
         *compared,
+        others_table(found.others),
         published_table(pairs),
         *accuracy_tables(accuracy),
         *recovery_tables(recovery),

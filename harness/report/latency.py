@@ -34,7 +34,7 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     document.append(Table.of("arms", "", rows, _ARMS))
     sent = [row for row in rows if row.requests_per_second is not None]
     if sent:
-        document.append(Table.of("requests", "", sent, _REQUESTS))
+        document.append(Table.of("requests", "", sent, (_ARMS[0], *REQUESTS)))
     if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
@@ -196,8 +196,7 @@ _ARMS = (
     Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
     Column("speed-up", times, "speedup"),
 )
-_REQUESTS = (
-    Column("arm", text=True, of=arm_name),
+REQUESTS = (
     Column("first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")),
     Column("between tokens ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_between_tokens")),
     Column("requests/s", number(), "requests_per_second"),
@@ -217,7 +216,7 @@ _CATEGORIES = (
 
 def _percentiles(row: LatencyRow, name: str) -> str | None:
     found = [getattr(row, f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
-    return None if None in found else " / ".join(f"{ms:.1f}" for ms in found)
+    return " / ".join("–" if ms is None else f"{ms:.1f}" for ms in found)
 
 
 def _failures(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.errors import SettingError
+from harness.report.others import FILE_NAME as OTHER_FILE
+from harness.report.others import read_other
 from harness.results.files import read_file
 from harness.results.row import Row
 from harness.results.schema import AnswerRow, CompareRow, EvalRow, LatencyPromptRow, LatencyRow, RecoveryRow, RunRow
@@ -81,6 +83,7 @@ class Findings:
         runs: with figures, each measurement once, oldest first.
         failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
         prompts: rows of `latency_prompts.csv` by the run that they belong to.
+        others: measurements by other tools, see `read_other`.
         files: number of rows read by file.
         notes: what could not be read, or was left out.
     """
@@ -88,6 +91,7 @@ class Findings:
     runs: list[Run] = field(default_factory=list)
     failures: list[Run] = field(default_factory=list)
     prompts: dict[str | None, list[LatencyPromptRow]] = field(default_factory=dict)
+    others: list[LatencyRow] = field(default_factory=list)
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -111,12 +115,16 @@ def read(paths: Sequence[Path]) -> Findings:
         files = [path]
         if path.is_dir():
             folders = sorted((Path(folder), {*names, *inner}) for folder, inner, names in _walk(path))
-            files = [folder / name for folder, names in folders for name in sorted(names) if _FILE_NAME.fullmatch(name)]
+            found_here = [folder / name for folder, names in folders for name in sorted(names)]
+            files = [file for file in found_here if any(kind.fullmatch(file.name) for kind in (_FILE_NAME, OTHER_FILE))]
             unfinished |= {folder: run for folder, names in folders if (run := _without_result(folder, names))}
         if not files:
             raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
         for file in files:
             if file in found.files:
+                continue
+            if file.suffix in (".json", ".jsonl") and (other := _other(file, found.notes)) is not None:
+                found.others.append(other)
                 continue
             rows = _rows(file, found.notes)
             if rows is None and path == file:
@@ -127,7 +135,7 @@ def read(paths: Sequence[Path]) -> Findings:
                 _add_prompts(found, rows)
     found.runs, found.failures = merge(runs)
     found.failures += unfinished.values()
-    if not found.runs and not found.failures:
+    if not found.runs and not found.failures and not found.others:
         rule = f"holds no run's result; those are in {', '.join(f'{command}.csv' for command in _COMMANDS)}"
         raise SettingError(", ".join(map(str, paths)), rule)
     for run in found.of(LatencyRow):
@@ -208,6 +216,14 @@ def _rows(file: Path, notes: list[str]) -> list[Row] | None:
         return contents.rows
     notes.append(f"{file} has the columns of no command and was left out")
     return None
+
+
+def _other(file: Path, notes: list[str]) -> LatencyRow | None:
+    try:
+        return read_other(file)
+    except OSError as error:
+        notes.append(f"{file} cannot be read: {error.strerror}")
+        return None
 
 
 def _without_result(folder: Path, names: set[str]) -> Run | None:
