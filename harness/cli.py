@@ -5,6 +5,7 @@ Torch is imported only when the settings are known to be right.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -238,9 +239,10 @@ def _started(hydra_main: Callable[[], None]) -> None:
         hydra_main()
         if SweepCallback.directory is not None and not Manifest.read(SweepCallback.directory).num_jobs:
             raise SettingError("-m", "there are no jobs, because glob(...) matches no preset")
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        # A preset that is missing is one to Hydra, without a number.
+        if error.errno in (None, errno.EPIPE):
+            raise
         reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
         raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, error.filename) from error
     except (RecursionError, ValueError) as error:

@@ -10,9 +10,11 @@ import torch
 from harness.config.commands import RunnerName
 from harness.config.errors import SettingError
 from harness.decoding.protocols import Runner
+from harness.models.checkpoints import recurrent_kind
 from harness.models.pair import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.recurrent import RecurrentRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 
@@ -51,6 +53,10 @@ def build_runner(
     name, chosen, model = loaded.settings.name, resolve(runner, [loaded.input_device]), loaded.model
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
     common["hidden_layers"] = hidden_layers
+    if recurrent_kind(model.config) is not None:
+        if chosen != "eager":
+            say(f"{name} has a recurrent state; it runs with runner=eager")
+        return RecurrentRunner(model, **common), "eager"
     while True:
         try:
             if chosen == "eager":

@@ -14,9 +14,8 @@ import torch
 from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
-from harness.config.settings import ModelSettings
 from harness.experiments.session import Session
-from harness.models.checkpoints import read_checkpoint
+from harness.models.checkpoints import Checkpoint, check_batch_size, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
 from harness.models.heads import read_head
@@ -27,13 +26,10 @@ from harness.models.quiet import quiet_libraries
 from harness.models.remedies import fit_regardless, remedies
 from harness.models.roofline import known_gpu, known_gpus
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import check_context
+from harness.models.tokenizers import check_context, check_local, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
 from harness.results.schema import PlanRow
-
-# One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
-_PADDING = 0.02
 
 
 @dataclass(frozen=True)
@@ -66,13 +62,19 @@ class Plan:
         quiet_libraries()
         settings, machine = self.settings, find_machine(self.settings)
         session.devices = [machine.name]
-        models = [_sketch("model", settings.model, settings, machine)]
+        target = read_checkpoint("model", settings.model, weights=False, alone=settings.draft is None)
+        check_batch_size(target, settings.batch_size)
+        models = [_sketch(target, settings, machine)]
         draft = settings.draft if settings.draft is not None and settings.draft.method == "model" else None
         shared = draft is not None and shares_weights(settings.model, draft)
         if draft is not None and not shared:
-            target = read_checkpoint("model", settings.model, weights=False)
             head = read_head(draft, target, layers=draft.layers, weights=False)
-            models.append(head.sketch(models[0].dtype) if head else _sketch("draft", draft, settings, machine))
+            if head is None:
+                drafting = read_checkpoint("draft", draft, weights=False)
+                (check_local if settings.weights == "stored" else check_sizes)(target, drafting)
+                models.append(_sketch(drafting, settings, machine))
+            else:
+                models.append(head.sketch(models[0].dtype))
         num_draft_tokens = 0 if settings.draft is None else settings.decoding.num_draft_tokens
         asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
         demand = Demand(*asked, num_draft_tokens, settings.runner)
@@ -139,8 +141,8 @@ def find_machine(settings: PlanSettings) -> Machine:
     return machine
 
 
-def _sketch(role: str, model: ModelSettings, settings: PlanSettings, machine: Machine) -> Sketch:
-    checkpoint = read_checkpoint(role, model, weights=False)
+def _sketch(checkpoint: Checkpoint, settings: PlanSettings, machine: Machine) -> Sketch:
+    role, model = checkpoint.role, checkpoint.settings
     check_quantization(checkpoint)
     length = settings.prompt_length
     check_context(checkpoint, length, settings.decoding.max_new_tokens, "prompt_length", value=length)
@@ -223,7 +225,4 @@ def _note(case: Case, target: Placement) -> str | None:
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(target.device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
-    sizes = [sketch.vocabulary_size for sketch in case.models]
-    if max(sizes) - min(sizes) > _PADDING * max(sizes):
-        notes.append(f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens), so this pair will be refused")
     return "; ".join(notes) or None

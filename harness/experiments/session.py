@@ -23,6 +23,7 @@ from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet, listed
+from harness.models.checkpoints import check_batch_size
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
 from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
@@ -234,6 +235,7 @@ class Session:
             return None
         num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
+        check_batch_size(self._keeper.plan(settings).checkpoints[0], batch_size)
         demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,11 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     return trust | {name: value for name, value in optional.items() if value is not None}
 
 
-def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
+def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True, alone: bool = False) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
 
-    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone.
+    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone. A model
+    that is measured `alone`, without a draft, need not take tokens back.
 
     Raises:
         SettingError: a directory that is not there or holds no model; a model that is not a causal language model, or
@@ -65,17 +68,17 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
             config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
         except Exception as exception:
             raise explain(exception, role, settings) or exception from exception
-    check_rollback(role, settings, config)
+    check_rollback(role, settings, config, alone=alone)
     return Checkpoint(role, settings, config)
 
 
-def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
+def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig, *, alone: bool = False) -> None:
     """Raise a SettingError unless this is a decoder whose cache can forget tokens, as verification requires.
 
-    A recurrent state (Mamba, RWKV, linear attention, convolutions) cannot. Decided by what the configuration and the
-    model class declare, by name only as the last resort.
+    A recurrent state (Mamba, RWKV, linear attention, convolutions) cannot, which is no obstacle to a model that is
+    measured `alone`. Decided by what the configuration and the model class declare, by name only as the last resort.
     """
-    kind = _recurrent_kind(config)
+    kind = recurrent_kind(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if config.is_encoder_decoder:
         rule = "must be a decoder-only model; this is an encoder-decoder"
@@ -85,14 +88,31 @@ def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig)
         rule = "must be a decoder-only model; this is an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         rule = f"must be a causal language model, not {config.model_type}"
-    elif kind is not None:
-        rule = f"cannot be used: its state ({kind}) cannot take back rejected tokens; choose a transformer"
+    elif kind is not None and not alone:
+        where = "; draft=none measures it alone" if role == "model" else ""
+        rule = f"cannot be used: its state ({kind}) cannot take back rejected tokens; choose a transformer{where}"
+    elif kind is None and not remote and "past_key_values" not in _arguments(config):
+        rule = f"cannot be used: {config.model_type} keeps no KV cache; choose a newer transformer"
     else:
         return
     raise SettingError(role, rule, settings.name)
 
 
-def _recurrent_kind(config: PreTrainedConfig) -> str | None:
+def check_batch_size(checkpoint: Checkpoint, batch_size: int) -> None:
+    """Raise a SettingError for several rows of a model whose padding would go into its state."""
+    if batch_size > 1 and (kind := recurrent_kind(checkpoint.config)) is not None:
+        rule = f"must be 1 for {checkpoint.role}={checkpoint.settings.name}, whose state ({kind}) knows no padding"
+        raise SettingError("batch_size", rule, batch_size)
+
+
+def _arguments(config: PreTrainedConfig) -> Collection[str]:
+    """What the model's `forward` takes."""
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return inspect.signature(model_class.forward).parameters
+
+
+def recurrent_kind(config: PreTrainedConfig) -> str | None:
+    """What kind of state the model has that cannot be taken back; None for a KV cache."""
     text = config.get_text_config(decoder=True)
     if others := sorted(set(getattr(text, "layer_types", None) or ()) - _TAKEN_BACK):
         return f"{config.model_type}: {', '.join(others)}"

@@ -265,7 +265,7 @@ def plan_pair(
     """
     quiet_libraries()
     read = random_checkpoint if weights == "random" else read_checkpoint
-    checkpoints, drafting = [read("model", target)], draft
+    checkpoints, drafting = [read("model", target, alone=draft is None)], draft
     head: HeadCheckpoint | None = None
     if isinstance(draft, DraftSettings) and draft.method == "new_head":
         head, draft = new_head(draft, checkpoints[0]), None

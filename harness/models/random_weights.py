@@ -21,15 +21,13 @@ from harness.models.checkpoints import Checkpoint, read_checkpoint
 from harness.models.meta import bare_model
 from harness.models.quantization import check_quantization, stored_quantization
 from harness.models.sketch import DeviceMap, covering
-from harness.models.tokenizers import vocabulary_size
+from harness.models.tokenizers import check_sizes, vocabulary_size
 
 # What most architectures start training with.
 _STANDARD_DEVIATION = 0.02
-# One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
-_PADDING = 0.02
 
 
-def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
+def random_checkpoint(role: str, settings: ModelSettings, *, alone: bool = False) -> Checkpoint:
     """A model for `weights=random`: a preset's own architecture, or a configuration.
 
     A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
@@ -38,7 +36,7 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     """
     if settings.gguf_file is not None:
         raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
-    checkpoint = read_checkpoint(role, settings, weights=False)
+    checkpoint = read_checkpoint(role, settings, weights=False, alone=alone)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
         if stored not in ("8bit", "4bit"):
@@ -58,9 +56,8 @@ def random_tokenizer(target: Checkpoint, draft: Checkpoint | None = None) -> Pre
     Raises SettingError if the vocabularies differ by more than the padding within one family.
     """
     sizes = [vocabulary_size(checkpoint.config) for checkpoint in (target, draft) if checkpoint is not None]
-    if draft is not None and max(sizes) - min(sizes) > _PADDING * max(sizes):
-        rule = f"must have the vocabulary of model={target.settings.name}: {sizes[1]} outputs against {sizes[0]}"
-        raise SettingError("draft", rule, draft.settings.name)
+    if draft is not None:
+        check_sizes(target, draft)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), min(sizes)))][: min(sizes)]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

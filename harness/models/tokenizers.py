@@ -18,6 +18,9 @@ from harness.models.failures import explain
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
 
+# One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
+_PADDING = 0.02
+
 # What architectures call the longest sequence they were made for.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
@@ -61,6 +64,22 @@ def check_compatible(
     if size != other and min(size, other) < number:
         rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
         raise SettingError("draft", rule, draft.settings.name)
+
+
+def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise a SettingError if the vocabularies differ by more than the padding within one family."""
+    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
+    if abs(size - other) > _PADDING * max(size, other):
+        rule = f"must have the vocabulary of model={target.settings.name}: {other} outputs against {size}"
+        raise SettingError("draft", rule, draft.settings.name)
+
+
+def check_local(target: Checkpoint, draft: Checkpoint) -> None:
+    """`check_compatible` where both tokenizers are in directories, where nothing is downloaded; else `check_sizes`."""
+    places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
+    if all(any(place.glob("tokenizer*")) for place in places):
+        check_compatible(target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft"))
+    check_sizes(target, draft)
 
 
 def shared_vocabulary_size(pair: Any) -> int:

@@ -353,3 +353,15 @@ def test_a_chat_needs_a_template_or_is_read_as_text(harness: Harness, pair: list
     read = harness(*arguments, "chat_template=never")
     assert read.exit_code == 0
     assert "chat_template=never: 1 chats are read as text, every message with its role" in read.stderr
+
+
+def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel, tmp_path: Path) -> None:
+    model = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
+    outcome = harness("latency", f"model={model.name}", "draft=none", *QUICK)
+    assert outcome.exit_code == 0, outcome.stderr
+    (row,) = results(tmp_path).to_dict("records")
+    assert (row["arm"], row["status"], row["num_tokens"], row["runner"]) == ("regular", "ok", 32, "eager")
+    refused = harness("latency", f"model={model.name}", "draft=none", *QUICK, "batch_size=2")
+    assert (refused.exit_code, refused.complaint.startswith("harness: batch_size=2: must be 1 for model=")) == (2, True)
+    refused = harness("latency", f"model={model.name}", "draft=lookup", *QUICK)
+    assert (refused.exit_code, "draft=none measures it alone" in refused.complaint) == (2, True)

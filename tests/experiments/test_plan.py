@@ -19,6 +19,7 @@ class Outcome(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
+    complaint: str
     row: dict[str, Any]
 
 
@@ -38,7 +39,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ended = harness("plan", *arguments, f"hydra.run.dir={directory}")
         file = directory / "plan.csv"
         row = pd.read_csv(file, keep_default_na=False).iloc[0].to_dict() if file.exists() else {}
-        return Outcome(*ended, row)
+        complaint = ended.complaint if ended.exit_code == 2 else ""
+        return Outcome(*ended, complaint, row)
 
     return run
 
@@ -88,7 +90,7 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
 
 
 def test_what_would_fit_instead(plan: Plan) -> None:
-    outcome = plan("model=13B", "draft=opt-1.3b", "gpu_memory=24GB")
+    outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB")
     # Main memory may be large enough for more.
     assert outcome.row["instead"].splitlines()[:3] == [
         "model.quantization=8bit (13.4 GB)",
@@ -96,7 +98,7 @@ def test_what_would_fit_instead(plan: Plan) -> None:
         "2 GPUs with as much free",
     ]
     assert "model.quantization=8bit (13.4 GB)" in outcome.stdout
-    assert plan("model=13B", "draft=opt-1.3b", "gpu_memory=24GB", "model.quantization=8bit").exit_code == 0
+    assert plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", "model.quantization=8bit").exit_code == 0
 
 
 def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
@@ -155,11 +157,26 @@ def test_a_configuration_is_enough(plan: Plan, save_model: Callable[..., ModelSe
     assert plan(f"model={settings.repository}").exit_code == 0
 
 
-def test_vocabularies_that_differ_are_noted(plan: Plan) -> None:
-    noted = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB").stdout
-    assert "vocabularies differ (50257 and 32000 tokens)" in noted
+def test_vocabularies_that_differ_are_refused(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
+    refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB")
+    rule = "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257"
+    assert (refused.exit_code, refused.complaint) == (2, f"harness: {rule}")
     # One family pads to different numbers of rows.
-    assert "vocabularies" not in plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").stdout
+    assert plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").exit_code == 0
+    # With both tokenizers at hand it is the error that the run itself would end with.
+    refused = plan(f"model={save_model().name}", "draft=tiny_draft")
+    assert refused.exit_code == 2
+    assert "draft=tiny_draft: must have the vocabulary of model=" in refused.complaint
+
+
+def test_what_cannot_be_decoded_is_refused(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
+    without_cache = save_model("openai-gpt", n_embd=32, n_layer=2, n_head=4)
+    refused = plan(f"model={without_cache.name}")
+    assert (refused.exit_code, "keeps no KV cache" in refused.complaint) == (2, True)
+    recurrent = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
+    assert plan(f"model={recurrent.name}", "draft=none").exit_code == 0
+    refused = plan(f"model={recurrent.name}", "draft=none", "batch_size=2")
+    assert (refused.exit_code, refused.complaint.startswith("harness: batch_size=2: must be 1 for model=")) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,20 @@ def test_recurrent_models_are_refused(model_type: str) -> None:
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "qwen3_next"])
+def test_a_recurrent_model_is_accepted_alone(model_type: str) -> None:
+    check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type), alone=True)
+    with pytest.raises(SettingError, match="draft=none measures it alone"):
+        check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["openai-gpt", "xlnet", "xlm"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_models_without_a_cache_are_refused(model_type: str, alone: bool) -> None:
+    with pytest.raises(SettingError, match=f"^model=x: cannot be used: {model_type} keeps no KV cache"):
+        check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type), alone=alone)
+
+
 def test_short_convolutions_and_unknown_layers_are_refused() -> None:
     config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
     with pytest.raises(SettingError, match=r"lfm2: conv\)"):
