@@ -14,7 +14,7 @@ from harness.config.commands import Fault, RunnerName
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.decoding.loops import Records, Request, autoregressive, speculative
-from harness.decoding.protocols import NonFiniteError, Runner
+from harness.decoding.protocols import Drafter, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
@@ -38,11 +38,16 @@ _RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": v
 
 @dataclass(frozen=True)
 class LocalArm:
-    """An arm of the local engine: `decode` runs one of the two loops."""
+    """An arm of the local engine: `decode` runs one of the two loops.
+
+    Attributes:
+        joins: whether requests may join its batches while they run.
+    """
 
     name: str
     decode: Callable[[Request, DecodingSettings], Records]
     pair: Pair
+    joins: bool = False
     tells = frozenset({"origins", "proposals", "probabilities"})
     last_requests = ()
 
@@ -207,8 +212,12 @@ class LocalEngine(Engine):
                 warp=warp,
             )
 
-        arms: list[Arm] = [LocalArm("regular", regular, self._pair)]
-        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._pair)]
+        joins = type(self._target).add is not Runner.add
+        arms: list[Arm] = [LocalArm("regular", regular, self._pair, joins)]
+        if self._make_drafter is None:
+            return arms
+        joins = joins and type(self._make_drafter(Warp())).add is not Drafter.add
+        return [*arms, LocalArm("speculative", with_draft, self._pair, joins)]
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:

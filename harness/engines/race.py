@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, Lap
+from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
 
@@ -64,3 +66,27 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return str(tokenizer.convert_ids_to_tokens(token)) if "\N{REPLACEMENT CHARACTER}" in text else text
+
+
+def told(lap: Lap, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> dict[str, Any]:
+    """A lap as JSON: when each record was decided, its tokens with their text, origin and what they replaced."""
+    detokenizer = Detokenizer(tokenizer, prompt)
+    rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)}
+    steps: list[dict[str, Any]] = []
+    position = 0
+    for record, at in zip(lap.iterations, lap.decided, strict=True):
+        tokens: list[dict[str, Any]] = []
+        for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
+            piece = {"text": detokenizer.add(token) or "", "origin": origin}
+            tokens.append(piece | ({"rejection": rejections[position]} if position in rejections else {}))
+            position += 1
+        steps.append({"at": at, "tokens": tokens})
+    tokens[-1]["text"] += detokenizer.flush()
+    return {
+        "name": lap.arm,
+        "seconds": lap.seconds,
+        "num_tokens": position,
+        "ms_per_token": lap.generation.ms_per_token,
+        "time_to_first_token_ms": 1000 * lap.generation.seconds_to_first_token,
+        "steps": steps,
+    }

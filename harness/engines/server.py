@@ -106,8 +106,8 @@ class ServerArm:
         A request that fails keeps the tokens it has, and its error. If the server sends text alone, the tokens of a
         row come at its end: what a piece of text is in tokens depends on where it was cut.
         """
-        bodies = [self._body(question, prompt) for prompt in question.prompts]
-        pairs = zip(question.indices, question.prompts, strict=True)
+        pairs = list(zip(question.indices, question.prompts, strict=True))
+        bodies = [self._body(question, prompt, index) for index, prompt in pairs]
         requests = self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
         arrivals = _Arrivals(self.loop, len(bodies))
 
@@ -126,17 +126,18 @@ class ServerArm:
 
     async def connect(self, model: str) -> None:
         """Find the model's name, and how the server takes a prompt. Raises RunError if it completes none."""
-        self._model = model
+        self._model, self._is_ours = model, False
         try:
-            names = [found.id async for found in self.client.models.list()]
-            self._model = model if model in names else names[0]
+            models = [found async for found in self.client.models.list()]
+            self._model = model if model in [found.id for found in models] else models[0].id
+            self._is_ours = models[0].owned_by == "harness"
         except Exception:  # some servers have no such list; the request below shows whether this one works
             pass
         ids = self.tokenizer("a")["input_ids"]
         question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
         for self._takes_ids, self._takes_extensions in _WAYS:
             request = RequestRecord(0, len(ids))
-            await self._ask(self._body(question, ids), request, _Arrivals(self.loop, 1), 0)
+            await self._ask(self._body(question, ids, 0), request, _Arrivals(self.loop, 1), 0)
             if request.error is None:
                 return
             if request.error.code not in (400, 404, 422):
@@ -144,7 +145,7 @@ class ServerArm:
         setting = "engine.regular_url" if self.name == "regular" and self.settings.regular_url else "engine.url"
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
-    def _body(self, question: Question, prompt: Sequence[int]) -> dict[str, Any]:
+    def _body(self, question: Question, prompt: Sequence[int], index: int) -> dict[str, Any]:
         """What the client takes. Whatever a server may have a default for is set."""
         decoding, ids = question.decoding, list(prompt)
         body: dict[str, Any] = {
@@ -170,6 +171,9 @@ class ServerArm:
                 "return_token_ids": True,
                 "return_spec_tokens_details": True,
             }
+            if self._is_ours:
+                # The random numbers of `engine=local`.
+                body["extra_body"] |= {"seed": question.seed, "index": index}
         elif decoding.top_k:
             raise SettingError("decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k)
         return body

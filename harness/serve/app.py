@@ -9,33 +9,24 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException
 
+from harness.report.data import figures_of
 from harness.serve.answers import Answer, Piece, metrics
-from harness.serve.bodies import Chat, Completion, Race, Sampling, Text, UnsupportedError
+from harness.serve.bodies import Chat, Completion, Race, Sampling, Text
 from harness.serve.guard import Guard, error_body, error_response, is_loopback
-from harness.serve.results import results_of
-from harness.serve.scheduler import BusyError, ClosedError
 from harness.serve.service import Service
 
-T = TypeVar("T")
-
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "What the service or its model does not take"},
-    401: {"description": "No API key, or a wrong one"},
-    411: {"description": "A body without its length"},
-    413: {"description": "A body that is too large"},
-    422: {"description": "A body that is not of this form"},
-    429: {"description": "Too many requests are waiting; try again later"},
-    500: {"description": "The model failed"},
-    503: {"description": "The service is ending"},
+    status: {"description": HTTPStatus(status).phrase} for status in (400, 401, 411, 413, 422, 429, 500, 503)
 }
 
 
@@ -72,16 +63,15 @@ def make_app(service: Service, key: str | None) -> FastAPI:
 
     @app.get("/results", responses=_ERRORS)
     def results() -> dict[str, Any]:
-        return results_of([Path(path) for path in settings.reports])
+        return figures_of([Path(path) for path in settings.reports])
 
     @app.post("/race", responses=_ERRORS)
     async def race(body: Race, request: Request) -> dict[str, Any]:
-        future = _asked(service.race, body)
-        return await _while_connected(request, asyncio.wrap_future(future))
+        return await _while_connected(request, asyncio.wrap_future(service.race(body)))
 
-    @app.exception_handler(AnyHTTPException)
-    async def http_error(request: Request, error: AnyHTTPException) -> JSONResponse:
-        return error_response(error.status_code, str(error.detail))
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return error_response(error.status_code, error.detail)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -98,7 +88,7 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
     async def respond(request: Request, body: Sampling, prompts: list[list[int]], chat: bool = False) -> Any:
         queue: asyncio.Queue[Piece] = asyncio.Queue()
-        answers = _asked(service.ask, arm, prompts, body, queue)
+        answers = service.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue, note)
         shape = _Shape(service.name, body, answers, chat)
         if body.stream:
@@ -112,18 +102,18 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
     @router.post("/v1/completions")
     async def completions(body: Completion, request: Request) -> Any:
-        prompts = [_asked(service.tokens_of, prompt) for prompt in body.prompts]
+        prompts = [service.tokens_of(prompt) for prompt in body.prompts]
         return await respond(request, body, prompts)
 
     @router.post("/v1/chat/completions")
     async def chat(body: Chat, request: Request) -> Any:
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        return await respond(request, body, [_asked(service.encode, messages)], chat=True)
+        return await respond(request, body, [service.encode(messages)], chat=True)
 
     @router.post("/predict")
     async def predict(prompt: Annotated[Text, Body(embed=True)], request: Request) -> str:
         """The prompt and its continuation, as LLMSpeculativeSampling gives it."""
-        answer = await respond(request, Sampling(), [_asked(service.tokens_of, prompt)])
+        answer = await respond(request, Sampling(), [service.tokens_of(prompt)])
         return prompt + answer["choices"][0]["text"]
 
     return router
@@ -158,7 +148,7 @@ class _Shape:
             if self._body.stream_options.include_usage:
                 yield _event({**head, "choices": [], **self._sums()})
         except HTTPException as error:
-            yield _event(error_body(error.status_code, str(error.detail)))
+            yield _event(error_body(error.status_code, error.detail))
         yield "data: [DONE]\n\n"
 
     def _choice(self, piece: Piece, name: str, is_first: bool) -> dict[str, Any]:
@@ -211,15 +201,6 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
         result.cancel()
 
 
-def _asked(call: Callable[..., T], *arguments: Any) -> T:
-    """The result of a call, its refusal as an HTTPException."""
-    try:
-        return call(*arguments)
-    except (UnsupportedError, BusyError, ClosedError) as error:
-        statuses = {UnsupportedError: 400, BusyError: 429, ClosedError: 503}
-        raise HTTPException(statuses[type(error)], str(error)) from error
-
-
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
@@ -230,7 +211,6 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
     accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)
     first = Histogram("harness_time_to_first_token_seconds", "From request to token.", registry=registry)
-    seconds = Histogram("harness_request_seconds", "From request to last token.", registry=registry)
     for state in ("running", "waiting"):
         gauge = Gauge(f"harness_answers_{state}", f"Answers that are {state}.", registry=registry)
         gauge.set_function(partial(getattr, service.scheduler, f"num_{state}"))
@@ -239,7 +219,6 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
         tokens.labels(answer.arm).inc(answer.num_tokens)
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
-        seconds.observe(time.monotonic() - answer.asked)
         if answer.seconds_to_first_token is not None:
             first.observe(answer.seconds_to_first_token)
 

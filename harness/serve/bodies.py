@@ -17,10 +17,6 @@ _UNSUPPORTED = frozenset(
 _NEUTRAL = (1, {"type": "text"}, ["text"], "none", "auto")
 
 
-class UnsupportedError(ValueError):
-    """What this service or its model does not take."""
-
-
 def _encodable(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("must be text, without half characters")

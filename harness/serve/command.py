@@ -24,8 +24,7 @@ except ImportError as error:
         raise
     raise SettingError("serve", "needs more packages: pip install 'harness[serve]'", error.name) from error
 
-# Seconds that answers may still take after Ctrl-C.
-_GRACE_S = 3
+_GRACE_S = 3  # that answers may still take after Ctrl-C
 
 
 def run(settings: ServeSettings) -> None:
@@ -42,9 +41,8 @@ def run(settings: ServeSettings) -> None:
     # Before the weights load, which may take minutes.
     listening = _listen(settings)
     try:
-        planned = plan_pair(
-            settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights
-        )
+        models = settings.model, settings.draft, settings.placement, settings.dtype
+        planned = plan_pair(*models, weights=settings.weights)
         num_draft_tokens = settings.decoding.num_draft_tokens if settings.draft else 0
         limits = settings.max_prompt_tokens, settings.max_new_tokens
         demand = Demand(settings.batch_size, *limits, num_draft_tokens, settings.runner)
@@ -57,9 +55,8 @@ def run(settings: ServeSettings) -> None:
         listening.close()
         known = as_run_error(error) if isinstance(error, Exception) else None
         raise known or error from error
-    config = uvicorn.Config(
-        make_app(service, key), log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
-    )
+    app = make_app(service, key)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S)
     host, port = listening.getsockname()[:2]
     pair = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
     print(f"Serving {pair} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)", flush=True)

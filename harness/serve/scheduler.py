@@ -9,20 +9,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from harness.config.errors import RunError, in_one_line
+from starlette.exceptions import HTTPException
+
+from harness.config.errors import in_one_line
 from harness.decoding.loops import Change, Records
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalArm
 from harness.models.failures import as_run_error
 from harness.serve.answers import Answer
 
-
-class BusyError(RuntimeError):
-    """As many requests wait as may."""
-
-
-class ClosedError(RuntimeError):
-    """The service is ending."""
+_ENDING = "the service is ending"
 
 
 class _Batch:
@@ -40,6 +36,13 @@ class _Batch:
         """Forget the answers that nobody waits for any more."""
         self._left += [number for number, answer in self.rows.items() if answer.cancelled]
         self.rows = {number: answer for number, answer in self.rows.items() if not answer.cancelled}
+        if not self.rows:
+            self.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing can join before all have ended."""
+        return bool(self.rows) and self._arm is not None and not self._arm.joins
 
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration; where answers join, read their prompts instead."""
@@ -99,18 +102,14 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return sum(len(batch.rows) for batch in self._batches.values())
+        return sum(len(batch.rows) for batch in [*self._batches.values()])
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     def submit(self, answers: list[Answer]) -> None:
-        """Have answers generated, all of them or none.
-
-        Raises:
-            BusyError, ClosedError: see there.
-        """
+        """Have answers generated, all of them or none. Raises HTTPException if too many wait, or at the end."""
         with self._changed:
             self._check(len(answers))
             self._waiting += answers
@@ -134,9 +133,9 @@ class Scheduler:
 
     def _check(self, num_more: int) -> None:
         if self._closing:
-            raise ClosedError("the service is ending")
+            raise HTTPException(503, _ENDING)
         if len(self._waiting) + len(self._alone) + num_more > self._max_rows + self._max_waiting:
-            raise BusyError(f"{len(self._waiting)} requests are waiting already")
+            raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
 
     def _run(self) -> None:
         while True:
@@ -147,9 +146,9 @@ class Scheduler:
                     break
             self._turn()
         for answer in [*self._waiting, *(row for batch in self._batches.values() for row in batch.rows.values())]:
-            answer.fail("the service is ending")
+            answer.fail(_ENDING)
         for _, future in self._alone:
-            future.set_exception(ClosedError("the service is ending"))
+            future.set_exception(HTTPException(503, _ENDING))
 
     def _turn(self) -> None:
         """One iteration of every arm."""
@@ -161,13 +160,13 @@ class Scheduler:
         with self._changed:
             # What must be alone waits for those that run, and not for those that wait.
             room = 0 if self._alone else self._max_rows - self.num_running
-            while self._waiting and room > 0:
-                answer = self._waiting.popleft()
-                if not answer.cancelled:
-                    joining.setdefault(answer.arm, []).append(answer)
-                    room -= 1
-        for name in joining:
-            self._batches.setdefault(name, _Batch(partial(self._open_arm, name)))
+            for answer in list(self._waiting):
+                batch = self._batches.setdefault(answer.arm, _Batch(partial(self._open_arm, answer.arm)))
+                if answer.cancelled or (room > 0 and not batch.is_full):
+                    self._waiting.remove(answer)
+                    if not answer.cancelled:
+                        joining.setdefault(answer.arm, []).append(answer)
+                        room -= 1
         for name, batch in self._batches.items():
             if batch.rows or name in joining:
                 batch.step(joining.get(name, []))
@@ -178,4 +177,4 @@ class Scheduler:
         try:
             future.set_result(work())
         except Exception as error:
-            future.set_exception(as_run_error(error) or RunError(in_one_line(error)))
+            future.set_exception(HTTPException(500, str(as_run_error(error) or in_one_line(error))))

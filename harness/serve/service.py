@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from harness.config.commands import ServeSettings
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.protocol import Question
-from harness.engines.race import find_rejections
-from harness.engines.timing import Lap, generate, run_lap
-from harness.models.detokenizer import Detokenizer
+from harness.engines.race import told
+from harness.engines.timing import generate, run_lap
 from harness.models.pair import Pair
 from harness.models.tokenizers import Chat, encode_prompts, max_context, shared_vocabulary_size
 from harness.serve.answers import Answer, Piece
-from harness.serve.bodies import Race, Sampling, UnsupportedError
+from harness.serve.bodies import Race, Sampling
 from harness.serve.scheduler import Scheduler
 
 # Tokens of the generation that warms an arm up.
@@ -50,23 +51,23 @@ class Service:
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat; of the text of all its messages where the model has no template.
 
-        Raises UnsupportedError if the template refuses it or if it has no tokens.
+        Raises HTTPException if the template refuses it or if it has no tokens.
         """
         if not self.tokenizer.chat_template or self.settings.chat_template == "never":
             chat = [{"role": "user", "content": "\n\n".join(message["content"] for message in chat)}]
         try:
             [token_ids] = encode_prompts(self.tokenizer, [chat], self.settings.chat_template)
         except Exception as error:  # a template may refuse with any
-            raise UnsupportedError(f"messages: {str(error).splitlines()[0]}") from error
+            raise HTTPException(400, f"messages: {str(error).splitlines()[0]}") from error
         return token_ids
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a plain prompt. Raises UnsupportedError if it has none, or one that does not exist."""
+        """Token ids of a plain prompt. Raises HTTPException if it has none, or one that does not exist."""
         ids: Any = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
         if not ids:
-            raise UnsupportedError("prompt: has no tokens")
+            raise HTTPException(400, "prompt: has no tokens")
         if max(ids) >= self._vocabulary:
-            raise UnsupportedError(f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}")
+            raise HTTPException(400, f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}")
         return ids
 
     def about(self) -> dict[str, Any]:
@@ -79,12 +80,10 @@ class Service:
     def ask(self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]) -> list[Answer]:
         """Have the prompts answered; the pieces come in the queue of the running loop.
 
-        Raises:
-            UnsupportedError: beyond a limit.
-            BusyError, ClosedError: see `Scheduler`.
+        Raises HTTPException beyond a limit of this pair, or of the scheduler.
         """
         if len(prompts) > self.settings.batch_size:
-            raise UnsupportedError(f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request")
+            raise HTTPException(400, f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request")
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
@@ -108,7 +107,7 @@ class Service:
             return {
                 "prompt": body.prompt,
                 "temperature": question.decoding.temperature,
-                "arms": [self._lap(lap, ids) for lap in laps],
+                "arms": [told(lap, self.tokenizer, ids) for lap in laps],
                 "acceptance": laps[-1].generation.acceptance.columns(),
                 "identical": len({tuple(lap.generation.tokens[0]) for lap in laps}) == 1,
             }
@@ -118,13 +117,13 @@ class Service:
     def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
         settings, default, num_prompt = self.settings, self.settings.decoding, len(prompt)
         if num_prompt > settings.max_prompt_tokens:
-            raise UnsupportedError(f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
+            raise HTTPException(400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
         most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
         if most < 1:
-            raise UnsupportedError(f"prompt: its {num_prompt} tokens fill the context of {self._context}")
+            raise HTTPException(400, f"prompt: its {num_prompt} tokens fill the context of {self._context}")
         asked = body.max_completion_tokens or body.max_tokens or min(default.max_new_tokens, most)
         if asked > most:
-            raise UnsupportedError(f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}")
+            raise HTTPException(400, f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}")
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
         given = {name: max(0, value) for name, value in given.items() if value is not None}  # top_k=-1 is 0
         decoding = dataclasses.replace(default, max_new_tokens=asked, **given)
@@ -135,46 +134,17 @@ class Service:
 
     def _open(self, name: str) -> tuple[LocalEngine, LocalArm]:
         """The arm with an engine of its own, because arms share runners within an engine."""
-        engine = self._engines.get(name)
-        is_new = engine is None
-        if engine is None:
+        is_new = name not in self._engines
+        if is_new:
             settings = self.settings
             decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
-            engine = self._engines[name] = LocalEngine(
-                self._pair,
-                decoding,
-                runner=settings.runner,
-                batch_size=settings.batch_size,
-                longest_prompt=settings.max_prompt_tokens,
-                say=self._say,
-            )
+            limits: Any = {"batch_size": settings.batch_size, "longest_prompt": settings.max_prompt_tokens}
+            engine = LocalEngine(self._pair, decoding, runner=settings.runner, say=self._say, **limits)
+            self._engines[name] = engine
+        engine = self._engines[name]
         [arm] = [arm for arm in engine.arms if arm.name == name]
         assert isinstance(arm, LocalArm)
         if is_new:
             decoding = dataclasses.replace(self.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
             generate(engine, arm, Question([[0, 0]], decoding, 0, [0]))
         return engine, arm
-
-    def _lap(self, lap: Lap, prompt: list[int]) -> dict[str, Any]:
-        """One arm's records for the page: when each was decided, its tokens with their origins, and its rejection."""
-        detokenizer = Detokenizer(self.tokenizer, prompt)
-        rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, self.tokenizer)}
-        steps: list[dict[str, Any]] = []
-        position = 0
-        for record, at in zip(lap.iterations, lap.decided, strict=True):
-            tokens: list[dict[str, Any]] = []
-            for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
-                piece = {"text": detokenizer.add(token) or "", "origin": origin}
-                tokens.append(piece | ({"rejection": rejections[position]} if position in rejections else {}))
-                position += 1
-            steps.append({"at": at, "tokens": tokens})
-        tokens[-1]["text"] = f"{tokens[-1]['text']}{detokenizer.flush()}"
-        generation = lap.generation
-        return {
-            "name": lap.arm,
-            "seconds": lap.seconds,
-            "num_tokens": position,
-            "ms_per_token": generation.ms_per_token,
-            "time_to_first_token_ms": 1000 * generation.seconds_to_first_token,
-            "steps": steps,
-        }

@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from in_process import in_process
 from serve.served import served
 
 openai = pytest.importorskip("openai", reason="harness[server] is not installed")
@@ -238,6 +240,27 @@ def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
 def test_health_and_results(url: str) -> None:
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{url}/results").json()["pairs"] == []
+
+
+def test_latency_agrees_with_the_local_engine(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same texts and the same acceptance, from the same random numbers, though the server batches the requests."""
+    monkeypatch.chdir(tmp_path)
+    harness = in_process(monkeypatch, capsys)
+    common = ["latency", "num_prompts=6", "num_warmup=0", "decoding.temperature=0.8", "decoding.max_new_tokens=24"]
+    server = ["engine=server", f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1", "batch_size=3"]
+    rows = []
+    for settings in ([], server):
+        directory = tmp_path / f"run-{len(rows)}"
+        outcome = harness(*common, *settings, f"hydra.run.dir={directory}")
+        assert outcome.exit_code == 0, outcome.stderr
+        prompts = pd.read_csv(directory / "latency_prompts.csv")
+        rows.append((pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"])))
+    (local, local_prompts), (served_rows, served_prompts) = rows
+    assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
+    for column in ("acceptance_rate", "mean_acceptance_length", "conditional_acceptance_rate", "acceptance_histogram"):
+        assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
 
 
 def test_with_a_key(tmp_path: Path) -> None:

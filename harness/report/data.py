@@ -1,4 +1,4 @@
-"""The results of earlier runs as the page draws them."""
+"""Measurements as JSON, for a page that draws them itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-def results_of(paths: Sequence[Path]) -> dict[str, Any]:
+def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
     """Pairs as `report` orders them, those of one group in a row; notes say what could not be read."""
     found = [path for path in paths if path.exists()]
     if not found:

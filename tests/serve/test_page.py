@@ -1,0 +1,132 @@
+"""The page: nothing from elsewhere, readable colours, and the race and the results in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from report_files import latency_run, write
+from serve.served import ROOT, served
+
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PAGE = (ROOT / "harness/serve/page.html").read_text(encoding="utf-8")
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text of each that has an id."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+    def having(self, name: str, value: str) -> list[dict[str, str | None]]:
+        return [attributes for _, attributes in self.found if value in (attributes.get(name) or "").split()]
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    assert (
+        re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w.-]+\.\w", re.sub(r"^\s*//.*$", "", PAGE, flags=re.M))
+        == []
+    )
+    for tag, attributes in Elements(PAGE).found:
+        assert attributes.get("src") is None
+        assert tag != "link" or attributes["href"] == "data:,"
+    assert "default-src 'none'" in PAGE, "the browser forbids it as well"
+    assert "innerHTML" not in PAGE, "what users and models write is text"
+
+
+def test_every_field_has_a_label_and_every_tab_a_panel() -> None:
+    page = Elements(PAGE)
+    ids = {attributes["id"]: attributes for _, attributes in page.found if "id" in attributes}
+    assert len(ids) == sum("id" in attributes for _, attributes in page.found)
+    for tab in page.having("role", "tab"):
+        assert ids[str(tab["aria-controls"])]["aria-labelledby"] == tab["id"]
+    assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(re.findall(r"<(input|textarea)", PAGE))
+    assert len(page.having("role", "status")) == 2
+
+
+def colours(dark: bool) -> dict[str, str]:
+    """The custom properties of a theme; those of the dark one replace the light ones."""
+    themes = re.findall(r":root \{(.*?)\}", PAGE, re.S)
+    return dict(re.findall(r"--([\w-]+): (#\w{6})", "".join(themes[: 1 + dark])))
+
+
+def luminance(code: str) -> float:
+    parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_contrasts_are_those_of_wcag(dark: bool) -> None:
+    theme = colours(dark)
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(theme[one]), luminance(theme[other])))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [("ink", "ground"), ("soft", "ground"), ("soft", "surface"), ("bad", "ground"), ("accent", "ground")]
+    texts += [("ink", origin) for origin in ("draft", "recovered", "bonus", "surface")] + [("on-accent", "accent")]
+    for text, ground in texts:
+        assert contrast(text, ground) >= 4.5, (text, ground)
+    graphics = [("accent", "ground"), ("regular", "ground"), ("field", "surface")]
+    graphics += [("recovered-mark", "recovered"), ("bonus-mark", "bonus")]
+    for mark, ground in graphics:
+        assert contrast(mark, ground) >= 3, (mark, ground)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("page")
+    (directory / "results").mkdir()
+    runs = [latency_run(2, 1.4), latency_run(4, 2.0), latency_run(8, 0.9)]
+    write(directory / "results" / "latency.csv", *runs)
+    with served(directory) as address:
+        yield address
+
+
+def rendered(url: str, directory: Path) -> str:
+    """The page as it is once its scripts have run."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}",
+               "--virtual-time-budget=30000", "--dump-dom", url]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_a_race_in_a_browser(url: str, tmp_path: Path) -> None:
+    page = rendered(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=24&temperature=0", tmp_path)
+    assert re.search(r'id="verdict">Speculative decoding was', page)
+    assert "Once upon a &lt;b&gt;" in page, "a prompt is text"
+    elements = Elements(page)
+    clocks = re.findall(r'class="clock">(\d+\.\d\d) s<', page)
+    assert len(clocks) == 2
+    regular, speculative = page.split('class="lane speculative"')
+    assert regular.count("24 tokens ·") == speculative.count("24 tokens ·") == 1
+    assert len(elements.having("class", "token")) == 2 * 24 + 4  # and those of the legend
+    recovered = [span for span in elements.having("class", "recovered") if "data-tip" in span]
+    assert all(span["tabindex"] == "0" and "was rejected" in str(span["aria-label"]) for span in recovered)
+    assert f'id="log-title">{len(recovered) or "No"} rejection' in page
+    assert "Share of tested draft tokens accepted" in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_results_in_a_browser(url: str, tmp_path: Path) -> None:
+    page = rendered(f"{url}/#results", tmp_path)
+    assert "3 measurements" in page
+    assert "K 2: 1.40×, 1.30 to 1.50; K 4: 2.00×" in page
+    assert page.count("<tr>") == 4
+    assert re.search(r'aria-selected="true"[^>]*>Results', page)
