@@ -43,7 +43,7 @@ def open_engine(
     if engine.name == "server":
         return ServerEngine(engine, planned.tokenizer, settings.model.repository, batch_size)
     if engine.name == "vllm":
-        return VllmEngine(settings, decoding, planned, batch_size=batch_size, longest_prompt=longest_prompt)
+        return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
     if engine.name == "huggingface":
         return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, say=say)
     return LocalEngine(

@@ -322,13 +322,15 @@ class Session:
             return dataclasses.replace(generation, peak_memory_bytes=engine.peak_memory_bytes())
 
         with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
-            for question in [warmup or questions[0]] * (num_warmup if questions else 0):
-                for arm in engine.arms:
-                    answer(question, arm)
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs on what the other has warmed.
                 arms = engine.arms[:: -1 if number % 2 else 1]
-                generations = {arm.name: answer(question, arm) for arm in arms}
+                generations = {}
+                for arm in arms:
+                    # Just before its first question, because an engine may hold one arm at a time.
+                    for _ in range(0 if number else num_warmup):
+                        answer(warmup or question, arm)
+                    generations[arm.name] = answer(question, arm)
                 for name, generation in generations.items():
                     self.export(name, generation.requests)
                 advance(note(question, generations) or "measuring")

