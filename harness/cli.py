@@ -286,11 +286,13 @@ def _run_experiment(config: Any) -> Sequence[Any]:
         raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", name)
     command = COMMANDS[name]
     settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
+    hydra = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN and settings.job_timeout_s is not None:
+        raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s)
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 
     signals.obey()
-    hydra = HydraConfig.get()
     if name == "serve" and hydra.mode is not RunMode.MULTIRUN:
         share_cores(1)
         signals.load(command.experiment).run(settings)

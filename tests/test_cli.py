@@ -59,6 +59,7 @@ def test_the_composed_configuration_can_be_printed(harness: Run) -> None:
             "runner=graph: must be one of auto, eager, static, compiled, graphs, graphs_only",
         ),
         (["latency", "job_timeout_s=0"], "job_timeout_s=0.0: must be positive"),
+        (["latency", "job_timeout_s=60"], "job_timeout_s=60.0: needs -m: it ends jobs of a sweep"),
         (["latency", "model=7C"], "model=7C: no such preset (did you mean 7B?)"),
         (["latency", "draft=tiny_draf"], "model=tiny_draf: no such preset (did you mean tiny_draft?)"),
         (["latency", "placement=balancd"], "placement=balancd: no such preset (did you mean balanced?)"),

@@ -361,6 +361,7 @@ class PlanSettings(RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, gpus=1, prompt_length=1)
+        require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
         hint = f" (did you mean {self.gpu_memory}GB?)" if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "") else ""
         rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
         require(self.gpu_memory is None or bool(self.gpu_memory_bytes), "gpu_memory", rule, self.gpu_memory)

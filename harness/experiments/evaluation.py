@@ -48,7 +48,9 @@ class Evaluation(Experiment):
     document = staticmethod(eval_document)
 
     def __init__(self, settings: EvalSettings) -> None:
-        self.settings = settings
+        # A batch has one seed, so that none is larger.
+        self.settings = dataclasses.replace(settings, batch_size=min(settings.batch_size, settings.num_prompts))
+        self.asked = settings
         task = TASKS[settings.task]
         drawn = (draw_problems(task, settings.operands, seed, settings.num_prompts) for seed in settings.seeds)
         self.problems = [problem for problems in drawn for problem in problems]
@@ -56,13 +58,14 @@ class Evaluation(Experiment):
         self.published = task.published.get(without_suffixes(settings.model.name), {}) if published else {}
         self.answers: Answers = {}
         self.resumed: set[tuple[int, int]] = set()
+        self.smallest_batch: int | None = None
 
     def measure(self, session: Session) -> None:
         settings, problems = self.settings, self.problems
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
-        session.place(min(settings.batch_size, len(problems)), max(map(len, token_ids)))
-        digest = measurement_digest(settings, leaving_out=_NOT_OF_AN_ANSWER)
+        session.place(settings.batch_size, max(map(len, token_ids)))
+        digest = measurement_digest(self.asked, leaving_out=_NOT_OF_AN_ANSWER)
         store = session.kept_in / "eval_answers" / f"{digest}.csv"
         if settings.resume and (found := self._answered(store)):
             given = [dataclasses.replace(row, run=session.run) for arms in found.values() for row in arms.values()]
@@ -95,6 +98,7 @@ class Evaluation(Experiment):
                     "published_accuracy": self.published.get(arm),
                     "operands": "-".join(map(str, self.settings.operands)),
                     "prompts_digest": hashlib.sha256("\n".join(p.prompt for p in problems).encode()).hexdigest()[:12],
+                    "smallest_batch": self.smallest_batch,
                     "num_resumed": sum(key in self.resumed for key in keys),
                 }
                 if arm != "regular" and mine:
@@ -110,7 +114,7 @@ class Evaluation(Experiment):
         by none.
         """
         size = self.settings.batch_size
-        session.open(min(size, len(token_ids)), max(map(len, token_ids)), share_prefix=True)
+        session.open(size, max(map(len, token_ids)), share_prefix=True)
         asked = {problem.key: (problem, prompt) for problem, prompt in zip(self.problems, token_ids, strict=True)}
         stop = line_end_tokens(session.tokenizer)
         # A batch has one seed, because its random numbers have.
@@ -125,6 +129,7 @@ class Evaluation(Experiment):
 
         def note(question: Question, generations: dict[str, Generation]) -> str:
             problems = [asked[question.seed, index][0] for index in question.indices]
+            self.smallest_batch = min(self.smallest_batch or size, len(problems))
             given = [row for arm, one in generations.items() for row in _read(session, arm, problems, one)]
             session.append(PROMPTS_FILE, given)
             append_rows(store, given)

@@ -188,6 +188,7 @@ class Latency(Experiment):
         forward_ms, draft_ms = measurement.phase_ms
         figures: dict[str, Any] = {
             "num_prompts": len(requests),
+            "smallest_batch": min((len(generation.tokens) for generation in generations), default=None),
             "num_tokens": num_tokens,
             "tokens_per_second": num_tokens / seconds if seconds else None,
             "draft_ms": draft_ms,

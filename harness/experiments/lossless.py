@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from harness.engines.divergence import Divergence
 from harness.engines.timing import Generation
@@ -136,7 +137,27 @@ def check_sampled(
     for generation in generations:
         counts += outcomes.count(generation.tokens)
         acceptance += generation.acceptance
-    exact, num_draws = outcomes.probabilities, int(counts.sum())
+    return _checked(counts, outcomes, num_tokens, significance_level, shift, acceptance)
+
+
+def expected_check(
+    outcomes: Outcomes, num_tokens: int, num_draws: int, significance_level: float, shift: float
+) -> SampledCheck:
+    """The check of so many draws that are spread exactly as they should be: it has the power that they would have."""
+    outcomes = outcomes.first(num_tokens)
+    counts = outcomes.probabilities * num_draws
+    return _checked(counts, outcomes, num_tokens, significance_level, shift, Acceptance())
+
+
+def _checked(
+    counts: ArrayLike,
+    outcomes: Outcomes,
+    num_tokens: int,
+    significance_level: float,
+    shift: float,
+    acceptance: Acceptance,
+) -> SampledCheck:
+    exact, num_draws = outcomes.probabilities, round(np.sum(counts))
     others = outcomes.cached_probabilities, outcomes.shifted(1, shift), outcomes.shifted(2, shift)
     # Noncentralities: of what rounding may do, and of the shifts.
     rounding, *visible = (num_draws * chi_square_distance(exact, other, num_draws, MIN_EXPECTED) for other in others)

@@ -10,16 +10,27 @@ from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Question
+from harness.engines.protocol import Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts
-from harness.experiments.lossless import MIN_EXPECTED, GreedyCheck, SampledCheck, check_sampled, together
-from harness.experiments.outcomes import exact_outcomes
-from harness.experiments.progress import progress
+from harness.experiments.lossless import (
+    MIN_EXPECTED,
+    REQUIRED_POWER,
+    GreedyCheck,
+    SampledCheck,
+    check_sampled,
+    expected_check,
+    together,
+)
+from harness.experiments.outcomes import Outcomes, exact_outcomes
+from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.report.recovery import recovery_document, summarise
 from harness.results.schema import RecoveryRow
+
+# By how much more draws than there were: each has further continuations to look up.
+_FACTORS = (2, 4, 8, 16, 32, 64)
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
@@ -140,9 +151,15 @@ class Recovery(Experiment):
                     prompt_index = self.prompts[context.prompt_index].index
                     self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
         for number in numbers:
-            self._add_sampled(number, together(checks[number]))
+            check, needed = together(checks[number]), None
+            if check.verdict == "undecided":
+                say("working out how many draws would be enough")
+                num_tokens = num_counted_tokens(number)
+                enough = draws_needed(reference, contexts, decoding, num_tokens, num_draws, level, settings.shift)
+                needed = enough and enough * len(contexts) * len(numbers)
+            self._add_sampled(number, check, num_draws_needed=needed)
 
-    def _add_sampled(self, num_draft_tokens: int, check: SampledCheck, **context: int) -> None:
+    def _add_sampled(self, num_draft_tokens: int, check: SampledCheck, **context: int | None) -> None:
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
         if self.settings.draft is not None:
             figures["num_draft_tokens"] = num_draft_tokens
@@ -150,6 +167,36 @@ class Recovery(Experiment):
 
 
 EXPERIMENT = Recovery
+
+
+def draws_needed(
+    reference: Reference,
+    contexts: Sequence[Context],
+    decoding: DecodingSettings,
+    num_tokens: int,
+    num_draws: int,
+    level: float,
+    shift: float,
+) -> int | None:
+    """How many draws after each context would be enough for a verdict, where `num_draws` were not.
+
+    From the power that they would have. None where even the most that are looked at would not do.
+    """
+    for draws in (num_draws * factor for factor in _FACTORS):
+        known = [
+            exact_outcomes(reference, context.token_ids, decoding, num_tokens, MIN_EXPECTED / draws)
+            for context in contexts
+        ]
+
+        def decides(number: int, known: Sequence[Outcomes] = known) -> bool:
+            checks = (expected_check(outcomes, num_tokens, number, level, shift) for outcomes in known)
+            return together(list(checks)).power >= REQUIRED_POWER
+
+        if decides(draws):
+            # Twentieths of the last step are exact enough.
+            candidates = (round(draws * (0.5 + step / 40)) for step in range(1, 21))
+            return next(number for number in candidates if number >= draws or decides(number))
+    return None
 
 
 def num_counted_tokens(num_draft_tokens: int) -> int:

@@ -33,7 +33,7 @@ from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_lines, append_rows, check_appendable
-from harness.results.measurement import measurement_digest
+from harness.results.measurement import further_settings, measurement_digest
 from harness.results.row import Row
 from harness.results.schema import RunRow
 
@@ -340,6 +340,7 @@ class Session:
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
             columns |= kind.asked(self.settings) | self._circumstances()
+            columns["settings"] = further_settings(self.settings, kind)
             columns |= {name: count for name, count in self._counts.items() if name in kind.columns()}
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None

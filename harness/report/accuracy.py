@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, interval, number, percent
-from harness.report.words import Name, arm_name, common_settings, lossy_warning, settings_line, title, told_apart
+from harness.report.words import (
+    Name,
+    arm_name,
+    common_settings,
+    lossy_warning,
+    settings_line,
+    smaller_batch,
+    title,
+    told_apart,
+)
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.schema import EvalRow
 
@@ -111,8 +120,7 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
     if num_resumed:
         taken = f"{num_resumed} of {num_answers} answers, with their times, are from earlier runs of this command"
         lines.append(Line(f"{taken}; resume=false measures again.", "warning"))
-    if warning := lossy_warning(row):
-        lines.append(Line(warning, "warning"))
+    lines += [Line(warning, "warning") for warning in (lossy_warning(row), smaller_batch(row)) if warning]
     if row.status != "ok":
         lines.append(Line(f"{row.status}: the figures cover {row.num_prompts} questions only.", "warning"))
     return lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.config.amounts import amount
 from harness.report.table import Column, Document, Line, Style, Table, interval, number, percent, times
-from harness.report.words import arm_name, lossy_warning, settings_line, title, too_long_warning
+from harness.report.words import arm_name, lossy_warning, settings_line, smaller_batch, title, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
 
@@ -49,8 +49,8 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
         compared = [row for row in prompts if row.arm == last.arm and row.prompt_index not in failed]
         document.append(Line(_identity(compared)))
     warnings = [*caveats(rows), _repetition(prompts), *(_failures(row, prompts) for row in sent)]
-    if not sent and last.num_prompts and last.batch_size and (rest := last.num_prompts % last.batch_size):
-        warnings.append(f"The last batch had {rest} of {last.batch_size} rows.")
+    if not sent:
+        warnings.append(smaller_batch(last))
     if last.status != "ok":
         warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
     return [*document, *(Line(warning, "warning") for warning in warnings if warning)]

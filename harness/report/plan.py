@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.config.amounts import amount
 from harness.report.table import Column, Document, Line, Table, TableRow, times
-from harness.report.words import title
+from harness.report.words import title, told_apart
 from harness.results.schema import PlanRow
 
 _BAR = 40
@@ -43,9 +43,13 @@ def _plan(row: PlanRow) -> Document:
 
 def _plans(rows: Sequence[PlanRow]) -> Document:
     """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
+    named = {id(row): name for row, name in zip(rows, told_apart(rows), strict=True)}
+    several = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     columns = (
         Column("model", of="model", text=True),
         Column("draft", of=lambda row: row.draft or "–", text=True),
+        Column("K", of=lambda row: row.num_draft_tokens if several else None, optional=True),
+        Column("settings", of=lambda row: "\n".join(named[id(row)].settings) or None, text=True, optional=True),
         Column("needs\nGB", _gigabytes, "needed_bytes"),
         Column("free\nGB", of=_free),
         Column("ms/token\nat least", _ms, lambda row: _lowest(row, _slowest(row))[0]),

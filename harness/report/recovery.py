@@ -52,10 +52,20 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
         why = (
             f"{weakest.num_draws:,} draws{with_k} would see a shift of"
             f" {weakest.shift:.0%} in a token's distribution with a chance of only {_share(weakest.power)};"
-            " raise num_draws, shift or decoding.temperature"
+            f" {_advice(rows)}"
         )
         return Summary("undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}")
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
+
+
+def _advice(rows: Sequence[RecoveryRow]) -> str:
+    """What to do for a verdict."""
+    needed = max((row.num_draws_needed or 0 for row in rows), default=0)
+    if not needed:
+        return "raise num_draws, shift or decoding.temperature"
+    # To two digits, upwards.
+    unit = 10 ** (len(str(needed)) - 2)
+    return f"num_draws={-(-needed // unit) * unit} would be enough"
 
 
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:

@@ -47,6 +47,12 @@ def lossy_warning(row: Any) -> str | None:
     return f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
 
 
+def smaller_batch(row: Any) -> str | None:
+    """What the label of the batch size does not tell; None where all batches were full."""
+    smallest, full = row.smallest_batch, row.batch_size
+    return f"The last batch had {smallest} rows instead of {full}." if smallest and full and smallest < full else None
+
+
 def too_long_warning(row: Any) -> str | None:
     """What became of prompts that are longer than the context; None where there were none."""
     if row.num_skipped:
@@ -123,10 +129,18 @@ def in_words(row: RunRow, column: str) -> str | None:
     """A setting or circumstance; empty for one that goes without saying, None for one that is not known."""
     if column in _MADE:
         return _MADE[column](row)
+    # `settings.draft.threshold` is an entry of the column `settings`.
+    column, _, entry = column.partition(".")
     value = getattr(row, column, None)
+    if entry:
+        value = (value or {}).get(entry)
     if value is None:
         return ""
-    text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+    text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, list | tuple):
+        return f"{entry or column} {', '.join(map(str, value))}"
+    if entry:
+        return f"{entry} {text}"
     return _SPECIAL.get((column, value), _PHRASES.get(column, f"{column} {{}}")).format(text)
 
 
@@ -147,6 +161,8 @@ def _steps(rows: Sequence[RunRow]) -> Iterator[tuple[str, str, Callable[[Name], 
         for column, about in columns.items():
             if about["kind"] == kind and column not in _FIRST and column not in _NEVER:
                 yield column, part, rivals
+        for entry in sorted({entry for row in rows for entry in row.settings or ()} if kind == "setting" else ()):
+            yield f"settings.{entry}", part, rivals
 
 
 def _prompts(row: Any) -> str | None:
@@ -171,8 +187,8 @@ _LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weig
 _FIRST = (*_LINE, "devices", "test", "fault")
 # Said by other means, or no reason for a difference.
 _NEVER = frozenset(
-    "run job status error timestamp directory measurement setup_s model draft num_draft_tokens quantization dtype"
-    " synthetic_acceptance lossy task operands view".split()
+    "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
+    " dtype synthetic_acceptance lossy task operands view".split()
 )
 # The others are said as `name value`.
 _PHRASES = {

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,6 +57,29 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
         "source": _source(),
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
+    """The settings that are not at their defaults and have no column of their own in such rows, by name."""
+    columns = kind.columns().items()
+    told = {about["path"] or name for name, about in columns if about["kind"] != "circumstance"}
+    return _departures(settings, told, "") or None
+
+
+def _departures(settings: Any, told: Collection[str], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name, getattr(settings, field.name)
+        if name in told or name in _NOT_MEASURED:
+            continue
+        if dataclasses.is_dataclass(value):
+            found |= _departures(value, told, f"{name}.")
+        elif value != field.default and field.default is not dataclasses.MISSING:
+            # An architecture or a device map would take the whole row.
+            text = json.dumps(value, sort_keys=True, default=str)
+            long = isinstance(value, Mapping)
+            found[name] = hashlib.sha256(text.encode()).hexdigest()[:8] if long else value
+    return found
 
 
 def measured_rows(path: str | Path, kind: type[AnyRunRow], measurement: str) -> list[AnyRunRow]:

@@ -321,3 +321,12 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
     assert json.loads((last.parent / "environment.json").read_text())["devices"]
+
+
+def test_the_batch_size_is_that_of_what_ran(evaluate: Evaluate, capsys: pytest.CaptureFixture[str]) -> None:
+    arms, _ = evaluate()
+    assert set(zip(arms["batch_size"], arms["smallest_batch"], strict=True)) == {(6, 2)}
+    assert "The last batch had 2 rows instead of 6." in capsys.readouterr().out
+    arms, _ = evaluate(batch_size=64)
+    assert set(zip(arms["batch_size"], arms["smallest_batch"], strict=True)) == {(20, 20)}
+    assert "The last batch" not in capsys.readouterr().out

@@ -276,7 +276,8 @@ def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str
     outcome = harness("latency", *pair, *QUICK, "batch_size=5")
     assert outcome.exit_code == 2
     assert outcome.complaint.startswith("harness: batch_size=5: needs as many prompts: num_prompts=5, where 4 are")
-    assert "The last batch had 1 of 3 rows." in harness("latency", *pair, *QUICK, "batch_size=3").stdout
+    assert "The last batch had 1 rows instead of 3." in harness("latency", *pair, *QUICK, "batch_size=3").stdout
+    assert list(results(tmp_path)["smallest_batch"]) == [1, 1]
 
 
 def test_a_report_of_a_target_alone_says_what_was_measured(harness: Harness, pair: list[str]) -> None:

@@ -19,8 +19,18 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate
-from harness.experiments.lossless import MIN_EXPECTED, GreedyCheck, SampledCheck, check_sampled, together
+from harness.experiments.contexts import Context
+from harness.experiments.lossless import (
+    MIN_EXPECTED,
+    REQUIRED_POWER,
+    GreedyCheck,
+    SampledCheck,
+    check_sampled,
+    expected_check,
+    together,
+)
 from harness.experiments.outcomes import Outcomes, exact_outcomes
+from harness.experiments.recovery import draws_needed
 from harness.models.pair import LoadedModel, Pair
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -166,3 +176,32 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     assert GreedyCheck(64, [None, tie], single).verdict == "lossy"
     check = GreedyCheck(64, [tie, clear, None], half)
     assert (check.verdict, check.worst, check.num_identical) == ("lossy", clear, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 5])
+def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> None:
+    decoding, level, shift = DecodingSettings(temperature=0.7), 1e-9, 0.2
+    contexts = [Context(0, len(PROMPT), tuple(PROMPT)), Context(1, 2, (2, 7))]
+
+    def power(num_draws: int) -> float:
+        known = [
+            exact_outcomes(engine(), context.token_ids, decoding, num_tokens, MIN_EXPECTED / num_draws)
+            for context in contexts
+        ]
+        return together([expected_check(one, num_tokens, num_draws, level, shift) for one in known]).power
+
+    few = 300
+    assert power(few) < REQUIRED_POWER
+    needed = draws_needed(engine(), contexts, decoding, num_tokens, few, level, shift)
+    assert needed is not None
+    assert power(needed) >= 0.97
+    assert power(int(0.8 * needed)) < REQUIRED_POWER
+    assert draws_needed(engine(), contexts, decoding, num_tokens, few, level, shift=0.001) is None
+
+
+def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
+    check = sample(num_draws=NUM_DRAWS)
+    expected = expected_check(outcomes(DecodingSettings(temperature=0.7), torch.float32), 3, NUM_DRAWS, 1e-9, 0.15)
+    assert expected.num_draws == check.num_draws
+    assert expected.power == pytest.approx(check.power)
+    assert expected.statistic < 1e-6

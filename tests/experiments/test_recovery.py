@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -51,6 +52,10 @@ def test_the_verdict_is_the_exit_code(recovery: Harness, pair: list[str]) -> Non
     undecided = recovery(*pair, *SMALL, "num_draws=1000")
     assert undecided.exit_code == 3, undecided.stdout + undecided.stderr
     assert undecided.complaint.startswith("harness: undecided: 498 draws with K=")
+    said = re.search(r"; num_draws=(\d+) would be enough$|$", undecided.complaint)
+    assert said is not None
+    needed = pd.read_csv("results/recovery.csv")["num_draws_needed"].iloc[[-2, -1]].max()
+    assert int(said[1]) == pytest.approx(needed, rel=0.1)
 
     rows = pd.read_csv("results/recovery.csv")
     assert list(rows["check"]) == ["greedy", *["sampled"] * 8] * 3

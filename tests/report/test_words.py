@@ -1,0 +1,119 @@
+"""Settings tell jobs apart: whatever setting two jobs differ in, their names in tables differ."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import pytest
+
+from harness.config import commands
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+from harness.report.words import told_apart
+from harness.results.measurement import further_settings
+from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
+
+COMMANDS = [
+    (commands.LatencySettings, LatencyRow),
+    (commands.EvalSettings, EvalRow),
+    (commands.RecoverySettings, RecoveryRow),
+    (commands.PlanSettings, PlanRow),
+]
+# Where results go and how a sweep is carried out.
+NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
+# A column of the table has it, or (eval's seed) it is only the default of another setting.
+SAID_OTHERWISE: dict[type[RunRow], set[str]] = {RecoveryRow: {"num_draws"}, EvalRow: {"num_prompts", "seed"}}
+
+
+def settings_of(kind: type) -> Any:
+    parts = {
+        "model": ModelSettings(name="13B", repository="a/13B"),
+        "draft": DraftSettings(name="7B", repository="a/7B"),
+        "decoding": DecodingSettings(),
+        "placement": PlacementSettings(),
+        "results": ResultSettings(file="results.csv"),
+        "prompts": PromptSettings(name="english", file="english.txt"),
+    }
+    return kind(**{field.name: parts[field.name] for field in dataclasses.fields(kind) if field.name in parts})
+
+
+def names(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Every setting, dotted."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from names(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def changed(settings: Any, name: str) -> Any:
+    """The same with another value of one setting, be it one that goes with nothing else."""
+    first, _, rest = name.partition(".")
+    value = getattr(settings, first)
+    new = changed(value, rest) if rest else another(value, typing.get_type_hints(type(settings))[first])
+    found = copy.copy(settings)
+    object.__setattr__(found, first, new)
+    return found
+
+
+def another(value: Any, hint: Any) -> Any:
+    if hint is type(None):
+        return value
+    if typing.get_origin(hint) is Literal:
+        return next(choice for choice in typing.get_args(hint) if choice != value)
+    if type(None) in (parts := typing.get_args(hint)):
+        return another(value, next(part for part in parts if part is not type(None)))
+    if typing.get_origin(hint) is Mapping:
+        return {"key": 1}
+    if typing.get_origin(hint) is tuple:
+        return (5, 6)
+    if hint is bool:
+        return not value
+    return f"{value}2" if hint is str else (value or 0) + (1 if hint is int else 0.25)
+
+
+def row_of(kind: type[RunRow], settings: Any) -> RunRow:
+    """What a run with these settings writes, without its figures."""
+    filled = {"status": "ok", "dtype": "float32", "runner": "eager", "settings": further_settings(settings, kind)}
+    if kind is EvalRow:
+        filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
+    if hasattr(settings, "num_prompts"):
+        filled["num_prompts"] = settings.num_prompts
+    return kind(**(kind.asked(settings) | filled))
+
+
+@pytest.mark.parametrize(("kind", "row"), COMMANDS)
+def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
+    settings = settings_of(kind)
+    found = set(names(settings)) - NOT_MEASURED - SAID_OTHERWISE.get(row, set())
+    assert len(found) > 40
+    alike = set()
+    for name in found:
+        rows = [row_of(row, settings), row_of(row, changed(settings, name))]
+        if len({one.label() for one in told_apart(rows)}) == 1:
+            alike.add(name)
+    assert not alike
+
+
+def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
+    plain = settings_of(commands.LatencySettings)
+    first, second = (changed(plain, name) for name in ("draft.threshold", "engine.timeout_s"))
+    both = changed(changed(first, "engine.timeout_s"), "draft.layers")
+    rows = [row_of(LatencyRow, settings) for settings in (first, both)]
+    assert rows[1].settings == {"draft.threshold": 0.35, "engine.timeout_s": 600.25}
+    assert [name.settings for name in told_apart(rows)] == [[], ["draft_layers 5, 6"]]
+    rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
+    assert [name.cell for name in told_apart(rows)] == [
+        "13B with 7B", "13B with 7B\ndraft.threshold 0.35", "13B with 7B\nengine.timeout_s 600.25"
+    ]  # fmt: skip
