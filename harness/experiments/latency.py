@@ -184,11 +184,13 @@ class Latency(Experiment):
         generations, times, requests = measurement.generations, list(measurement.times.values()), measurement.requests
         answered = [request for request in requests if request.answered]
         seconds = sum(generation.seconds for generation in generations)
+        # A server gets all prompts as one question.
+        sizes = [size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size]
         num_tokens = sum(request.num_tokens for request in answered)
         forward_ms, draft_ms = measurement.phase_ms
         figures: dict[str, Any] = {
             "num_prompts": len(requests),
-            "smallest_batch": min((len(generation.tokens) for generation in generations), default=None),
+            "smallest_batch": min(sizes, default=None),
             "num_tokens": num_tokens,
             "tokens_per_second": num_tokens / seconds if seconds else None,
             "draft_ms": draft_ms,

@@ -96,6 +96,13 @@ def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of 3 fit." in words
 
 
+def test_plans_of_one_pair_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    smaller = ROW | {"settings": {"draft.gpus": 1}, "num_draft_tokens": 2}
+    words = " ".join(" ".join(printed(capsys, ROW, smaller, FAILED)).split())
+    assert "30B 7B 4 68.0 2" in words
+    assert "30B 7B 2 draft.gpus 1 68.0 2" in words
+
+
 def test_layers_on_a_device() -> None:
     assert layers_on(MAP, "cuda:0") == "embed_tokens, layers 0–1"
     assert layers_on(MAP, "cuda:1") == "layers 2, lm_head"
