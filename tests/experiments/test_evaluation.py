@@ -190,11 +190,11 @@ def test_a_failed_run_is_a_row_and_keeps_its_answers(
 ) -> None:
     generate, calls = session.generate, []
 
-    def out_of_memory_later(*arguments: Any) -> Any:
+    def out_of_memory_later(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) > 6:  # two to warm up, two batches of two arms
             raise MemoryError
-        return generate(*arguments)
+        return generate(*arguments, **options)
 
     monkeypatch.setattr(session, "generate", out_of_memory_later)
     with pytest.raises(Exception, match="out of main memory"):
