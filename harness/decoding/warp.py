@@ -39,9 +39,10 @@ class Warp:
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
             descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
+            top_p = max(self.top_p, 1e-30)  # less is 0 in float32
             # A token stays if the mass of all likelier ones has not reached top_p yet; so the likeliest always stays.
             likelier_mass = descending.cumsum(-1) - descending
-            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(-1, order, likelier_mass < self.top_p)
+            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(-1, order, likelier_mass < top_p)
             probabilities = probabilities * kept
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities

@@ -7,7 +7,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -19,9 +18,10 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 
+from harness.config.errors import SettingError
 from harness.report.data import figures_of
 from harness.serve.answers import Answer, Piece, metrics
-from harness.serve.bodies import Chat, Completion, Race, Sampling, Text
+from harness.serve.bodies import Chat, Completion, Sampling, Text
 from harness.serve.guard import Guard, error_body, error_response, is_loopback
 from harness.serve.service import Service
 
@@ -32,14 +32,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def make_app(service: Service, key: str | None) -> FastAPI:
     """The application; `key` is what requests must bear, None for none."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(service.scheduler.close)
-
     settings, registry = service.settings, CollectorRegistry()
-    app = FastAPI(title="harness", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="harness", docs_url=None, redoc_url=None)
     max_bytes = round(settings.max_body_mb * 1e6)
     app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry)
     note = _noting(service, registry)
@@ -66,8 +60,12 @@ def make_app(service: Service, key: str | None) -> FastAPI:
         return figures_of([Path(path) for path in settings.reports])
 
     @app.post("/race", responses=_ERRORS)
-    async def race(body: Race, request: Request) -> dict[str, Any]:
+    async def race(body: Completion, request: Request) -> dict[str, Any]:
         return await _while_connected(request, asyncio.wrap_future(service.race(body)))
+
+    @app.exception_handler(SettingError)
+    async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
+        return error_response(400, str(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -145,7 +143,7 @@ class _Shape:
             async for piece in pieces:
                 yield _event({**head, "choices": [self._choice(piece, "delta", piece.choice not in begun)]})
                 begun.add(piece.choice)
-            if self._body.stream_options.include_usage:
+            if self._body.stream_options.get("include_usage") is True:
                 yield _event({**head, "choices": [], **self._sums()})
         except HTTPException as error:
             yield _event(error_body(error.status_code, error.detail))
@@ -171,10 +169,7 @@ class _Shape:
 async def _pieces(
     request: Request, answers: Sequence[Answer], queue: asyncio.Queue[Piece], note: Callable[[Answer], None]
 ) -> AsyncIterator[Piece]:
-    """The pieces of all answers until each has ended. When it is left early, the answers are cancelled.
-
-    Raises HTTPException if the model fails, or if the client goes away.
-    """
+    """The pieces of all answers until each has ended; left early, it cancels them. HTTPException if one fails."""
     running = len(answers)
     try:
         while running:

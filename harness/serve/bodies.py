@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # Parameters of these APIs that would change the answer, and that this service does not have.
 _UNSUPPORTED = frozenset(
@@ -23,14 +23,14 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
 
 
 class Sampling(BaseModel):
@@ -48,13 +48,13 @@ class Sampling(BaseModel):
     top_k: int | None = Field(default=None, ge=-1, le=10**9, description="0 and -1 keep all")
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1000)] = []
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     index: int = Field(default=0, ge=0, lt=2**31)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[str, Any] = {}
     return_token_ids: bool = False
 
     @model_validator(mode="before")
@@ -69,10 +69,6 @@ class Sampling(BaseModel):
                 raise ValueError(f"{name}: this service does not have it; leave it out")
         return self
 
-    @property
-    def stops(self) -> Sequence[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
 
 class Completion(Sampling):
     """A prompt or several, as text or as token ids."""
@@ -83,12 +79,6 @@ class Completion(Sampling):
     def prompts(self) -> Sequence[str | list[int]]:
         prompt: Any = self.prompt
         return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-
-
-class Race(Sampling):
-    """A prompt for both arms."""
-
-    prompt: Text
 
 
 class Part(BaseModel):

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 from harness.config.commands import ServeSettings
 from harness.config.errors import SettingError
@@ -24,16 +25,12 @@ except ImportError as error:
         raise
     raise SettingError("serve", "needs more packages: pip install 'harness[serve]'", error.name) from error
 
+_say = partial(print, file=sys.stderr, flush=True)
 _GRACE_S = 3  # that answers may still take after Ctrl-C
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until a signal ends it.
-
-    Raises:
-        SettingError: a wrong setting, an API key that is not there, an address in use.
-        RunError: the pair cannot be loaded.
-    """
+    """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin."""
     variable = settings.api_key_variable
     key = os.environ.get(variable) if variable else None
     if variable and not key:
@@ -63,8 +60,7 @@ def run(settings: ServeSettings) -> None:
     # uvicorn takes the signals, ends, and passes them on.
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
-    if service.scheduler.thread.is_alive():
-        service.scheduler.close()
+    service.scheduler.close()
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
@@ -75,7 +71,3 @@ def _listen(settings: ServeSettings) -> socket.socket:
         raise SettingError("host", "must be an address of this machine", settings.host) from error
     except OSError as error:
         raise SettingError("port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port) from error
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -10,18 +10,13 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# They tell nothing, so they need no key.
-_OPEN = ("/", "/health")
+_OPEN = ("/", "/health")  # they tell nothing, so they need no key
 
 
 class Guard:
-    """Middleware.
+    """Middleware. `key` is what requests must bear, None for nothing; `max_bytes` may be in a body.
 
-    Args:
-        local: on loopback only requests for loopback are answered, so that a web page whose name was made to point here
-            cannot use the service.
-        key: that requests must bear, None without one.
-        max_bytes: of a body.
+    If `local`, only requests for loopback are answered, so that a web page whose name points here cannot use it.
     """
 
     def __init__(self, app: ASGIApp, local: bool, key: str | None, max_bytes: int, registry: CollectorRegistry) -> None:
@@ -70,7 +65,6 @@ def is_loopback(host: str) -> bool:
 
 
 def error_response(status: int, message: str) -> JSONResponse:
-    """See `error_body`."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
     return JSONResponse(error_body(status, message), status, headers.get(status))
 

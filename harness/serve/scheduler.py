@@ -39,10 +39,9 @@ class _Batch:
         if not self.rows:
             self.close()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing can join before all have ended."""
-        return bool(self.rows) and self._arm is not None and not self._arm.joins
+    def takes(self, joining: list[Answer]) -> bool:
+        """Whether one more may join, besides these: some models and drafters take one answer at a time."""
+        return (not self.rows and not joining) or (self._arm is not None and self._arm.joins)
 
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration; where answers join, read their prompts instead."""
@@ -81,13 +80,9 @@ class _Batch:
 
 
 class Scheduler:
-    """Runs answers of all arms in its thread, at most so many rows at once, the first that was asked first.
+    """Runs answers of all arms in its thread, `max_rows` at once; `max_waiting` more may wait.
 
-    Args:
-        open_arm: gives an arm by its name; called in the scheduler's thread when the arm is first needed. Two arms
-            share no runner.
-        max_rows: generated at once.
-        max_waiting: answers that may wait beyond those.
+    `open_arm` gives an arm by its name, in that thread, when it is first needed. Two arms share no runner.
     """
 
     def __init__(self, open_arm: Callable[[str], LocalArm], max_rows: int, max_waiting: int) -> None:
@@ -132,7 +127,7 @@ class Scheduler:
         self.thread.join()
 
     def _check(self, num_more: int) -> None:
-        if self._closing:
+        if self._closing or not self.thread.is_alive():
             raise HTTPException(503, _ENDING)
         if len(self._waiting) + len(self._alone) + num_more > self._max_rows + self._max_waiting:
             raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
@@ -162,13 +157,14 @@ class Scheduler:
             room = 0 if self._alone else self._max_rows - self.num_running
             for answer in list(self._waiting):
                 batch = self._batches.setdefault(answer.arm, _Batch(partial(self._open_arm, answer.arm)))
-                if answer.cancelled or (room > 0 and not batch.is_full):
+                own = joining.setdefault(answer.arm, [])
+                if room > sum(map(len, joining.values())) and batch.takes(own) and not answer.cancelled:
+                    own.append(answer)
                     self._waiting.remove(answer)
-                    if not answer.cancelled:
-                        joining.setdefault(answer.arm, []).append(answer)
-                        room -= 1
+                elif answer.cancelled:
+                    self._waiting.remove(answer)
         for name, batch in self._batches.items():
-            if batch.rows or name in joining:
+            if batch.rows or joining.get(name):
                 batch.step(joining.get(name, []))
 
     def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:

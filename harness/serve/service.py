@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -20,11 +21,8 @@ from harness.engines.timing import generate, run_lap
 from harness.models.pair import Pair
 from harness.models.tokenizers import Chat, encode_prompts, max_context, shared_vocabulary_size
 from harness.serve.answers import Answer, Piece
-from harness.serve.bodies import Race, Sampling
+from harness.serve.bodies import Completion, Sampling
 from harness.serve.scheduler import Scheduler
-
-# Tokens of the generation that warms an arm up.
-_WARMUP_TOKENS = 8
 
 
 class Service:
@@ -49,10 +47,7 @@ class Service:
         self.scheduler.alone(lambda: self._open(self.arms[-1])).result()
 
     def encode(self, chat: Chat) -> list[int]:
-        """Token ids of a chat; of the text of all its messages where the model has no template.
-
-        Raises HTTPException if the template refuses it or if it has no tokens.
-        """
+        """Token ids of a chat; of all its text where the model has no template. HTTPException if one refuses it."""
         if not self.tokenizer.chat_template or self.settings.chat_template == "never":
             chat = [{"role": "user", "content": "\n\n".join(message["content"] for message in chat)}]
         try:
@@ -72,35 +67,32 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """The settings that the page starts with."""
-        draft, decoding = self.settings.draft, self.settings.decoding
-        most = {"max_tokens": decoding.max_new_tokens, "max_new_tokens": self.settings.max_new_tokens}
-        figures = {"num_draft_tokens": decoding.num_draft_tokens, "temperature": decoding.temperature}
-        return {"draft": draft and draft.name, **figures, **most}
+        decoding = dataclasses.asdict(self.settings.decoding)
+        return {"draft": self.settings.draft and self.settings.draft.name, "decoding": decoding}
 
     def ask(self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]) -> list[Answer]:
-        """Have the prompts answered; the pieces come in the queue of the running loop.
-
-        Raises HTTPException beyond a limit of this pair, or of the scheduler.
-        """
+        """Have the prompts answered; the pieces come in the queue. Raises HTTPException beyond a limit."""
         if len(prompts) > self.settings.batch_size:
             raise HTTPException(400, f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request")
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, piece)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         answers = []
         for choice, prompt in enumerate(prompts):
             question = self._question(prompt, body, seed, body.index + choice)
-            answers.append(Answer(arm, question, self.tokenizer, put, choice, body.stops))
+            answers.append(Answer(arm, question, self.tokenizer, put, choice, body.stop))
         self.scheduler.submit(answers)
         return answers
 
-    def race(self, body: Race) -> Future[dict[str, Any]]:
+    def race(self, body: Completion) -> Future[dict[str, Any]]:
         """Both arms on one prompt, one after the other, while nothing else runs: what the page replays."""
-        ids = self.tokens_of(body.prompt)
-        question = self._question(ids, body, self.settings.seed if body.seed is None else body.seed % 2**64, body.index)
+        ids = self.tokens_of(body.prompts[0])
+        seed = self.settings.seed if body.seed is None else body.seed % 2**64
+        question = self._question(ids, body, seed, body.index)
 
         def run() -> dict[str, Any]:
             laps = [run_lap(*self._open(name), question) for name in self.arms]
@@ -144,7 +136,7 @@ class Service:
         engine = self._engines[name]
         [arm] = [arm for arm in engine.arms if arm.name == name]
         assert isinstance(arm, LocalArm)
-        if is_new:
-            decoding = dataclasses.replace(self.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
+        if is_new:  # warm it up
+            decoding = dataclasses.replace(self.settings.decoding, max_new_tokens=8)
             generate(engine, arm, Question([[0, 0]], decoding, 0, [0]))
         return engine, arm

@@ -13,7 +13,7 @@ def test_greedy_is_one_hot_on_the_first_maximum() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6, 1e-300])
 def test_equals_transformers_warpers(temperature: float, top_k: int, top_p: float) -> None:
     logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     expected = TemperatureLogitsWarper(temperature)(None, logits)
