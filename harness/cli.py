@@ -330,11 +330,17 @@ def _reporting(command: str) -> Iterator[None]:
             print(f"harness: {known or in_one_line(error)}", file=sys.stderr, flush=True)
 
 
+def _names_draft(choice: str) -> bool:
+    """Whether the command line has this as the draft, or as one of several."""
+    given = [word.lstrip("+").partition("=") for word in sys.argv]
+    return any(key == "draft" and choice in value.split(",") for key, _, value in given)
+
+
 def _explain(error: Exception, command: str) -> SettingError | None:
     """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
     from hydra import errors
 
-    from harness.config import commands, conversion
+    from harness.config import commands, conversion, names
 
     text = str(error)
     if isinstance(error, errors.OverrideParseException):
@@ -345,9 +351,13 @@ def _explain(error: Exception, command: str) -> SettingError | None:
         if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
             rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
             return SettingError(group, rule, choice)
-        few = len(error.options) <= 12
-        presets = f"there are: {', '.join(error.options)}" if few else f"{command} --help lists them"
-        return SettingError(group, f"no such preset{nearest(choice, error.options)}; {presets}", choice)
+        known = list(error.options)
+        if group == "model" and _names_draft(choice):
+            # Every model is a draft, so Hydra looked there.
+            group, known = "draft", [*known, *names.DRAFTS]
+        presets = f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
+        close = f" (did you mean ./{choice}?)" if Path(choice).exists() else nearest(choice, known)
+        return SettingError(group, f"no such preset{close}; {presets}", choice)
     if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
         key = text.split("'")[1].split("@")[0]
         cause = str(error.__cause__ or text).splitlines()[0]

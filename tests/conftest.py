@@ -25,8 +25,10 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests first, so that no process is left with them at the end; without a CUDA device skip those for one."""
+    if "fuzz" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("fuzz")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

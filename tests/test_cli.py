@@ -61,7 +61,8 @@ def test_the_composed_configuration_can_be_printed(harness: Run) -> None:
         (["latency", "job_timeout_s=0"], "job_timeout_s=0.0: must be positive"),
         (["latency", "job_timeout_s=60"], "job_timeout_s=60.0: needs -m: it ends jobs of a sweep"),
         (["latency", "model=7C"], "model=7C: no such preset (did you mean 7B?)"),
-        (["latency", "draft=tiny_draf"], "model=tiny_draf: no such preset (did you mean tiny_draft?)"),
+        (["latency", "draft=tiny_draf"], "draft=tiny_draf: no such preset (did you mean tiny_draft?)"),
+        (["latency", "draft=lokup"], "draft=lokup: no such preset (did you mean lookup?)"),
         (["latency", "placement=balancd"], "placement=balancd: no such preset (did you mean balanced?)"),
         (["latency", "prompts=englsh"], "prompts=englsh: no such preset (did you mean english?)"),
         (["latency", "temperature=1"], "temperature: no such setting (did you mean decoding.temperature?)"),
@@ -127,3 +128,10 @@ def test_users_bring_their_own_presets(harness: Run, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "name: ours_4bit" in result.stdout
     assert "quantization: 4bit" in result.stdout
+
+
+def test_a_directory_without_its_slash_is_suggested_with_it(harness: Run, tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    result = harness("latency", "model=llama")
+    assert result.returncode == 2
+    assert result.stderr.startswith("harness: model=llama: no such preset (did you mean ./llama?)")

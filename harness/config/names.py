@@ -34,6 +34,8 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 
 _METHODS = tuple(method for method in typing.get_args(Method) if method not in ("model", "new_head"))
+# What `draft=` takes besides models.
+DRAFTS = ("none", *_METHODS)
 # That `distill` trains from nothing.
 _NEW_HEADS = ("eagle3", "dflash", "medusa")
 
@@ -98,7 +100,7 @@ class NameSource(ConfigSource):
         if config_path == "" and results_filter is not ObjectType.CONFIG:
             return ["draft"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
-            return ["none", *_METHODS, *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
+            return [*DRAFTS, *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
         return []
 
 

@@ -361,8 +361,11 @@ class Session:
         if not rows:
             return None
         self.append(f"{rows[0].kind}.csv", rows)
-        file = self.settings.results.file and append_rows(self.settings.results.file, rows)
-        return f"written to {self.directory}/" + (f" and {file}" if file else "")
+        said, asked = f"written to {self.directory}/", self.settings.results.file
+        if not asked:
+            return said
+        file = append_rows(asked, rows)
+        return f"{said} and {file}" + ("" if file == Path(asked) else f" ({asked} has other columns)")
 
     def _stop_tokens(self) -> frozenset[int]:
         """Those at which the target ends a text by itself."""

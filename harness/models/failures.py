@@ -40,6 +40,8 @@ _UNREACHABLE = (
 # By the name of an exception or a part of its message, what it says of a repository; the first that is found counts.
 # `TransportError` is of the hub's client, and which client that is (httpx or its successor) depends on the version.
 _OF_REPOSITORY = {
+    # torch advises to load it without that protection.
+    "weights_only": "{name} holds pickled code, which could do anything: fetch or convert it as safetensors",
     "GatedRepoError": f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}",
     "RepositoryNotFoundError": f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}",
     "OfflineModeIsEnabled": _ABSENT,

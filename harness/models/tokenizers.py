@@ -13,7 +13,7 @@ from harness.config.commands import ChatTemplate
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 from harness.models.checkpoints import Checkpoint, source, source_arguments
-from harness.models.failures import explain
+from harness.models.failures import explain, first_line
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
@@ -38,7 +38,11 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         return AutoTokenizer.from_pretrained(source(place), **source_arguments(place))
     except Exception as exception:
         if Path(source(place)).is_dir() and place.gguf_file is None:
+            cause = first_line(exception)
+            if "trust_remote_code" in str(exception):
+                raise explain(exception, role, place) or exception from exception
             rule = f"must name a directory or a repository with a tokenizer; {place.repository} holds none that loads"
+            rule += f" ({cause})"
             raise SettingError(setting, rule) from exception
         raise explain(exception, role if place is settings else setting, place) or exception from exception
 

@@ -366,3 +366,33 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
     assert (refused.exit_code, refused.complaint.startswith("harness: batch_size=2: must be 1 for model=")) == (2, True)
     refused = harness("latency", f"model={model.name}", "draft=lookup", *QUICK)
     assert (refused.exit_code, "draft=none measures it alone" in refused.complaint) == (2, True)
+
+
+def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    outcome = harness("latency", "results.file=mine.csv", *QUICK)
+    assert outcome.exit_code == 0
+    assert outcome.stderr.splitlines()[-1].endswith("/ and mine-2.csv (mine.csv has other columns)")
+
+
+def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
+    harness: Harness, save_model: SaveModel, tmp_path: Path
+) -> None:
+    import torch
+
+    class Code:
+        def __reduce__(self) -> tuple[object, ...]:
+            return print, ("ran",)
+
+    model = save_model("llama")
+    (Path(model.name) / "tokenizer.json").write_text("{broken")
+    broken = harness("latency", f"model={model.name}", "draft=none", *QUICK)
+    assert broken.exit_code == 2
+    assert "holds none that loads (" in broken.complaint
+    pickled = save_model("gpt2")
+    (Path(pickled.name) / "model.safetensors").unlink()
+    torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")
+    refused = harness("latency", f"model={pickled.name}", "draft=none", *QUICK)
+    assert refused.exit_code == 1
+    assert refused.complaint.endswith("holds pickled code, which could do anything: fetch or convert it as safetensors")
+    assert "weights_only" not in refused.stderr

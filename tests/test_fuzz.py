@@ -1,0 +1,195 @@
+"""Random settings, prompt files and signals against real command lines; `pytest -m fuzz -n 0` runs it.
+
+HARNESS_FUZZ_SECONDS says for how long (300), HARNESS_FUZZ_SEED repeats a run. Whatever is drawn, there is no traceback,
+no wrong exit code, no lost row, and no label that differs from what was measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+# By setting: values that hold, and values that do not.
+SHARED: dict[str, tuple[list[str], list[str]]] = {
+    "seed": (["0", "7", "123456789012"], ["-1", "x", "1e3", str(2**70)]),
+    "decoding.temperature": (["0", "0.5", "1", "2.5"], ["-1", "nan", "inf", "1e-30", "warm"]),
+    "decoding.top_k": (["0", "5", "100000"], ["-3", "0.5"]),
+    "decoding.top_p": (["1", "0.9", "0.01"], ["0", "1.1", "[]"]),
+    "decoding.num_draft_tokens": (["1", "2", "9"], ["0", "1000000000000", "true"]),
+    "decoding.rule": (["deepmind", "google", "block", "typical"], ["", "deep mind", "漢"]),
+    "draft": (["tiny_draft", "none", "lookup", "suffix", "tiny"], ["./nowhere", "tiny_drft", "7C_8bit", "{}"]),
+    "draft.sampling": (["target", "greedy"], ["best"]),
+    "dtype": (["float32", "auto"], ["float12"]),
+    "runner": (["auto", "eager", "static"], ["graphs", "fast"]),
+    "placement": (["auto", "cpu", "single"], ["gpu0"]),
+    "placement.reserve_gb": (["0", "3.5"], ["-1", "inf"]),
+    "results.file": (["results/x.csv", "é=#/(x).csv"], ["fifo", "", "/proc/x.csv", "prompts.txt/x.csv"]),
+    "nonsense": ([], ["1"]),
+}
+PROMPTS = {
+    "good.txt": b"Once upon a time\n7 * 8 =\n\xe6\xbc\xa2\xe5\xad\x97 \x1b[31m [bold]markup[/bold]\n1 + 2 =\n",
+    "good.jsonl": b'{"prompt": "Once", "category": "math [/no_think]"}\n' * 2
+    + b'{"turns": ["a", "b"]}\n{"prompt": "=1+1"}\n',
+    "bad.txt": b"\xff\xfe broken\n",
+    "empty.jsonl": b"\n\n",
+    "deep.jsonl": b'{"prompt": ' + 100_000 * b"[" + b"\n",
+    "binary.jsonl": bytes(range(256)),
+    "three.txt": b"one\ntwo\nthree\n",
+}
+BY_COMMAND: dict[str, dict[str, tuple[list[str], list[str]]]] = {
+    "latency": {
+        "prompts": (
+            ["good.txt", "./good.jsonl", "tiny"],
+            ["bad.txt", "empty.jsonl", "deep.jsonl", "binary.jsonl", "absent.txt", "three.txt"],
+        ),
+        "batch_size": (["1", "2", "4"], ["0", "5"]),
+        "num_warmup": (["0", "2"], ["-1"]),
+        "test": (["false"], ["maybe"]),
+    },
+    "eval": {"task": (["addition", "multiplication"], ["division"]), "batch_size": (["1", "3"], ["0"])},
+    "plan": {"gpus": (["1", "8"], ["0"]), "gpu_memory": (["40GB", "1TiB"], ["40", "much"])},
+    "recovery": {"prompts": (["good.txt"], ["bad.txt"]), "shift": (["0.05"], ["0", "2"])},
+}
+FIXED = {
+    "latency": ["num_prompts=4", "decoding.max_new_tokens=5", "num_resamples=100"],
+    "eval": ["num_prompts=3"],
+    "plan": ["results.file=results/plan.csv"],
+    "recovery": ["num_prompts=2", "num_draws=1000", "decoding.max_new_tokens=6"],
+}
+# With which labels in the row the settings must agree.
+LABELS = ["seed", "decoding.temperature", "decoding.top_k", "decoding.top_p", "decoding.rule", "batch_size"]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@dataclass
+class Case:
+    """A command line, and whether a part of it is wrong."""
+
+    command: str
+    settings: dict[str, str] = field(default_factory=dict)
+    wrong: bool = False
+    number: int | None = None
+    delay: float = 0.0
+
+    @property
+    def arguments(self) -> list[str]:
+        fixed = [word for word in FIXED[self.command] if word.partition("=")[0] not in self.settings]
+        return [self.command, *fixed, *(f"{key}={value}" for key, value in self.settings.items())]
+
+
+def draw(rng: random.Random) -> Case:
+    case = Case(rng.choices(["latency", "eval", "plan", "recovery"], [6, 2, 1, 1])[0])
+    pool = SHARED | BY_COMMAND[case.command]
+    for setting in rng.sample(list(pool), rng.randint(0, 5)):
+        good, bad = pool[setting]
+        wrong = not good or rng.random() < 0.12
+        case.settings[setting] = rng.choice(bad if wrong else good)
+        case.wrong |= wrong
+    draft = case.settings.get("draft")
+    if case.command == "recovery" and draft == "none":
+        case.wrong = True
+    if "gpus" in case.settings and "gpu_memory" not in case.settings:
+        case.wrong = True
+    if draft == "none" and "draft.sampling" in case.settings:
+        del case.settings["draft.sampling"]
+    if rng.random() < 0.3:
+        case.number, case.delay = rng.choice(SIGNALS), rng.uniform(0.05, 12)
+    return case
+
+
+def check(case: Case, directory: Path) -> str | None:
+    """Run it, and say what is wrong with how it ended; None for nothing."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "harness", *case.arguments],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    if case.number is not None:
+        try:
+            run.wait(case.delay)
+        except subprocess.TimeoutExpired:
+            run.send_signal(case.number)
+    stdout, stderr = (text.decode(errors="replace") for text in run.communicate(timeout=900))
+    code = run.returncode
+    if case.number is not None and code == -case.number and not list(directory.glob("outputs/*/*/*/*.csv")):
+        return None  # Before Python handles signals.
+    if "Traceback" in stderr or "HYDRA_FULL_ERROR" in stderr:
+        return f"an unexplained error: {stderr[-2000:]}"
+    if "\x1b" in stdout + stderr:
+        return "escape sequences on a stream that is no terminal"
+    allowed = {2} if case.wrong else {0, 1, 3} if case.command == "recovery" else {0}
+    if code not in allowed | ({130} if case.number is not None else set()):
+        return f"exit code {code}: {stderr[-2000:]}"
+    if code == 2:
+        lines = [line for line in stderr.splitlines() if line.startswith("harness: ")]
+        return None if len(lines) == 1 else f"not one line: {stderr}"
+    return check_rows(case, directory, interrupted=code == 130)
+
+
+def check_rows(case: Case, directory: Path, *, interrupted: bool) -> str | None:
+    found = [read(file) for file in directory.glob(f"outputs/*/*/*/{case.command}.csv")]
+    begun = bool(list(directory.rglob("environment.json")))
+    if not found:
+        return None if interrupted and not begun else "no row"
+    (rows,) = found
+    if interrupted != any(row["status"] == "interrupted" for row in rows):
+        return f"status {[row['status'] for row in rows]}"
+    name = case.settings.get("results.file", f"results/{case.command}.csv")
+    collected = {row["run"] for row in read(directory / name)}
+    if {row["run"] for row in rows} - collected:
+        return "a row is not among those collected"
+    for row in rows:
+        for setting in LABELS:
+            column = setting.rpartition(".")[2]
+            asked = case.settings.get(setting)
+            same = asked is None or row.get(column, "") in ("", "all") or row[column] == asked
+            if not same and float(row[column]) != float(str(asked)):
+                return f"{setting}={asked} is labelled {row[column]}"
+    if case.command == "latency":
+        (prompts,) = [read(file) for file in directory.glob("outputs/*/*/*/latency_prompts.csv")] or [[]]
+        for row in rows:
+            own = [prompt for prompt in prompts if prompt["arm"] == row["arm"]]
+            if int(row["num_prompts"] or 0) != len(own):
+                return f"{len(own)} prompts are labelled {row['num_prompts']}"
+            if int(row["num_tokens"] or 0) != sum(int(prompt["num_tokens"]) for prompt in own):
+                return "tokens are lost"
+        if not interrupted and {row["num_prompts"] for row in rows} != {"4"}:
+            return "prompts are lost"
+    return None
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.mark.fuzz
+def test_nothing_that_is_drawn_breaks_it(tmp_path: Path) -> None:
+    seed = int(os.environ.get("HARNESS_FUZZ_SEED") or time.time())
+    rng, ends = random.Random(seed), time.monotonic() + float(os.environ.get("HARNESS_FUZZ_SECONDS") or 300)
+    broken: list[str] = []
+    count = 0
+    while time.monotonic() < ends:
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        for name, content in PROMPTS.items():
+            (directory / name).write_bytes(content)
+        os.mkfifo(directory / "fifo")
+        case = draw(rng)
+        if reason := check(case, directory):
+            broken.append(f"{case.arguments} signal={case.number} after {case.delay:.2f} s: {reason}")
+            print(broken[-1], flush=True)
+        count += 1
+    print(f"{count} command lines, seed {seed}")
+    assert not broken, "\n".join([f"seed {seed}, {len(broken)} of {count}:", *broken])
