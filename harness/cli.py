@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.config import machine
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
 from harness.report import terminal
 from harness.sweep import ranks, signals
@@ -107,6 +108,7 @@ def main() -> None:
     global _outcome
     _outcome = _Outcome()
     terminal.prepare_streams()
+    machine.note_command_line(sys.argv[1:])
     if ranks.is_superfluous():
         sys.exit(0)
     try:
@@ -150,6 +152,7 @@ def run(command: str, *overrides: str, verbose: bool = False) -> pd.DataFrame:
     import pandas as pd
 
     _outcome = _Outcome(quiet=True)
+    machine.note_command_line([command, *overrides])
     with signals.interrupting(), redirect_stdout(sys.stdout if verbose else io.StringIO()):
         _run_hydra(_known(command, COMMANDS), overrides)
     if _outcome.errors:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+_COMMAND_LINE = "HARNESS_COMMAND_LINE"
 # What `share_cores` has set.
 _shared: str | None = None
 
@@ -64,6 +66,16 @@ def share_cores(num_processes: int) -> None:
     # Without a limit torch knows best: it leaves out the second thread of a core.
     _shared = str(share) if share < _num_visible_cores() else None
     os.environ.update({"OMP_NUM_THREADS": _shared} if _shared else {})
+
+
+def note_command_line(arguments: Sequence[str]) -> None:
+    """Note what the user gave to `harness`, for this process and those it starts: their own arguments are others."""
+    os.environ[_COMMAND_LINE] = shlex.join(["python", "-m", "harness", *arguments])
+
+
+def command_line() -> str:
+    """What starts this command again, in a shell."""
+    return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
 
 
 def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str | None:

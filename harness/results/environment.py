@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import secrets
-import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from harness.config.machine import cpu_name, cpu_quota, num_usable_cores, output_of
+from harness.config.machine import command_line, cpu_name, cpu_quota, num_usable_cores, output_of
 from harness.results.files import replace_file
 
 _DISTRIBUTIONS = ("harness", "torch", "transformers", "accelerate", "bitsandbytes", "hydra-core", "pandas")
@@ -39,7 +38,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     commit, dirty = git_state(_PACKAGE)
     return {
         "timestamp": _timestamp(),
-        "command_line": shlex.join(sys.argv),
+        "command_line": command_line(),
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

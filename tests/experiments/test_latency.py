@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -396,3 +397,21 @@ def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
     assert refused.exit_code == 1
     assert refused.complaint.endswith("holds pickled code, which could do anything: fetch or convert it as safetensors")
     assert "weights_only" not in refused.stderr
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1"]])
+def test_the_environment_holds_a_command_line_that_runs_again(
+    harness: Harness, pair: list[str], tmp_path: Path, sweep: list[str]
+) -> None:
+    quick = ["num_prompts=1", "decoding.max_new_tokens=2", "prompts=my prompts.txt", "num_resamples=100"]
+    (tmp_path / "my prompts.txt").write_text("one\n")
+    assert harness("latency", *pair, *quick, *sweep).exit_code == 0
+    (file,) = tmp_path.rglob("environment.json")
+    noted = json.loads(file.read_text())
+    words = shlex.split(noted["command_line"])
+    assert words == ["python", "-m", "harness", "latency", *pair, *quick, *sweep]
+    assert noted["num_threads"] >= 1
+    assert "cpu_quota" in noted
+    printing = [] if sweep else ["--cfg", "job"]
+    again = subprocess.run([sys.executable, *words[1:], *printing], cwd=tmp_path, capture_output=True, timeout=900)
+    assert again.returncode == 0, again.stderr
