@@ -101,6 +101,7 @@ def test_outside_a_checkout_and_without_git_there_is_no_commit(tmp_path: Path, m
 
 
 def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARNESS_COMMAND_LINE", raising=False)
     monkeypatch.setattr(sys, "argv", ["harness", "latency", "prompts=my file.txt"])
     found = environment(["GPU A", "GPU B"])
     assert found["versions"]["torch"] == version("torch")

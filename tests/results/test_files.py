@@ -32,7 +32,7 @@ import pytest
 from harness.config.errors import RunError, SettingError
 from harness.results import files
 from harness.results.files import check_appendable, read_answers, read_file, read_rows, replace_file, replace_rows
-from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
+from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow, described
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
@@ -484,3 +484,11 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None
     store.write_bytes(content.encode("latin-1"))
     with pytest.raises(RunError, match="remove it, or set resume=false"):
         read_answers(store)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+49", "-x", "@SUM(A1)", "'=quoted"])
+def test_text_that_looks_like_a_formula_comes_back_exactly(tmp_path: Path, text: str) -> None:
+    """So it is not quoted for spreadsheets, which docs/columns.md says."""
+    files.append_rows(tmp_path / "x.csv", [dataclasses.replace(PROMPT, prompt=text)])
+    assert pd.read_csv(tmp_path / "x.csv")["prompt"].tolist() == [text]
+    assert "may begin with `=`" in " ".join(described().split())
