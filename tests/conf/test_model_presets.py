@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from harness.config.conversion import from_config
 from harness.config.settings import ModelSettings
+from harness.models.checkpoints import Checkpoint
+from harness.models.heads import read_head
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -74,8 +76,37 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "qwen2.5-7b": (7_615_616_512, 131_072),
     "qwen2.5-14b": (14_770_033_664, 131_072),
     "qwen2.5-32b": (32_763_876_352, 131_072),
+    "qwen3-4b": (4_022_468_096, 40_960),
+    "qwen3-8b": (8_190_735_360, 40_960),
+    "qwen3-14b": (14_768_307_200, 40_960),
+    "qwen3-32b": (32_762_123_264, 40_960),
+    "gpt-oss-20b": (20_914_757_184, 131_072),
+    "gpt-oss-120b": (116_829_156_672, 131_072),
+    "llama3.1_8B-instruct": (8_030_261_248, 131_072),
+    "llama3.3_70B": (70_553_706_496, 131_072),
     "baichuan-7b": (7_000_559_616, 4096),
     "baichuan-13b": (13_264_901_120, 4096),
+}
+
+# Name -> target, kind, and bytes of its file (exact but for the header) or billions of parameters (rounded) as the hub
+# has them; None where neither is known to us.
+HEADS: dict[str, tuple[str, str, int | None]] = {
+    "llama3.1_8B-eagle3": ("llama3.1_8B-instruct", "eagle3", 1),
+    "llama3.3_70B-eagle3": ("llama3.3_70B", "eagle3", 2),
+    "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
+    "qwen3-14b-eagle3": ("qwen3-14b", "eagle3", 2_775_244_776),
+    "qwen3-32b-eagle3": ("qwen3-32b", "eagle3", 3_121_274_856),
+    "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
+    "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
+    "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
+    "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),
+    "qwen3-4b-deepspec-dspark": ("qwen3-4b", "dspark", 1),
+    "qwen3-8b-deepspec-eagle3": ("qwen3-8b", "eagle3", None),
+    "qwen3-8b-deepspec-dflash": ("qwen3-8b", "dflash", None),
+    "qwen3-8b-deepspec-dspark": ("qwen3-8b", "dspark", 2),
+    "qwen3-14b-deepspec-eagle3": ("qwen3-14b", "eagle3", 2),
+    "qwen3-14b-deepspec-dflash": ("qwen3-14b", "dflash", 3),
+    "qwen3-14b-deepspec-dspark": ("qwen3-14b", "dspark", None),
 }
 
 # Known from its name alone, so held to half a percent; every other count is exact.
@@ -114,7 +145,7 @@ def test_preset_composes_and_is_called_like_its_file(name: str) -> None:
 
 
 def test_every_preset_has_a_published_size() -> None:
-    assert set(NAMES) - OURS == set(PUBLISHED)
+    assert set(NAMES) - OURS == set(PUBLISHED) | set(HEADS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -124,6 +155,22 @@ def test_architecture_is_what_transformers_knows(name: str) -> None:
     config = configuration(architecture)
     for key, value in architecture.items():
         assert getattr(config, key) == (getattr(torch, value) if key == "dtype" else value), key
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_head_is_of_its_kind_and_size(name: str) -> None:
+    model, kind, published = HEADS[name]
+    target = Checkpoint("model", preset(model), configuration(architecture_of(model)))
+    head = read_head(preset(name), target, weights=False)
+    assert head is not None
+    assert head.kind == kind
+    sketch = head.sketch(torch.bfloat16)
+    if published is not None and published > 1000:
+        # Which of the target's tokens the head knows is stored as well, a byte for each.
+        expected = sketch.weight_bytes + head.config.vocabulary_size
+        assert 0 < published - expected < 5000
+    elif published is not None:
+        assert abs(sketch.num_parameters / 1e9 - published) < 0.5
 
 
 def test_a_key_of_another_architecture_is_found() -> None:
