@@ -36,6 +36,8 @@ Fault = Literal[
 
 
 _LOCAL = EngineSettings()
+# By which the configuration of a head is told from a model's.
+_OF_HEADS = {"speculators_model_type", "target_layer_ids", "dflash_config", "medusa_num_heads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,8 @@ class RunSettings:
         new = self.draft is not None and self.draft.method == "new_head" and not isinstance(self, DistillSettings)
         rule = "is a head to be trained first: python -m harness distill"
         require(not new, "draft", rule, self.draft and self.draft.name)
+        drafts = _OF_HEADS.intersection(self.model.architecture or ())
+        require(not drafts, "model", "is a head that drafts for another model: name it with draft=", self.model.name)
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:

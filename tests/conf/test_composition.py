@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.cli import COMMANDS
 from harness.config import commands, conversion, names
+from harness.config.errors import SettingError
 from harness.config.names import CONF
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
@@ -122,3 +123,9 @@ def test_the_sides_may_differ() -> None:
 def test_a_prompt_file_is_a_prompt_set() -> None:
     chosen = composed("latency", "prompts=questions.jsonl").prompts
     assert (chosen.name, chosen.file) == ("questions", "questions.jsonl")
+
+
+def test_head_is_no_target() -> None:
+    with pytest.raises(SettingError, match="model=qwen3-8b-eagle3: is a head that drafts for another model"):
+        composed("plan", "model=qwen3-8b-eagle3", "draft=none")
+    assert composed("plan", "model=qwen3-8b", "draft=qwen3-8b-eagle3").draft.name == "qwen3-8b-eagle3"
