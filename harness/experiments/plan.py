@@ -17,6 +17,7 @@ from harness.config.machine import cpu_name
 from harness.experiments.session import Session
 from harness.models.checkpoints import Checkpoint, check_batch_size, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
+from harness.models.early_exit import exit_sketch
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
 from harness.models.heads import read_head
 from harness.models.meta import sketch_model
@@ -75,6 +76,8 @@ class Plan:
                 models.append(_sketch(drafting, settings, machine))
             else:
                 models.append(head.sketch(models[0].dtype))
+        elif settings.draft is not None and settings.draft.method == "early_exit":
+            models.append(exit_sketch(target, settings.draft, models[0].dtype))
         num_draft_tokens = 0 if settings.draft is None else settings.decoding.num_draft_tokens
         asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
         demand = Demand(*asked, num_draft_tokens, settings.runner)
@@ -86,10 +89,6 @@ class Plan:
             self.figures["instead"] = "\n".join(remedies(case)) or None
             found = fit_regardless(case)
         self.figures |= _sizes(case, machine, found) | _limits(case, machine.bandwidths)
-        if settings.draft is not None and settings.draft.method == "early_exit":
-            # What it reads of the target is not known here.
-            names = ("speculative_read_bytes", "highest_speedup", "break_even_tokens")
-            self.figures |= dict.fromkeys((*names, "lowest_speculative_ms_per_token"))
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
@@ -199,11 +198,11 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens / 2)
-    weights = [sum(sketch.weights_on({"": 0}, read=True).values()) for sketch in case.models]
-    steps = [size + tokens * sketch.cache_bytes for size, sketch in zip(weights, case.models, strict=True)]
+    steps = [sketch.read_bytes + tokens * sketch.cache_bytes for sketch in case.models]
     only = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
     # A method without weights reads nothing.
-    iteration = steps[0] + k * (steps[-1] if len(steps) > 1 or case.shared else 0)
+    passes = 1 if case.models[-1].one_pass else k
+    iteration = steps[0] + passes * (steps[-1] if len(steps) > 1 or case.shared else 0)
     figures = {
         "read_bytes": round(steps[0]),
         "bandwidths": bandwidths,
@@ -221,7 +220,7 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
 def _note(case: Case, target: Placement) -> str | None:
     """What else the user should know; None for nothing."""
     notes = []
-    if not all(sketch.cache_bytes for sketch in case.models):
+    if not all(sketch.cache_bytes or sketch.slots for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(target.device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")

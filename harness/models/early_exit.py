@@ -7,12 +7,18 @@ arXiv:2404.16710) trains models so that early layers predict well.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
+from harness.config.settings import DraftSettings
+from harness.models.checkpoints import Checkpoint
+from harness.models.meta import sketch_model
+from harness.models.sketch import Block, Sketch
 
 SETTING = "draft.layers"
 
@@ -27,6 +33,18 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     if getattr(config, "layer_types", None) is not None:
         shorter.layer_types = config.layer_types[:num_layers]
     return shorter
+
+
+def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype) -> Sketch:
+    """A draft that holds no weights of its own but a cache, and reads those of the target's first layers."""
+    assert settings.layers is not None
+    config = truncated_config(target.config, settings.layers[0])
+    whole = sketch_model(dataclasses.replace(target, config=config), dtype)
+    cached = sum(number for block in whole.blocks for number in block.caches.values())
+    blocks = (Block(("",), (), {"": cached}),)
+    names = {"class_name": whole.class_name, "modules": frozenset([""])}
+    held = Sketch("draft", settings, dtype, blocks, vocabulary_size=whole.vocabulary_size, borrowed=whole.read_bytes)
+    return dataclasses.replace(held, **names)
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -47,8 +47,12 @@ class Demand:
         """Tokens of the longest row: its prompt, what is generated, and what is drafted beyond it."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
-    def cached_tokens(self, runner: RunnerName) -> int:
-        """Tokens of a row whose keys and values a runner holds at its fullest moment."""
+    def cached_tokens(self, runner: RunnerName, slots: int = 0) -> int:
+        """Tokens of a row whose keys and values a runner holds at its fullest moment; or a head, by its `slots`."""
+        if slots:
+            first = self.prompt_tokens + self.num_draft_tokens + slots
+            # What is full is kept until all is copied.
+            return first if self.row_tokens <= first else 2 * self.row_tokens + slots
         if runner == "eager":
             return self.row_tokens
         slots = _whole_buckets(self.row_tokens + 1)
@@ -147,8 +151,8 @@ class Case:
         if not whole or (runner != "static" and "8bit" in (sketch.quantization, sketch.stored)):
             runner = "eager"
         drafts = [False, True] if self.shared else [sketch.role == "draft"]
-        captured = drafts if on_gpu and runner.startswith("graphs") else []
-        tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner)
+        captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
+        tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
         return tokens, sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
 
 

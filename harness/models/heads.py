@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import LAYER_STYLES
+from harness.drafting.blocks import LAYER_STYLES, SPARE_SLOTS
 from harness.drafting.dflash import BlockConfig, BlockHead
 from harness.drafting.eagle import EagleConfig, EagleHead
 from harness.drafting.medusa import MedusaConfig, MedusaHead
@@ -66,7 +66,7 @@ class HeadCheckpoint:
             return BlockHead(self.config) if isinstance(self.config, BlockConfig) else MedusaHead(self.config)
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """Its sizes; it stays on one device. What it borrows from the target is not counted."""
+        """Its sizes; it stays on one device. What it borrows from the target is read, but not held."""
         state = self.build().state_dict()
         parts = [
             Part(
@@ -88,7 +88,18 @@ class HeadCheckpoint:
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind,
             modules=frozenset([""]),
+            slots=SPARE_SLOTS,
+            borrowed=dtype.itemsize * self._borrowed,
+            one_pass=self.kind != "eagle3",
         )
+
+    @property
+    def _borrowed(self) -> int:
+        """Numbers of the target's output matrix that drafting reads, once or for each Medusa head."""
+        config = self.config
+        own = config.own_outputs if isinstance(config, MedusaConfig) else config.own_output
+        times = config.num_heads if isinstance(config, MedusaConfig) else 1
+        return 0 if own else times * config.target_size * config.vocabulary_size
 
     def load(self, device: torch.device, dtype: torch.dtype) -> AnyHead:
         """The head on the device that the target's hidden states come to, in their type.

@@ -27,7 +27,8 @@ def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
     One layer (DFlash: two) as wide as the target's own.
     """
     kind, text = settings.name, target.config.get_text_config(decoder=True)
-    raw, stored = _configuration(kind, text, target.settings.repository)
+    own = target.settings
+    raw, stored = _configuration(kind, text, own.name if Path(own.repository).is_dir() else own.repository)
     return HeadCheckpoint(kind, settings, _Reader(settings, target, raw).config(kind, stored, None), raw=raw)
 
 

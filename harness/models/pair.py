@@ -21,7 +21,7 @@ from harness.config.machine import cpu_name
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.early_exit import truncated_config
+from harness.models.early_exit import exit_sketch, truncated_config
 from harness.models.failures import explain
 from harness.models.fit import Case, Demand, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
@@ -231,7 +231,11 @@ class PlannedPair:
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Decide where the layers go, on what is free now; see `fit_or_explain`."""
-        sketches = [*self.sketches, *([self.head.sketch(self.sketches[0].dtype)] if self.head else [])]
+        dtype, drafting, sketches = self.sketches[0].dtype, self.drafting, list(self.sketches)
+        if self.head is not None:
+            sketches.append(self.head.sketch(dtype))
+        elif isinstance(drafting, DraftSettings) and drafting.method == "early_exit":
+            sketches.append(exit_sketch(self.checkpoints[0], drafting, dtype))
         case = Case(
             tuple(sketches), self.placement, free_memory(self.gpus), demand, shared=self.shared_draft is not None
         )

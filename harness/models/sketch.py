@@ -73,6 +73,9 @@ class Sketch:
         heads: their number by kind.
         tp_plan: whether transformers can split it over ranks, and
         splits_cache: whether each rank then keeps the keys and values of its own heads alone.
+        slots: by which its own cache grows, of a head; 0 where a runner holds the cache.
+        borrowed: bytes of the target's weights that each of its passes reads too.
+        one_pass: whether one pass drafts all tokens.
     """
 
     role: str
@@ -88,6 +91,9 @@ class Sketch:
     heads: Mapping[str, int] = field(default_factory=dict)
     tp_plan: bool = False
     splits_cache: bool = False
+    slots: int = 0
+    borrowed: int = 0
+    one_pass: bool = False
 
     @functools.cached_property
     def block_bytes(self) -> list[int]:
@@ -113,6 +119,11 @@ class Sketch:
     def cache_bytes(self) -> int:
         """Keys and values of all blocks; 0 where the model's code does not tell."""
         return sum(self.block_caches)
+
+    @property
+    def read_bytes(self) -> int:
+        """What a forward pass reads of weights, wherever they are."""
+        return sum(self.weights_on({"": 0}, read=True).values()) + self.borrowed
 
     def weights_on(self, device_map: DeviceMap, *, read: bool = False) -> dict[str, int]:
         """Bytes of weights and buffers by `cuda:0`, `cpu` or `disk`; only those that a forward pass reads if `read`."""

@@ -23,7 +23,7 @@ CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # These ship with the project or name no model, and have no published size.
-OURS = {"tiny", "tiny_draft", "none"}
+OURS = {"tiny", "tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa", "none"}
 
 # Name -> parameters as the model cards and the safetensors indices on the hub count them, and context length. BLOOM's
 # positions have no limit in its configuration.

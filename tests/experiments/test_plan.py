@@ -208,9 +208,27 @@ def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatc
     assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4").stderr
 
 
-@pytest.mark.parametrize("draft", ["lookup", "suffix", "early_exit"])
+@pytest.mark.parametrize("draft", ["lookup", "suffix"])
 def test_methods_without_weights_take_none(plan: Plan, draft: str) -> None:
-    outcome = plan("model=7B", f"draft={draft}", "draft.layers=8", "gpus=1", "gpu_memory=24GB")
+    outcome = plan("model=7B", f"draft={draft}", "gpus=1", "gpu_memory=24GB")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.row["draft_bytes"] == ""
-    assert (outcome.row["highest_speedup"] == "") == (draft == "early_exit")
+    assert outcome.row["highest_speedup"] == 5
+
+
+def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) -> None:
+    outcome = plan("model=7B", "draft=early_exit", "draft.layers=8", "gpus=1", "gpu_memory=24GB", "runner=eager")
+    assert outcome.exit_code == 0, outcome.stderr
+    row = outcome.row
+    assert row["draft_bytes"] == 0
+    assert row["draft_cache_bytes"] == row["cache_bytes"] // 4  # 8 of 32 layers
+    # The first layers read more than their share of the weights, because the output matrix is read as well.
+    assert 5 / (1 + 4 * 0.3) < row["highest_speedup"] < 5 / (1 + 4 * 0.25)
+
+
+def test_one_pass_of_a_head_drafts_all_tokens_and_may_read_the_targets_output_matrix(plan: Plan) -> None:
+    pair = ["model=qwen3-4b", "draft=qwen3-4b-dflash", "gpus=1", "gpu_memory=24GB"]
+    found = [plan(*pair, f"decoding.num_draft_tokens={k}").row for k in (4, 8)]
+    assert found[0]["break_even_tokens"] == pytest.approx(found[1]["break_even_tokens"], rel=0.01)
+    read = (found[0]["break_even_tokens"] - 1) * found[0]["read_bytes"]
+    assert read > found[0]["draft_bytes"] + 2 * 151_936 * 2560

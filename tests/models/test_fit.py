@@ -220,6 +220,9 @@ def test_tokens_that_a_runner_holds() -> None:
     # 101 slots first, then twice what is needed next to the old ones.
     assert demand.cached_tokens("static") == 256 + 384 + 100
     assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
+    # A head has spare slots, and holds what was full while it copies it.
+    assert demand.cached_tokens("graphs", slots=256) == 100 + 4 + 256
+    assert dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", slots=256) == 2 * 404 + 256
 
 
 def test_what_the_chosen_runner_adds_is_counted() -> None:
