@@ -41,10 +41,16 @@ def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype)
     config = truncated_config(target.config, settings.layers[0])
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
     cached = sum(number for block in whole.blocks for number in block.caches.values())
-    blocks = (Block(("",), (), {"": cached}),)
-    names = {"class_name": whole.class_name, "modules": frozenset([""])}
-    held = Sketch("draft", settings, dtype, blocks, vocabulary_size=whole.vocabulary_size, borrowed=whole.read_bytes)
-    return dataclasses.replace(held, **names)
+    return Sketch(
+        role="draft",
+        settings=settings,
+        dtype=dtype,
+        blocks=(Block(("",), (), {"": cached}),),
+        vocabulary_size=whole.vocabulary_size,
+        class_name=whole.class_name,
+        modules=frozenset([""]),
+        borrowed=whole.read_bytes,
+    )
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
