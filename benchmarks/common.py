@@ -67,7 +67,7 @@ def place(settings: LatencySettings, prompt_tokens: int) -> PlacedPair:
     decoding = settings.decoding
     planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights)
     demand = Demand(
-        settings.batch_size, prompt_tokens, decoding.max_new_tokens, decoding.num_draft_tokens, settings.runner
+        settings.batch_size, prompt_tokens, decoding.max_new_tokens, decoding.most_draft_tokens, settings.runner
     )
     return planned.place(demand)
 

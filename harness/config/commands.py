@@ -87,6 +87,7 @@ class RunSettings:
         require(not new, "draft", rule, self.draft and self.draft.name)
         drafts = _OF_HEADS.intersection(self.model.architecture or ())
         require(not drafts, "model", "is a head that drafts for another model: name it with draft=", self.model.name)
+        self._check_auto()
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
@@ -133,6 +134,15 @@ class RunSettings:
         require(self.engine.regular_url is None or self.draft is not None, "draft", rule, "none")
         stored = self.engine.loads_pair or self.weights == "stored"
         require(stored, "weights", f"must be stored with engine={name}", self.weights)
+
+    def _check_auto(self) -> None:
+        k, name = self.decoding.num_draft_tokens, "decoding.num_draft_tokens"
+        rule = (
+            f"must be a number with engine={self.engine.name} (huggingface has its own way: engine.schedule=adaptive)"
+        )
+        require(k != "auto" or self.engine.name == "local", name, rule, k)
+        rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
+        require(k != "auto" or not self.tensor_parallel, name, rule, k)
 
     def _check_ranks(self) -> None:
         combined = "cannot be combined with tensor_parallel"

@@ -55,6 +55,14 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if type(None) in arguments:
         return None if value is None else _convert(arguments[0], value, setting)
+    if origin is typing.Union:
+        # A number, or one of a few words.
+        words = [word for part in arguments for word in typing.get_args(part)]
+        if value in words:
+            return value
+        if isinstance(value, str):
+            raise SettingError(setting, f"must be a whole number or {', '.join(words)}", value)
+        return _convert(arguments[0], value, setting)
     if origin is Literal:
         if value not in arguments:
             raise SettingError(setting, f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}", value)

@@ -6,12 +6,13 @@ completion. The source here knows
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
-  and new heads for `distill`;
+  `early_exit_8` for the first 8 layers, and new heads for `distill`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,8 @@ def _draft(name: str) -> dict[str, Any]:
         return {"name": name, "method": name, "repository": ""}
     if name in _NEW_HEADS:
         return {"name": name, "method": "new_head", "repository": ""}
+    if found := re.fullmatch(r"early_exit_(\d+)", name):
+        return {"name": name, "method": "early_exit", "layers": [int(found[1])], "repository": ""}
     return {"name": "none"} if name == "none" else {"defaults": [{"/model@_here_": name}]}
 
 

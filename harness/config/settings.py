@@ -19,7 +19,10 @@ Rule = Literal["deepmind", "google", "block", "typical"]
 Method = Literal["model", "lookup", "suffix", "early_exit", "server", "new_head"]
 TooLong = Literal["refuse", "skip", "truncate"]
 
-_MOST_DRAFT_TOKENS = 1024
+_LARGEST_K = 1024
+# `auto` chooses K in every iteration, at most so many.
+NumDraftTokens = int | Literal["auto"]
+MOST_DRAFT_TOKENS = 16
 
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
@@ -144,7 +147,7 @@ class DecodingSettings:
     """How tokens are chosen and verified.
 
     Attributes:
-        num_draft_tokens: K, tokens proposed per iteration.
+        num_draft_tokens: K, tokens proposed per iteration; `auto` chooses it in every iteration.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
@@ -156,7 +159,7 @@ class DecodingSettings:
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens.
     """
 
-    num_draft_tokens: int = 4
+    num_draft_tokens: NumDraftTokens = 4
     temperature: float = 0.5
     top_k: int = 0
     top_p: float = 1.0
@@ -168,8 +171,9 @@ class DecodingSettings:
 
     def __post_init__(self) -> None:
         k = self.num_draft_tokens
-        require(k >= 1, "num_draft_tokens", "must be at least 1 (draft=none measures without a draft)", k)
-        require(k <= _MOST_DRAFT_TOKENS, "num_draft_tokens", f"must be at most {_MOST_DRAFT_TOKENS}", k)
+        rule = "must be at least 1, or auto (draft=none measures without a draft)"
+        require(k == "auto" or k >= 1, "num_draft_tokens", rule, k)
+        require(k == "auto" or k <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", k)
         require(self.temperature >= 0, "temperature", "must not be negative (0 is greedy)", self.temperature)
         # Dividing by less would overflow.
         rule = "must be 0 (greedy) or at least 0.0001"
@@ -184,6 +188,11 @@ class DecodingSettings:
         require(bias is None or 0 <= bias <= 1, "synthetic_acceptance", "must be in [0, 1]", bias)
         rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
         require(bias is None or self.lenience == 1, "synthetic_acceptance", rule, bias)
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The largest K of an iteration."""
+        return MOST_DRAFT_TOKENS if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
     def lossy(self) -> bool:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
@@ -166,13 +167,15 @@ def speculative(
     target: Runner,
     drafter: Drafter,
     request: Request,
-    num_draft_tokens: int,
+    num_draft_tokens: int | DraftLength,
     lenience: float = 1.0,
     verification: Callable[..., Verdict] = verify,
     redraw: bool = False,
     warp: RowWarp | None = None,
 ) -> Records:
     """Speculative decoding: up to K proposed tokens, one forward pass of the target over them, one verdict.
+
+    `num_draft_tokens` is K, or chooses it before every iteration; 0 is an iteration of regular decoding.
 
     Near the end of a generation fewer tokens are proposed, so that the cache never holds more than prompt and
     `max_new_tokens`. `verification` takes what `verify` takes; it is not called where no row is offered a token.
@@ -181,6 +184,7 @@ def speculative(
     drafter's, if rows with other settings may join.
     """
     rows = _Rows(warp or RowWarp())
+    chosen = Constant(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         begin: Callable[[], None] | None = None
@@ -191,7 +195,7 @@ def speculative(
             first_tokens = [token for [token] in record.tokens]
             begin = partial(drafter.start if is_first else drafter.add, prompts, first_tokens, step)
         else:
-            record = _iterate(target, drafter, rows, num_draft_tokens, lenience, verification, redraw)
+            record = _iterate(target, drafter, rows, chosen, lenience, verification, redraw)
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
         if begin and going_on:
@@ -207,7 +211,7 @@ def _iterate(
     target: Runner,
     drafter: Drafter,
     rows: _Rows,
-    num_draft_tokens: int,
+    draft_length: DraftLength,
     lenience: float,
     verification: Callable[..., Verdict],
     redraw: bool,
@@ -216,6 +220,7 @@ def _iterate(
     num_rows, uniforms = len(rows.numbers), rows.uniforms
     # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing. Each
     # row has its own limit, however many tokens the others need: an answer must not depend on its batch.
+    num_draft_tokens = draft_length.choose(num_rows)
     limits = [
         min(num_draft_tokens, request.max_new_tokens - count - 1)
         for request, count in zip(rows.requests, rows.num_generated, strict=True)
@@ -224,7 +229,7 @@ def _iterate(
     tried = fitting[:, :-1]
     if redraw:
         unused = [
-            request.max_new_tokens + 1 + (1 + count) * num_draft_tokens
+            request.max_new_tokens + 1 + (1 + count) * draft_length.most
             for request, count in zip(rows.requests, rows.num_iterations, strict=True)
         ]
         tried = _from_position(uniforms, unused, max(limits))
@@ -232,8 +237,9 @@ def _iterate(
         proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
     else:
         proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=uniforms.device))
-    offered = proposal.lengths or [proposal.tokens.shape[1]] * num_rows
-    lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
+    draft_length.drafted()
+    widest = [proposal.tokens.shape[1]] * num_rows
+    lengths = [min(pair) for pair in zip(limits, proposal.lengths or widest, strict=True)]
     width = max(lengths)
     draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
     pending = to_device(rows.next_tokens, draft_tokens.device).unsqueeze(1)
@@ -269,11 +275,12 @@ def _iterate(
     accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
     tokens = rows.take([[*kept, last] for kept, last in zip(accepted, next_tokens, strict=True)])
     origins = [
-        [*[Origin.DRAFT] * count, _last_origin(count, length)][: len(new)]
-        for count, length, new in zip(num_accepted, lengths, tokens, strict=True)
+        [*[Origin.DRAFT] * count, _last_origin(count, offered)][: len(new)]
+        for count, offered, new in zip(num_accepted, lengths, tokens, strict=True)
     ]
     if rows.going_on():
         drafter.observe(num_accepted, next_tokens, step)
+    draft_length.observe(limits, lengths, num_accepted)
     return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, verdict)
 
 

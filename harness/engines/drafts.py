@@ -37,6 +37,8 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
     def draw_as(warp: Warp) -> Warp:
         return Warp(0) if greedy else warp
 
+    if runner is not None and (translation := pair.translation) is not None:
+        return lambda warp: translation.drafter(runner, draw_as(warp), device)
     if runner is not None:
         return lambda warp: ModelDrafter(runner, draw_as(warp), device)
     if pair.head is not None:

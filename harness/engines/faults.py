@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from harness.config.commands import Fault
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Verdict
 from harness.decoding.warp import Warp
 
 # Of the fault `lenience`: a draft token is accepted with min(1, target / (0.8 draft)).
@@ -29,15 +29,16 @@ Verification = Callable[..., Verdict]
 def faulty_verification(fault: Fault, warp: Warp, verification: Verification) -> Verification:
     """`verification` with the fault in it, so far as it is one of verification."""
     wrong: dict[str, Verification] = {
-        "residual_warped_twice": functools.partial(residual_warped_twice, warp),
-        "bonus_from_wrong_position": bonus_from_wrong_position,
-        "draft_probabilities_ignored": draft_probabilities_ignored,
+        "residual_warped_twice": functools.partial(residual_warped_twice, warp, verification),
+        "bonus_from_wrong_position": functools.partial(bonus_from_wrong_position, verification),
+        "draft_probabilities_ignored": functools.partial(draft_probabilities_ignored, verification),
     }
     return wrong.get(fault, verification)
 
 
 def residual_warped_twice(
     warp: Warp,
+    verification: Verification,
     target: Tensor,
     tokens: Tensor,
     draft: Tensor | None,
@@ -47,7 +48,7 @@ def residual_warped_twice(
     lengths: Tensor | None = None,
 ) -> Verdict:
     """The residual, made of warped distributions, goes through temperature, top-k and top-p once more."""
-    verdict = verify(target, tokens, draft, accept_uniforms, next_uniforms, lenience, lengths)
+    verdict = verification(target, tokens, draft, accept_uniforms, next_uniforms, lenience, lengths)
     if draft is None:
         draft = one_hot(tokens, target.shape[-1])
     rows, place = torch.arange(len(tokens), device=tokens.device), verdict.num_accepted.clamp(max=tokens.shape[1] - 1)
@@ -57,15 +58,17 @@ def residual_warped_twice(
     return dataclasses.replace(verdict, next_token=torch.where(recovered, wrong, verdict.next_token))
 
 
-def bonus_from_wrong_position(target: Tensor, *others: Any) -> Verdict:
+def bonus_from_wrong_position(verification: Verification, target: Tensor, *others: Any) -> Verdict:
     """The bonus token comes from the distribution of the last draft token, one position early."""
-    return verify(torch.cat([target[:, :-1], target[:, -2:-1]], dim=1), *others)
+    return verification(torch.cat([target[:, :-1], target[:, -2:-1]], dim=1), *others)
 
 
-def draft_probabilities_ignored(target: Tensor, tokens: Tensor, draft: Tensor | None, *others: Any) -> Verdict:
+def draft_probabilities_ignored(
+    verification: Verification, target: Tensor, tokens: Tensor, draft: Tensor | None, *others: Any
+) -> Verdict:
     """A draft token is accepted with its probability under the target, and recovered from the target as it is."""
-    # With a draft probability of 1 everywhere no residual is left, and `verify` then takes the target itself.
-    return verify(target, tokens, torch.ones_like(target[:, :-1]), *others)
+    # With a draft probability of 1 everywhere no residual is left, and the target itself is then taken.
+    return verification(target, tokens, torch.ones_like(target[:, :-1]), *others)
 
 
 class RollbackOffByOne(Runner):

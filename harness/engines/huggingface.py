@@ -54,6 +54,9 @@ class HuggingFaceEngine(LocalEngine):
         method: Method = "lookup" if isinstance(drafting, DraftSettings) and drafting.method == "lookup" else "model"
         if pair.head is not None or (drafting is not None and method == "model" and pair.draft is None):
             raise SettingError("draft", "must be a model or lookup with engine=huggingface", drafting and drafting.name)
+        if pair.translation is not None:
+            rule = "must have the model's tokenizer with engine=huggingface"
+            raise SettingError("draft", rule, drafting and drafting.name)
         if method == "lookup" and schedule != "constant":
             raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
         if pair.draft is not None and decoding.temperature > 0:

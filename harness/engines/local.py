@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.config.commands import Fault, RunnerName
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
+from harness.decoding.adaptive import Adaptive
 from harness.decoding.loops import Records, Request, autoregressive, speculative
 from harness.decoding.protocols import Drafter, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
@@ -28,9 +29,12 @@ from harness.engines.stopwatches import Phases, Watched
 from harness.models import devices
 from harness.models.pair import Pair
 from harness.models.ranks import check_agreement
-from harness.models.tokenizers import shared_vocabulary_size
+from harness.models.tokenizers import shared_vocabulary_size, vocabulary_size
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
+
+# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+_PREPARED = (1, 2, 4, 8)
 
 # The other rules are `verify`.
 _RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": verify_typical}
@@ -61,7 +65,7 @@ class LocalArm:
         num_positions = decoding.max_new_tokens + 1
         if self.name == "speculative" and decoding.rule == "block":
             # Its iterations draw new numbers, see `speculative`; a longer stream begins with the shorter one.
-            num_positions *= decoding.num_draft_tokens + 1
+            num_positions *= decoding.most_draft_tokens + 1
         return Request(
             prompts=question.prompts,
             uniforms=uniforms(question.seed, question.indices, num_positions, self.pair.target.input_device),
@@ -106,18 +110,25 @@ class LocalEngine(Engine):
     ) -> None:
         self._pair, self._fault = pair, fault
         self._device = pair.target.input_device
-        size, k, warp = shared_vocabulary_size(pair), decoding.num_draft_tokens, _warp(decoding)
+        size, k, warp = shared_vocabulary_size(pair), decoding.most_draft_tokens, _warp(decoding)
         slots = longest_prompt + decoding.max_new_tokens + k + 1
-        widths = (1,) if pair.drafting is None and pair.draft is None else (1, k + 1)
+        auto = decoding.num_draft_tokens == "auto"
+        numbers = [count for count in _PREPARED if count <= k] if auto else [k]
+        widths = (1,) if pair.drafting is None and pair.draft is None else (1, *(count + 1 for count in numbers))
         layers = () if pair.head is None else pair.head.config.layers
         build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
-        self._target, name = build(pair.target, shapes=(batch_size, slots, widths, 0, warp), hidden_layers=layers)
+        self._target, name = build(pair.target, shapes=(batch_size, slots, widths, (), warp), hidden_layers=layers)
         draft_runner: Runner | None = None
         self.runner = str(name)
         if (model := draft_model(pair)) is not None:
-            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), k, warp))
+            drawn: Sequence[int] = numbers
+            if pair.translation is not None:  # its logits are those of its own tokens, and others draw from them
+                build, drawn = functools.partial(build, vocabulary_size=vocabulary_size(model.model.config)), ()
+            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), drawn, warp))
             self.runner = name if name == draft_name else f"{name}+{draft_name}"
         runners = (self._target, draft_runner)
+        prepared = any(isinstance(runner, PreparedRunner) for runner in runners)
+        self._choices = [0, *numbers] if prepared else range(k + 1)
         self.setup_seconds = sum(runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner))
         if share_prefix:
             self._target = SharedPrefixRunner(self._target)
@@ -190,6 +201,8 @@ class LocalEngine(Engine):
         """See `Engine.close`. The pair is the caller's."""
 
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
+        # What it learns from one question serves the next.
+        policy = Adaptive(self._choices)
         target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
@@ -199,13 +212,13 @@ class LocalEngine(Engine):
             assert self._make_drafter is not None
             warp = RowWarp()
             drafter: Any = self._make_drafter(warp)
-            bias = decoding.synthetic_acceptance
+            bias, k = decoding.synthetic_acceptance, decoding.num_draft_tokens
             rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
             return speculative(
                 RollbackOffByOne(target) if self._fault == "rollback_off_by_one" else target,
                 Watched(drafter, "propose", phases.drafting) if phases else drafter,
                 request,
-                decoding.num_draft_tokens,
+                policy if k == "auto" else k,
                 LENIENCE if self._fault == "lenience" else decoding.lenience,
                 faulty_verification(self._fault, request.warp, rule),
                 redraw=decoding.rule == "block",

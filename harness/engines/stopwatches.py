@@ -34,11 +34,17 @@ class Stopwatch:
 class Phases:
     """Where the time of a generation goes, from a separate pass: stopwatches synchronise, the timed run does not.
 
-    `forward` has the target's forward passes after the prompt; `drafting` has the proposals, one call per iteration.
+    `forward` has the target's forward passes after the prompt, one per iteration; `drafting` has the proposals.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self.forward, self.drafting = Stopwatch(synchronize), Stopwatch(synchronize)
+
+    @property
+    def mean_ms(self) -> tuple[float | None, float | None]:
+        """Of a forward pass, and of drafting per iteration."""
+        calls = self.forward.calls if self.drafting.calls else 0
+        return self.forward.mean_ms, 1000 * self.drafting.seconds / calls if calls else None
 
 
 class Watched:

@@ -104,7 +104,7 @@ class Lap:
         for seconds, one in zip(self.decided, self.iterations, strict=True):
             for row, new, proposed, accepted in zip(one.rows, one.tokens, one.proposed, one.num_accepted, strict=True):
                 rows[row].add(new, seconds)
-                if proposed:
+                if proposed or one.verdict is not None:
                     outcomes[row].append((len(proposed), accepted))
         for request, found in zip(rows, outcomes, strict=True):
             request.drafted = Drafted.of(found) if found else None

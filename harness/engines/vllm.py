@@ -61,7 +61,7 @@ class VllmEngine(Engine):
             import vllm
         except ImportError as error:
             raise SettingError("engine", "needs the vllm package, in an environment of its own", "vllm") from error
-        length = longest_prompt + decoding.max_new_tokens + (decoding.num_draft_tokens if settings.draft else 0) + 1
+        length = longest_prompt + decoding.max_new_tokens + (decoding.most_draft_tokens if settings.draft else 0) + 1
         length = min(length, *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)))
         common = _arguments(settings, planned) | {"max_model_len": length, "max_num_seqs": batch_size}
         if not planned.gpus:

@@ -63,7 +63,7 @@ class Measurement:
     @property
     def phase_ms(self) -> tuple[float | None, float | None]:
         """Of a forward pass of the target after the prompt, and of drafting."""
-        return (self.phases.forward.mean_ms, self.phases.drafting.mean_ms) if self.phases else (None, None)
+        return self.phases.mean_ms if self.phases else (None, None)
 
 
 class Latency(Experiment):
@@ -236,7 +236,7 @@ class Latency(Experiment):
             columns["iteration_ms"] = 1000 * seconds / num_iterations
         if speculative.divergences:
             columns["identical_prompts"] = list(speculative.divergences.values()).count(None)
-        length, (step_ms, _) = speculative.acceptance.mean_acceptance_length, regular.phase_ms
+        length, (step_ms, _) = speculative.acceptance.tokens_per_iteration, regular.phase_ms
         verify_ms, draft_ms = speculative.phase_ms
         if length and draft_ms and verify_ms and step_ms:
             columns["predicted_speedup"] = predicted_speedup(length, draft_ms, verify_ms, step_ms)

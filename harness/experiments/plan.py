@@ -27,7 +27,7 @@ from harness.models.quiet import quiet_libraries
 from harness.models.remedies import fit_regardless, remedies
 from harness.models.roofline import known_gpu, known_gpus
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import check_context, check_local, check_sizes
+from harness.models.tokenizers import PADDING, check_context, check_local, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
 from harness.results.schema import PlanRow
@@ -78,7 +78,7 @@ class Plan:
                 models.append(head.sketch(models[0].dtype))
         elif settings.draft is not None and settings.draft.method == "early_exit":
             models.append(exit_sketch(target, settings.draft, models[0].dtype))
-        num_draft_tokens = 0 if settings.draft is None else settings.decoding.num_draft_tokens
+        num_draft_tokens = 0 if settings.draft is None else settings.decoding.most_draft_tokens
         asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
         demand = Demand(*asked, num_draft_tokens, settings.runner)
         case = Case(tuple(models), settings.placement, machine.free, demand, shared)
@@ -224,4 +224,7 @@ def _note(case: Case, target: Placement) -> str | None:
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(target.device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
+    sizes = [sketch.vocabulary_size for sketch in case.models]
+    if max(sizes) - min(sizes) > PADDING * max(sizes):
+        notes.append(f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens): the draft's are translated")
     return "; ".join(notes) or None

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
@@ -122,14 +122,14 @@ class Recovery(Experiment):
         num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
         # Without a draft the number says no more than how many tokens are counted.
         reference, k = session.reference(), decoding.num_draft_tokens
-        numbers = [k] if settings.draft is None else sorted({1, k})
+        numbers = [k] if settings.draft is None else list(dict.fromkeys((1, k)))
         contexts = choose_contexts(reference, token_ids, decoding)
         num_draws = settings.num_draws // (len(contexts) * len(numbers))
         # Every draw has its own stream of random numbers.
         streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
-        checks: dict[int, list[SampledCheck]] = {number: [] for number in numbers}
+        checks: dict[NumDraftTokens, list[SampledCheck]] = {number: [] for number in numbers}
 
         def draw(context: Context, asked: DecodingSettings, streams: Sequence[int]) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
@@ -159,7 +159,7 @@ class Recovery(Experiment):
                 needed = enough and enough * len(contexts) * len(numbers)
             self._add_sampled(number, check, num_draws_needed=needed)
 
-    def _add_sampled(self, num_draft_tokens: int, check: SampledCheck, **context: int | None) -> None:
+    def _add_sampled(self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None) -> None:
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
         if self.settings.draft is not None:
             figures["num_draft_tokens"] = num_draft_tokens
@@ -199,6 +199,9 @@ def draws_needed(
     return None
 
 
-def num_counted_tokens(num_draft_tokens: int) -> int:
-    """The first token, which is the target's own, then a whole proposal, then its bonus token."""
-    return num_draft_tokens + 2
+def num_counted_tokens(num_draft_tokens: NumDraftTokens) -> int:
+    """The first token, which is the target's own, then a whole proposal, then its bonus token.
+
+    Of `auto` a proposal of four: longer ones would spread the draws over more outcomes than they can test.
+    """
+    return (4 if num_draft_tokens == "auto" else num_draft_tokens) + 2

@@ -233,7 +233,7 @@ class Session:
             self.devices = here if settings.engine.computes_here else [str(settings.engine.url)]
             write_environment(self.directory, self.devices)
             return None
-        num_draft_tokens = 0 if settings.draft is None else decoding.num_draft_tokens
+        num_draft_tokens = 0 if settings.draft is None else decoding.most_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
         check_batch_size(self._keeper.plan(settings).checkpoints[0], batch_size)
         demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
@@ -384,6 +384,8 @@ class Session:
             "measurement": self._measurement,
             "directory": str(self.directory),
         }
+        if self.placed is not None and self.placed.translation is not None:
+            columns["translation"] = self.placed.translation.name
         models = [] if self.placed is None else self.placed.models
         if self.placed is not None and self.placed.shared_draft is not None:
             models = [*models, *models]

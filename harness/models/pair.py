@@ -19,6 +19,7 @@ from harness.config.commands import Weights
 from harness.config.errors import RunError
 from harness.config.machine import cpu_name
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch, truncated_config
@@ -33,7 +34,12 @@ from harness.models.random_weights import random_checkpoint, random_state, rando
 from harness.models.ranks import join, split_arguments
 from harness.models.remedies import fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import check_compatible, check_context, load_tokenizer, max_context
+from harness.models.tokenizers import check_context, how_to_translate, load_tokenizer, max_context
+
+_SAID = {
+    "intersection": "it draws from the tokens that the model has too",
+    "text": "its text is read again as the model's tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Pair:
     Attributes:
         head: a draft that is a head on the target's hidden states.
         drafting: the settings of the draft, whatever kind it is.
+        translation: of a draft with another tokenizer.
     """
 
     target: LoadedModel
@@ -69,6 +76,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     head: AnyHead | None = None
     drafting: ModelSettings | None = None
+    translation: Translation | None = None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -152,6 +160,7 @@ class PlacedPair:
         shared_draft: settings of a draft that shares the target's weights.
         head: a draft that is a head.
         drafting: the settings of the draft, whatever kind it is.
+        translation: of a draft with another tokenizer.
     """
 
     models: list[PlacedModel]
@@ -159,6 +168,7 @@ class PlacedPair:
     shared_draft: ModelSettings | None
     head: HeadCheckpoint | None = None
     drafting: ModelSettings | None = None
+    translation: Translation | None = None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -175,9 +185,15 @@ class PlacedPair:
         lines = [model.describe() for model in self.models]
         if self.shared_draft is not None:
             lines.append(f"draft {self.shared_draft.name}: shares the model's weights")
+        if self.translation is not None:
+            draft = self.models[1].checkpoint.settings.name
+            lines.append(f"draft {draft}: another tokenizer; {_SAID[self.translation.name]}")
         if self.head is not None:
             size = amount(self.head.sketch(self.models[0].dtype).weight_bytes)
             lines.append(f"draft {self.head.settings.name}: {self.head.kind} head, {size}")
+        if isinstance(self.drafting, DraftSettings) and self.drafting.method != "model":
+            layers = f"the first {self.drafting.layers[0]} layers of the model" if self.drafting.layers else None
+            lines.append(f"draft {self.drafting.name}: {layers or 'no weights'}")
         if any(model.checkpoint.random for model in self.models):
             lines.append("random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer")
         return "\n".join(lines)
@@ -190,7 +206,8 @@ class PlacedPair:
         if self.shared_draft is not None:
             loaded.append(dataclasses.replace(loaded[0], settings=self.shared_draft))
         head = None if self.head is None else self.head.load(loaded[0].input_device, loaded[0].dtype)
-        return Pair(loaded[0], loaded[1] if len(loaded) > 1 else None, self.tokenizer, head, self.drafting)
+        draft = loaded[1] if len(loaded) > 1 else None
+        return Pair(loaded[0], draft, self.tokenizer, head, self.drafting, self.translation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +222,7 @@ class PlannedPair:
     gpus: list[int]
     head: HeadCheckpoint | None = None
     drafting: ModelSettings | None = None
+    translation: Translation | None = None
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -227,7 +245,11 @@ class PlannedPair:
         """
         length = max(map(len, token_ids))
         for checkpoint in self.checkpoints:
-            check_context(checkpoint, length, new_tokens, setting, f"{said} has {length} tokens; ", advice=advice)
+            own, new = length, new_tokens
+            if checkpoint.role == "draft" and self.translation is not None:
+                own = max(len(self.translation.read_prompt(tokens)) for tokens in token_ids)
+                new = -(-new_tokens * own // length)  # as many for each token as in the prompt
+            check_context(checkpoint, own, new, setting, f"{said} has {own} tokens; ", advice=advice)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Decide where the layers go, on what is free now; see `fit_or_explain`."""
@@ -241,7 +263,7 @@ class PlannedPair:
         )
         places = fit_or_explain(case, force=force)
         found = [PlacedModel(*parts) for parts in zip(self.checkpoints, self.sketches, places, strict=False)]
-        return PlacedPair(found, self.tokenizer, self.shared_draft, self.head, self.drafting)
+        return PlacedPair(found, self.tokenizer, self.shared_draft, self.head, self.drafting, self.translation)
 
 
 def plan_pair(
@@ -283,12 +305,14 @@ def plan_pair(
         head = read_head(draft, checkpoints[0], layers=layers, weights=weights == "stored")
         if head is None:
             checkpoints.append(read("draft", draft))
+    translation: Translation | None = None
     if weights == "random":
         tokenizer = random_tokenizer(*checkpoints)
     else:
         tokenizer = load_tokenizer(target)
         for checkpoint in checkpoints[1:]:
-            check_compatible(checkpoints[0], checkpoint, tokenizer, load_tokenizer(checkpoint.settings, "draft"))
+            other = load_tokenizer(checkpoint.settings, "draft")
+            translation = how_to_translate(checkpoints[0], checkpoint, tokenizer, other)
     sketches: list[Sketch] = []
     gpus: set[int] = set()
     for checkpoint in checkpoints:
@@ -303,7 +327,7 @@ def plan_pair(
         check_quantizer(checkpoint, device)
         sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint.config, device)))
         gpus.update(pool)
-    return PlannedPair(checkpoints, sketches, tokenizer, shared, placement, sorted(gpus), head, drafting)
+    return PlannedPair(checkpoints, sketches, tokenizer, shared, placement, sorted(gpus), head, drafting, translation)
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:

@@ -12,14 +12,16 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from harness.config.commands import ChatTemplate
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
+from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, source, source_arguments
 from harness.models.failures import explain, first_line
+from harness.models.translation import translation
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
 
 # One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
-_PADDING = 0.02
+PADDING = 0.02
 
 # What architectures call the longest sequence they were made for.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
@@ -47,48 +49,53 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         raise explain(exception, role if place is settings else setting, place) or exception from exception
 
 
-def check_compatible(
+def how_to_translate(
     target: Checkpoint,
     draft: Checkpoint,
     target_tokenizer: PreTrainedTokenizerBase,
     draft_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Raise a SettingError unless both models mean the same token by every id.
+) -> Translation | None:
+    """How a draft with another tokenizer is understood; None where both models mean the same token by every id.
+
+    Raises a SettingError if a model has no outputs for some of its tokens.
 
     The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
     (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `shared_vocabulary_size` before
     comparing them; the rest stands for no token.
     """
-    tokens, others = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        return translation(target_tokenizer, draft_tokenizer, vocabulary_size(target.config))
     size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
-    number, whose = max(tokens.values()) + 1, f"model={target.settings.name}"
-    if tokens != others:
-        differs = f"{len(others)} tokens against {len(tokens)}, {_first_difference(tokens, others)}"
-        raise SettingError("draft", f"must have the vocabulary of {whose}: {differs}", draft.settings.name)
+    number, whose = max(target_tokenizer.get_vocab().values()) + 1, f"model={target.settings.name}"
     if size != other and min(size, other) < number:
         rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
         raise SettingError("draft", rule, draft.settings.name)
+    return None
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise a SettingError if the vocabularies differ by more than the padding within one family."""
     size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
-    if abs(size - other) > _PADDING * max(size, other):
+    if abs(size - other) > PADDING * max(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}: {other} outputs against {size}"
         raise SettingError("draft", rule, draft.settings.name)
 
 
 def check_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """`check_compatible` where both tokenizers are in directories, where nothing is downloaded; else `check_sizes`."""
+    """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
     places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
     if all(any(place.glob("tokenizer*")) for place in places):
-        check_compatible(target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft"))
-    check_sizes(target, draft)
+        how_to_translate(target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft"))
 
 
 def shared_vocabulary_size(pair: Any) -> int:
-    """The width that the logits of both models of a `Pair` have; cut both to it before comparing them."""
-    return min(vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft) if loaded is not None)
+    """The width that the logits of both models of a `Pair` have; cut both to it before comparing them.
+
+    With a draft that has another tokenizer it is the target's own.
+    """
+    own = pair.draft is None or pair.translation is not None
+    models = [pair.target] if own else [pair.target, pair.draft]
+    return min(vocabulary_size(loaded.model.config) for loaded in models)
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -161,12 +168,3 @@ def check_context(
         that = f"{said}with decoding.max_new_tokens={new_tokens} that is {length} tokens"
         rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}{advice}"
         raise SettingError(setting, rule, value)
-
-
-def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """The token with the smallest id that the two vocabularies disagree on, in words."""
-
-    differ = [token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)]
-    first = min(differ, key=lambda token: (min(v[token] for v in (target, draft) if token in v), token))
-    said = [f"is {tokens[first]}" if first in tokens else "is missing" for tokens in (draft, target)]
-    return f"{first!r} {said[0]} in the draft and {said[1]} in the model"

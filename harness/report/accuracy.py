@@ -45,7 +45,7 @@ def accuracy_tables(runs: Sequence[Run]) -> list[Table]:
 def named_runs(runs: Sequence[Run]) -> list[tuple[Name, Run]]:
     """Runs with what distinguishes them, by pair and K."""
     named = zip(told_apart([run.last for run in runs]), runs, strict=True)
-    return sorted(named, key=lambda item: (item[0].group, item[0].num_draft_tokens or 0))
+    return sorted(named, key=lambda item: (item[0].group, item[0].place))
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:

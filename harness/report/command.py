@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.config.errors import RunError, SettingError
 from harness.report.accuracy import accuracy_tables
 from harness.report.latency import latency_document
+from harness.report.methods import methods_tables
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
@@ -79,6 +80,7 @@ def build(paths: Sequence[str | Path]) -> Report:
         compared = latency_document(latency[0].rows, found.prompts.get(latency[0].last.run, ()))
     document = [
         *compared,
+        *methods_tables(pairs),
         others_table(found.others),
         published_table(pairs),
         *accuracy_tables(accuracy),

@@ -76,10 +76,16 @@ def finding(row: LatencyRow) -> str | None:
 
 def brake(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     """What limits the speed-up most; None for a pair that gains, or whose costs are not known."""
+    return None if row.speedup is None or row.speedup >= 1 else held_back(regular, row)
+
+
+def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """What limits the speed-up most; None where the costs are not known."""
     costs = costs_in_steps(regular, row)
-    if costs is None or row.predicted_speedup is None or row.speedup is None or row.speedup >= 1:
+    if costs is None or row.predicted_speedup is None:
         return None
-    return why_not(row.mean_acceptance_length or 1.0, *costs, row.mean_proposed or 0.0)
+    length, proposed = per_iteration(row)
+    return why_not(length or 1.0, *costs, proposed or 0.0)
 
 
 def why_not(length: float, draft: float, verify: float, num_proposed: float) -> str:
@@ -109,12 +115,18 @@ def why_not(length: float, draft: float, verify: float, num_proposed: float) -> 
     return f"{cause} it would be {ideal:.2f}× instead of {length / (drafting + verify):.2f}×"
 
 
+def per_iteration(row: LatencyRow) -> tuple[float | None, float | None]:
+    """Tokens gained and draft tokens per iteration; of those that proposed something, where no others were counted."""
+    return row.tokens_per_iteration or row.mean_acceptance_length, row.mean_num_draft_tokens or row.mean_proposed
+
+
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> tuple[float, float] | None:
     """A draft step (c) and a verification (v) in target steps."""
     step = regular and regular.target_step_ms
-    if not step or row.draft_ms is None or row.verify_ms is None or not row.mean_proposed:
+    proposed = per_iteration(row)[1]
+    if not step or row.draft_ms is None or row.verify_ms is None or not proposed:
         return None
-    return row.draft_ms / row.mean_proposed / step, row.verify_ms / step
+    return row.draft_ms / proposed / step, row.verify_ms / step
 
 
 def rest_ms(row: LatencyRow) -> float | None:
@@ -183,7 +195,7 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
             setting = f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}"
             coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
             found[f"{setting}: {coin}."] = None
-        found |= {lossy_warning(row): None, _flattery(row): None, too_long_warning(row): None}
+        found |= dict.fromkeys((lossy_warning(row), _flattery(row), too_long_warning(row), _memory(row)))
     return [text for text in found if text]
 
 
@@ -233,11 +245,12 @@ def _spread(std: float | None) -> str:
 
 def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     """Acceptance, costs and prediction, one per line."""
-    length, proposed, histogram = row.mean_acceptance_length, row.mean_proposed, row.acceptance_histogram or []
+    (length, proposed), histogram = per_iteration(row), row.acceptance_histogram or []
     total, drafting, costs = sum(histogram), row.draft_ms, costs_in_steps(regular, row)
     accepted = None if row.acceptance_rate is None else f"{row.acceptance_rate:.1%} of the draft tokens"
     if accepted and length:
         accepted += f" ({row.conditional_acceptance_rate or 0:.1%} of those tested); {length:.2f} tokens per iteration"
+        accepted += f", K={proposed:.2f} on average" if row.num_draft_tokens == "auto" else ""
     lines = {
         "acceptance": accepted,
         "by position": "  ".join("–" if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []),
@@ -294,6 +307,14 @@ def _flattery(row: LatencyRow) -> str | None:
     if not draft or target not in _SLOW_RUNNERS or draft in _SLOW_RUNNERS:
         return None
     return f"runner {row.runner}: the target ran without what speeds up its draft, which flatters the speed-up."
+
+
+def _memory(row: LatencyRow) -> str | None:
+    """A warning where a draft remembers earlier answers."""
+    if not row.shared or row.arm == "regular":
+        return None
+    again = "a prompt asked twice, as by num_warmup, finds its own answer"
+    return f"draft.shared=true: the order of prompts matters, and {again}."
 
 
 def _repetition(prompts: Sequence[LatencyPromptRow]) -> str | None:

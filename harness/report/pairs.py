@@ -74,7 +74,7 @@ def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
     found: dict[tuple[str, ...], list[Pair]] = {}
     for pair in pairs:
         found.setdefault(pair.name.group, []).append(pair)
-    return [sorted(group, key=lambda pair: pair.name.num_draft_tokens or 0) for group in found.values()]
+    return [sorted(group, key=lambda pair: pair.name.place) for group in found.values()]
 
 
 def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> list[Table | None]:
@@ -171,9 +171,10 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
     1 at K = 0. Empty where no run has these figures.
     """
     known = [
-        (pair.name.num_draft_tokens or 0, alpha, *costs)
+        (pair.name.num_draft_tokens, alpha, *costs)
         for pair in group
-        if (costs := latency.costs_in_steps(pair.regular, pair.row))
+        if isinstance(pair.name.num_draft_tokens, int)
+        and (costs := latency.costs_in_steps(pair.regular, pair.row))
         and (alpha := pair.row.conditional_acceptance_rate) is not None
     ]
     if not known:

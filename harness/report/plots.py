@@ -129,14 +129,18 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
 
 def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
     """For each pair the measured speed-up against K, and the curve that theory predicts; all to one scale."""
-    whole = groups(pair for pair in pairs if pair.row.speedup is not None and not pair.partial)
+    whole = groups(
+        pair
+        for pair in pairs
+        if pair.row.speedup is not None and not pair.partial and isinstance(pair.name.num_draft_tokens, int)
+    )
     found = [(group, predicted_curve(group)) for group in whole]
     found = [(group, curve) for group, curve in found if curve or len(group) > 1][:_MOST_PANELS]
     tops = [pair.row.speedup_high or pair.row.speedup or 0.0 for group, _ in found for pair in group]
     highest = 1.08 * max([*tops, *(value for _, curve in found for _, value in curve)], default=1.0)
     figures = []
     for group, predicted in found:
-        rows = [(pair.name.num_draft_tokens or 0, pair.row) for pair in group]
+        rows = [(pair.name.place, pair.row) for pair in group]
         axes = _axes(2.8, "K, draft tokens per iteration", "speed-up", highest)
         axes.set_title(_shortened(" · ".join(group[0].name.group)))
         axes.axhline(1, **_REFERENCE)

@@ -43,7 +43,7 @@ def rejections(found: Sequence[Rejection]) -> Document:
 
 def races_document(rows: Sequence[CompareRow]) -> Document:
     """One table row per pair and settings, over all races that were timed; empty without any."""
-    groups: dict[tuple[str, int | None], list[CompareRow]] = {}
+    groups: dict[tuple[str, int | str | None], list[CompareRow]] = {}
     for row in rows:
         if row.regular_ms_per_token is not None:
             settings = [in_words(row, name) for name in ("temperature", "weights", "devices", "lenience")]

@@ -37,13 +37,14 @@ class Summary:
 
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
-    """One lossy check decides, and so does lenience or a coin; otherwise the checks of all prompts together do."""
+    """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
     row, findings = rows[0], _findings(rows)
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
         bias = row.synthetic_acceptance
-        what = f"lenience {row.lenience:g}" if bias is None else f"acceptance by a coin of bias {bias:g}"
+        rule = "rule typical" if row.rule == "typical" else f"lenience {row.lenience:g}"
+        what = rule if bias is None else f"acceptance by a coin of bias {bias:g}"
         why = f"{what} is lossy by definition, although these checks do not show it"
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
@@ -98,7 +99,7 @@ def recovery_tables(runs: Sequence[Run]) -> list[Table]:
         return [dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))]
     columns = (
         Column("pair", text=True, of=lambda named: named[0].cell),
-        Column("K", of=lambda named: max((row.num_draft_tokens or 0 for row in named[1].rows), default=0) or None),
+        Column("K", of=lambda named: named[0].num_draft_tokens),
         Column("verdict", text=True, of=lambda named: _in_words(named[1])),
         Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named[1].rows, "greedy")), None)),
         Column("draws", "{:,}".format, lambda named: _num_draws(named[1].rows) or None),

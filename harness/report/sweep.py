@@ -10,6 +10,7 @@ from rich.text import Text
 
 from harness.report.accuracy import accuracy_tables, merged_rows
 from harness.report.latency import speedup_bounds
+from harness.report.methods import methods_tables
 from harness.report.overview import failures_table
 from harness.report.pairs import latency_pairs, pairs_table
 from harness.report.plan import plan_document
@@ -51,7 +52,8 @@ def sweep_document(command: str, rows: Rows) -> Document:
     runs, failures = merge(group(rows))
     tables: list[Table | None] = []
     if command == "latency" and runs:
-        tables.append(pairs_table(latency_pairs(runs)))
+        pairs = latency_pairs(runs)
+        tables += [pairs_table(pairs), *methods_tables(pairs)]
     elif command != "latency":
         tables += accuracy_tables(runs) if command == "eval" else recovery_tables(runs)
     tables.append(failures_table(failures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -41,7 +42,9 @@ def arm_name(row: Any) -> str:
 
 
 def lossy_warning(row: Any) -> str | None:
-    """What a lenience below 1 means; None without one."""
+    """What a lossy rule means; None for a lossless one."""
+    if row.rule == "typical":
+        return "rule typical: the speculative output no longer follows the target (lossy)."
     if row.lenience is None or row.lenience >= 1:
         return None
     return f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
@@ -86,7 +89,7 @@ class Name:
     """
 
     pair: str
-    num_draft_tokens: int | None
+    num_draft_tokens: int | str | None
     settings: list[str] = field(default_factory=list)
     further: list[str] = field(default_factory=list)
 
@@ -94,6 +97,11 @@ class Name:
     def group(self) -> tuple[str, ...]:
         """The same for rows that differ in K alone."""
         return self.pair, *self.settings
+
+    @property
+    def place(self) -> float:
+        """Orders names by K, `auto` last."""
+        return math.inf if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens or 0
 
     @property
     def cell(self) -> str:
@@ -138,9 +146,11 @@ def in_words(row: RunRow, column: str) -> str | None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     if isinstance(value, list | tuple):
-        return f"{entry or column} {', '.join(map(str, value))}"
+        text = ", ".join(map(str, value))
     if entry:
         return f"{entry} {text}"
+    if isinstance(value, list | tuple):
+        return _PHRASES.get(column, f"{column} {{}}").format(text)
     return _SPECIAL.get((column, value), _PHRASES.get(column, f"{column} {{}}")).format(text)
 
 
@@ -148,7 +158,7 @@ def _pair(row: RunRow, joint: str) -> str:
     return ", ".join([f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}", *labels(row)])
 
 
-def _k(row: RunRow) -> int | None:
+def _k(row: RunRow) -> int | str | None:
     return row.num_draft_tokens if row.draft else None
 
 
@@ -183,12 +193,15 @@ def _batch(row: RunRow) -> str:
 
 
 # What readers look at first, in one run's line and among many runs.
-_LINE = "prompts max_new_tokens batch_size temperature top_k top_p lenience weights engine runner".split()
+_LINE = (
+    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared weights engine"
+    " runner"
+).split()
 _FIRST = (*_LINE, "devices", "test", "fault")
 # Said by other means, or no reason for a difference.
 _NEVER = frozenset(
     "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
-    " dtype synthetic_acceptance lossy task operands view".split()
+    " dtype synthetic_acceptance lossy task operands view draft_method".split()
 )
 # The others are said as `name value`.
 _PHRASES = {
@@ -196,10 +209,18 @@ _PHRASES = {
     "lenience": "lenience {} (lossy)",
     "devices": "on {}",
     "test": "test={}",
+    "draft_layers": "layers {}",
+    "max_ngram": "n-grams of up to {}",
 }
 _SPECIAL: dict[tuple[str, object], str] = {
     ("temperature", 0): "greedy",
     ("ignore_eos", False): "ends where the model does",
+    ("rule", "deepmind"): "",
+    ("rule", "typical"): "rule typical (lossy)",
+    ("draft_sampling", "target"): "",
+    ("draft_sampling", "greedy"): "drafts by argmax",
+    ("shared", False): "",
+    ("shared", True): "searches earlier answers",
     **dict.fromkeys([("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
     **dict.fromkeys(
         [("engine", "local"), ("runner", "eager"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""

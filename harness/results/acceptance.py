@@ -16,15 +16,18 @@ class Acceptance:
 
     @classmethod
     def of(cls, outcomes: Iterable[Sequence[int]]) -> Acceptance:
-        """From [num_proposed, num_accepted] of each iteration and row; those that proposed nothing do not count."""
-        return cls(Counter((proposed, accepted) for proposed, accepted in outcomes if proposed > 0))
+        """From [num_proposed, num_accepted] of each iteration and row.
+
+        Those that proposed nothing count in `tokens_per_iteration` and `mean_num_draft_tokens` alone.
+        """
+        return cls(Counter((proposed, accepted) for proposed, accepted in outcomes))
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(self.iterations + other.iterations)
 
     @property
     def num_iterations(self) -> int:
-        return sum(self.iterations.values())
+        return sum(times for (proposed, _), times in self.iterations.items() if proposed)
 
     @property
     def num_proposed(self) -> int:
@@ -44,6 +47,12 @@ class Acceptance:
         accepted = _ratio(self.num_accepted, self.num_iterations)
         return None if accepted is None else 1 + accepted
 
+    @property
+    def tokens_per_iteration(self) -> float | None:
+        """As `mean_acceptance_length`, with the iterations that proposed nothing."""
+        accepted = _ratio(self.num_accepted, self.iterations.total())
+        return None if accepted is None else 1 + accepted
+
     def columns(self) -> dict[str, Any]:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
         longest = max((proposed for proposed, _ in self.iterations), default=0)
@@ -52,6 +61,8 @@ class Acceptance:
         accepted: Counter[int] = Counter()
         histogram = [0] * (longest + 1)
         for (num_proposed, num_accepted), times in self.iterations.items():
+            if not num_proposed:
+                continue
             tested.update(dict.fromkeys(range(min(num_accepted + 1, num_proposed)), times))
             accepted.update(dict.fromkeys(range(num_accepted), times))
             histogram[num_accepted] += times
@@ -61,6 +72,8 @@ class Acceptance:
             "conditional_acceptance_rate": _ratio(self.num_accepted, tested.total()),
             "mean_acceptance_length": self.mean_acceptance_length,
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
+            "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
+            "tokens_per_iteration": self.tokens_per_iteration,
             "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
             "acceptance_histogram": histogram if longest else None,
         }

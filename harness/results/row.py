@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 # The columns that a file begins with, so far as it has them.
 _FIRST = "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
@@ -54,7 +54,8 @@ class Row:
     def columns(cls) -> dict[str, Mapping[str, Any]]:
         """Column names in the file's order, each with its text, unit, path and kind.
 
-        `type` is that of its values (str, int, float, bool, list or dict), and `optional` says if they may be None.
+        `type` is that of its values (str, int, float, bool, list or dict), `words` are those that may stand in
+        place of a number, and `optional` says if they may be None.
         """
         hints = typing.get_type_hints(cls)
         found = {f.name: {**f.metadata, **_value_type(hints[f.name])} for f in fields(cls)}
@@ -82,15 +83,17 @@ class Row:
 
 def _value_type(hint: Any) -> dict[str, Any]:
     """`list`, and optional, for `list[int] | None`."""
-    optional = isinstance(hint, types.UnionType)
-    if optional:
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    return {"type": typing.get_origin(hint) or hint, "optional": optional}
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    words = tuple(word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part))
+    kind = next(part for part in parts if part is not types.NoneType)
+    return {"type": typing.get_origin(kind) or kind, "optional": types.NoneType in parts, "words": words}
 
 
-def _parsed(cell: str | None, type: Any, optional: bool, **_: Any) -> Any:
+def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...], **_: Any) -> Any:
     if not cell:
         return cell if type is str and not optional else None
+    if cell in words:
+        return cell
     try:
         if type is bool:
             return {"True": True, "False": False}[cell]

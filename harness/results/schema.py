@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.results.row import Row, circumstance, figure, setting
 
@@ -23,7 +23,9 @@ class RunRow(Row):
     model: str | None = setting("name of the target, as typed", "model.name")
     draft: str | None = setting("name of the draft, as typed; empty without one", "draft.name")
     batch_size: int | None = setting("rows decoded at once", "batch_size")
-    num_draft_tokens: int | None = setting("K, draft tokens per iteration", "decoding.num_draft_tokens", "tokens")
+    num_draft_tokens: int | Literal["auto"] | None = setting(
+        "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
+    )
     max_new_tokens: int | None = setting("new tokens per prompt, at most", "decoding.max_new_tokens", "tokens")
     weights: str | None = setting("`stored`, or `random` where only the architecture is real", "weights")
     repository: str | None = setting("directory or hub repository of the target", "model.repository")
@@ -47,6 +49,7 @@ class RunRow(Row):
     regular_url: str | None = setting("address of the server that does not speculate", "engine.regular_url")
     request_rate: float | None = setting("requests sent per second; empty for `batch_size` in flight", "engine.rate")
     schedule: str | None = setting("schedule of Hugging Face's number of draft tokens", "engine.schedule")
+    translation: str | None = circumstance("`intersection` or `text`, for a draft that has another tokenizer")
     runner: str | None = circumstance("what ran the models; `eager+graphs` where target and draft differ")
     setup_s: float | None = circumstance("time to compile and capture", "s")
     timestamp: str | None = circumstance("when the row was written, UTC")
@@ -126,6 +129,10 @@ class LatencyRow(DecodedRow):
     acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
     acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
+    mean_num_draft_tokens: float | None = figure(
+        "the same with the iterations that proposed nothing: K of `auto`", "tokens"
+    )
+    tokens_per_iteration: float | None = figure("tokens per iteration, with those that proposed nothing", "tokens")
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")
     target_step_ms: float | None = figure("one forward pass of the target over one token", "ms")

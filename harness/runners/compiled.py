@@ -47,13 +47,19 @@ class PreparedRunner(StaticRunner):
         self._views: dict[int, Slots] = {}  # of prepared numbers of rows, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
         self._shapes: list[tuple[int, int]] = []  # all pairs of the two
-        self._num_drawn, self._warp = 0, Warp()
-        self._calls: dict[tuple[str, int, int], FixedCall] = {}
+        self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
+        self._warp = Warp()
+        self._calls: dict[tuple[str, int, int, int], FixedCall] = {}  # by kind, rows, tokens, and tokens drawn
         self.setup_seconds = 0.0
 
     @torch.inference_mode()
     def prepare(
-        self, batch_size: int, num_slots: int, widths: Sequence[int], num_drawn: int = 0, warp: Warp | None = None
+        self,
+        batch_size: int,
+        num_slots: int,
+        widths: Sequence[int],
+        num_drawn: Sequence[int] = (),
+        warp: Warp | None = None,
     ) -> None:
         """Compile and capture all shapes that decoding needs, and compare its outputs with the eager runner's.
 
@@ -61,7 +67,7 @@ class PreparedRunner(StaticRunner):
             batch_size: the most rows of a batch.
             num_slots: the most tokens of a row, draft tokens beyond its end included.
             widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not been fed.
-            num_drawn: K of a draft; a target draws nothing.
+            num_drawn: each K of a draft; a target draws nothing.
             warp: for the tokens drawn.
 
         Raises:
@@ -75,7 +81,7 @@ class PreparedRunner(StaticRunner):
         # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
         sizes = {batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)}
         self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
-        self._widths, self._num_drawn, self._warp = sorted(set(widths)), num_drawn, warp or Warp()
+        self._widths, self._num_drawn, self._warp = sorted(set(widths)), sorted(set(num_drawn)), warp or Warp()
         self._shapes = [(size, width) for size in self._views for width in self._widths]
         started = time.perf_counter()
         if self._compiled:
@@ -93,19 +99,20 @@ class PreparedRunner(StaticRunner):
             return super().extend(tokens)
         size = next(size for size in self._views if size >= num_rows)
         num_real = torch.full((), num_tokens, device=self._device)
-        outputs = self._calls["extend", size, width](_filled_up(tokens, size, width), self._starts[:size], num_real)
+        outputs = self._calls["extend", size, width, 0](_filled_up(tokens, size, width), self._starts[:size], num_real)
         self._advance(num_tokens)
         return Step(*(output[:num_rows, :num_tokens] for output in outputs))
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
         (num_rows, num_tokens), num_drawn = tokens.shape, uniforms.shape[1]
-        prepared = num_tokens in self._widths and num_drawn <= self._num_drawn and warp == self._warp
-        if not prepared or self._slots is not self._prepared or not self._fits(num_tokens + self._num_drawn - 1):
+        number = next((k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None)
+        prepared = num_tokens in self._widths and warp == self._warp
+        if number is None or not prepared or self._slots is not self._prepared:
             return super().draw(tokens, uniforms, warp)
         size = next(size for size in self._views if size >= num_rows)
-        call = self._calls["draw", size, num_tokens]
-        filled = _filled_up(tokens, size, num_tokens), self._starts[:size], _filled_up(uniforms, size, self._num_drawn)
+        call = self._calls["draw", size, num_tokens, number]
+        filled = _filled_up(tokens, size, num_tokens), self._starts[:size], _filled_up(uniforms, size, number)
         drawn, probabilities = call(*filled)
         self._advance(num_tokens + num_drawn - 1)
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
@@ -150,17 +157,17 @@ class PreparedRunner(StaticRunner):
         recorder = Recorder(self._device) if self._captured and self._device.type == "cuda" else None
         for size, width in reversed(self._shapes):
             tokens, starts, num_real = self._example(size, width)
-            thirds = {"extend": num_real}
-            if self._num_drawn:
-                thirds["draw"] = torch.full((size, self._num_drawn), 0.5, device=self._device)
-            for kind, third in thirds.items():
+            thirds = {0: num_real}
+            thirds |= {k: torch.full((size, k), 0.5, device=self._device) for k in reversed(self._num_drawn)}
+            for number, third in thirds.items():
+                kind = "draw" if number else "extend"
                 plain = functools.partial(self._call, kind)
                 fixed = FixedCall(plain, (tokens, starts, third), recorder)
                 # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
                 fixed.clear()
                 others = (tokens + 1, starts + 1, third)
                 require_close(fixed(*others), plain(*others), self._model, "captured differ from those before")
-                self._calls[kind, size, width] = fixed
+                self._calls[kind, size, width, number] = fixed
 
     def _example(self, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, n], starts [B] and the number of real tokens [], for a forward pass that is only compared."""

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from harness.config.commands import Fault
+from harness.decoding.rules import verify_block
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
-from harness.engines.faults import faulty_verification
+from harness.engines.faults import Verification, faulty_verification
 
 
+@pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize("fault", get_args(Fault))
-def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool) -> None:
+def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool, rule: Verification) -> None:
     generator = torch.Generator().manual_seed(0)
     rows, num_draft_tokens, size = 2000, 2, 5
 
@@ -27,8 +29,8 @@ def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool) -> None:
     lengths = torch.randint(num_draft_tokens + 1, (rows,), generator=generator)
     rest = random(rows, num_draft_tokens), random(rows, num_draft_tokens + 1), 1.0, lengths
     warped = draft.softmax(-1) if drawn else None
-    verdict = faulty_verification(fault, Warp(0.5, 0, 1.0), verify)(target, tokens, warped, *rest)
-    honest = verify(target, tokens, warped, *rest)
+    verdict = faulty_verification(fault, Warp(0.5, 0, 1.0), rule)(target, tokens, warped, *rest)
+    honest = rule(target, tokens, warped, *rest)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # The last two are mistakes elsewhere than in the verification.

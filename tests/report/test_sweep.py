@@ -89,3 +89,23 @@ def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = latency_run(draft=None, ms_per_token=None)
     print_sweep("latency", [row], Path("latency.csv"), num_jobs=1)
     assert capsys.readouterr().out == "Nothing was measured.\n"
+
+
+def test_methods_are_ranked_for_each_target(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lookup = {"draft": "lookup", "draft_method": "lookup", "draft_ms": 0.01, "tokens_per_iteration": 1.4}
+    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **lookup, speedup=1.3)]
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    printed = capsys.readouterr().out
+    table = printed[printed.index("What drafts best for 13B") :] if "What drafts best for 13B" in printed else printed
+    assert "held back most" in table
+    assert "none" in table, "lookup has no weights"
+    assert "1.40" in table
+    places = [table.index(method) for method in ("lookup", "7B")]
+    fast = {row.draft: row.speedup for row in rows if row.speedup}
+    assert (places[0] < places[1]) == (fast["lookup"] > fast["7B"])
+
+
+def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
+    assert "held back most" not in capsys.readouterr().out

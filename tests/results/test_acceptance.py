@@ -18,13 +18,23 @@ def test_every_rate_from_its_definition() -> None:
         "conditional_acceptance_rate": 8 / (3 + 1 + 2 + 2 + 3 + 1),
         "mean_acceptance_length": pytest.approx(1 + 8 / 6),
         "mean_proposed": pytest.approx(16 / 6),
+        "mean_num_draft_tokens": pytest.approx(16 / 6),
+        "tokens_per_iteration": pytest.approx(1 + 8 / 6),
         "acceptance_by_position": [0.8333, 0.5, 0.5],
         "acceptance_histogram": [1, 3, 1, 1],
     }
 
 
 def test_what_proposed_nothing_does_not_count() -> None:
-    assert Acceptance.of([(0, 0), (2, 1)]).num_iterations == 1
+    acceptance = Acceptance.of([(0, 0), (2, 1)])
+    assert acceptance.num_iterations == 1
+    assert acceptance.columns()["acceptance_histogram"] == [0, 1, 0]
+    assert acceptance.columns()["mean_proposed"] == 2
+
+
+def test_what_proposed_nothing_counts_as_an_iteration_where_time_is_concerned() -> None:
+    columns = Acceptance.of([(0, 0), (2, 1)]).columns()
+    assert (columns["mean_num_draft_tokens"], columns["tokens_per_iteration"]) == (1, 1.5)
 
 
 def test_nothing_measured_is_none_and_not_zero() -> None:

@@ -41,7 +41,7 @@ def prepared(
 ) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=compiled, captured=captured)
     widths = (1, 2) if num_drawn else (1, NUM_DRAFT_TOKENS + 1)
-    runner.prepare(batch_size, 60, widths, num_drawn, WARP)
+    runner.prepare(batch_size, 60, widths, [num_drawn] if num_drawn else [], WARP)
     return runner
 
 

@@ -1,0 +1,87 @@
+"""Between two tokenizers: which tokens they have in common, and how the text of one is read by the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from harness.drafting.translated import Translation
+
+# With fewer of the draft's tokens in the target's vocabulary the draft tells its text instead of drawing from these.
+_FEWEST_IN_COMMON = 0.5
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def translation(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int) -> Translation:
+    """Between a target's tokenizer and a draft's; `num_tokens` is the width of the target's logits."""
+    of_target, of_draft = _texts(target), _texts(draft)
+    common = {number: of_draft[text] for text, number in of_target.items() if text in of_draft and number < num_tokens}
+
+    def into_draft(tokens: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        unknown: list[int] = []
+        for token in tokens:
+            if (own := common.get(token)) is None:
+                unknown.append(token)
+                continue
+            found += [*_read(draft, target, unknown), own]
+            unknown = []
+        if unknown and _text(target, unknown).endswith(_BROKEN) and len(unknown) < 4:
+            return []  # a character waits for its other bytes
+        return found + _read(draft, target, unknown)
+
+    def read_prompt(tokens: Sequence[int]) -> list[int]:
+        return list(draft(target.decode(list(tokens), skip_special_tokens=True))["input_ids"]) or [_any_token(draft)]
+
+    def into_target(tokens: Sequence[int]) -> list[int]:
+        return _read(target, draft, tokens)
+
+    enough = len(common) >= _FEWEST_IN_COMMON * len(draft.get_vocab())
+    how: Literal["intersection", "text"] = "intersection" if enough else "text"
+    return Translation(sorted(common.items()), read_prompt, into_draft, into_target, num_tokens, how)
+
+
+def _read(reader: PreTrainedTokenizerBase, writer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[int]:
+    """Tokens of one tokenizer as another's, whole characters only."""
+    text = _text(writer, tokens).rstrip(_BROKEN)
+    return list(reader(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    # Behind another token, because some write a token at the beginning of a text without its space.
+    first = [*tokens[:1], *tokens]
+    whole, before = (
+        tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for part in (first, first[: len(tokens[:1])])
+    )
+    return str(whole)[len(str(before)) :]
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
+    """The bytes that each token stands for, the end of a text as none at all; other special tokens are left out."""
+    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
+    by_bytes = not any("\N{LOWER ONE EIGHTH BLOCK}" in token for token in vocabulary)
+    found: dict[bytes, int] = {}
+    for token, number in vocabulary.items():
+        if number in special:
+            continue
+        if by_bytes and all(character in _BYTES for character in token):
+            text = bytes(_BYTES[character] for character in token)
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            text = bytes.fromhex(token[3:5])
+        else:
+            text = token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+        # Bytes may have a token of their own beside the character's.
+        found[text] = min(number, found.get(text, number))
+    if tokenizer.eos_token_id is not None:
+        found[b""] = int(tokenizer.eos_token_id)
+    return found
+
+
+def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    return int(tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id or 0)

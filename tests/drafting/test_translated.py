@@ -1,0 +1,196 @@
+"""Drafts with another tokenizer: the target's distribution stays what it is, whatever the vocabularies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from decoding.fakes import MarkovRunner
+from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, request, texts
+from harness.config.settings import ModelSettings
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Proposal
+from harness.decoding.warp import Warp
+from harness.drafting.translated import Intersection, Retold, TranslatedDrafter, Translation
+from harness.models.translation import translation
+from in_process import in_process
+from tiny_checkpoints import make_tokenizer
+
+OWN_SIZE = 10
+
+
+def toy(name: str) -> Translation:
+    """Token t is the draft's 9 - t for t < 7; the target's others are two of the draft's, or wait for a second one."""
+    common = {token: OWN_SIZE - 1 - token for token in range(7)}
+
+    def into_draft(tokens: Sequence[int]) -> list[int]:
+        if tokens[-1] == 11 and len(tokens) < 3:
+            return []
+        return [own for token in tokens for own in ([common[token]] if token in common else [1, token % 3])]
+
+    def into_target(tokens: Sequence[int]) -> list[int]:
+        back = {own: token for token, own in common.items()}
+        return [back.get(own, 7 + own % 2) for own in tokens if own != 2]
+
+    return Translation(sorted(common.items()), into_draft_of_prompt(into_draft), into_draft, into_target, SIZE, name)  # type: ignore[arg-type]
+
+
+def into_draft_of_prompt(into_draft: Callable[[Sequence[int]], list[int]]) -> Callable[[Sequence[int]], list[int]]:
+    return lambda tokens: into_draft([*tokens, 0])
+
+
+def own_chain(seed: int) -> Tensor:
+    return torch.randn(OWN_SIZE, OWN_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+
+
+def sharp_chain() -> Tensor:
+    """The draft's version of the target `chain(0)`, so far as it knows its tokens."""
+    own = own_chain(0)
+    for token in range(7):
+        for following in range(7):
+            own[9 - token, 9 - following] = chain(0)[token, following]
+    return own / own.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("name", ["intersection", "text"])
+@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+def test_greedy_output_is_the_regular_one(name: str, k: int, prompts: list[list[int]]) -> None:
+    what = request(prompts, length=30, stop=[8])
+    drafter = toy(name).drafter(MarkovRunner(sharp_chain()), GREEDY, "cpu")
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, k))
+    assert texts(iterations, len(prompts)) == texts(autoregressive(MarkovRunner(chain(0)), what), len(prompts))
+    assert any(count for iteration in iterations for count in iteration.num_accepted)
+
+
+class Checked(Intersection):
+    """Compares what its runner has been fed with the whole text."""
+
+    def start(self, prompts, first_tokens, step):  # type: ignore[no-untyped-def]
+        super().start(prompts, first_tokens, step)
+        self.whole = [self._translation.read_prompt(prompt) for prompt in prompts]
+        self.waiting: list[list[int]] = [[] for _ in prompts]
+        self.learn([[token] for token in first_tokens])
+
+    def learn(self, decided: Sequence[Sequence[int]]) -> None:
+        for row, tokens in enumerate(decided):
+            self.waiting[row] += tokens
+            if read := self._translation.into_draft(self.waiting[row]):
+                self.whole[row] += read
+                self.waiting[row] = []
+
+    def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
+        offered = self._offered or [[]] * len(next_tokens)
+        self.learn([[*offered[row][:n], last] for row, (n, last) in enumerate(zip(num_accepted, next_tokens))])  # noqa: B905
+        super().observe(num_accepted, next_tokens, step)
+        for seen, pending, whole in zip(self._runner.rows, self._pending, self.whole, strict=True):  # type: ignore[attr-defined]
+            assert seen + pending == whole
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.whole, self.waiting = [self.whole[row] for row in rows], [self.waiting[row] for row in rows]
+
+
+def test_the_draft_model_reads_the_whole_text() -> None:
+    drafter = Checked(MarkovRunner(sharp_chain()), toy("intersection"), Warp(1.0))
+    what = request(RAGGED, Warp(1.0), length=60, stop=[8])
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
+    assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}
+
+
+class Unmapped(Intersection):
+    """The broken twin: probabilities at the draft's own places instead of the target's."""
+
+    def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
+        told = super()._told(drafted, drawn_from, ready)
+        assert told.probabilities is not None
+        return Proposal(told.tokens, told.probabilities.roll(1, -1), told.lengths)
+
+
+@pytest.mark.parametrize(("kind", "lossless"), [(Intersection, True), (Retold, True), (Unmapped, False)])
+def test_sampling_follows_the_target(kind: type[TranslatedDrafter], lossless: bool) -> None:
+    num_rows, warp, target = 20_000, Warp(1.0), chain(0, 1.0)
+    drafter = kind(MarkovRunner(own_chain(1)), toy("intersection"), warp)
+    what = request([[3]] * num_rows, warp, length=4, indices=range(num_rows))
+    found = texts(speculative(MarkovRunner(target), drafter, what, 2), num_rows)
+    p_values = []
+    for place in (1, 2, 3):
+        seen = torch.tensor(found)[:, place].bincount(minlength=SIZE).double()
+        exact = torch.linalg.matrix_power(target.double(), place + 1)[3] * num_rows
+        p_values.append(stats.chisquare(seen, exact * seen.sum() / exact.sum()).pvalue)
+    assert (min(p_values) > 1e-9) == lossless
+
+
+def trained_tokenizer(corpus: list[str], size: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"])
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def spaced_tokenizer() -> PreTrainedTokenizerFast:
+    """Whole words alone, so that hardly a token is anybody else's."""
+    words = ["</s>", "<unk>", *(f"word{number}" for number in range(900)), "one", "two", "four"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def test_tokens_are_compared_by_their_bytes() -> None:
+    target, draft = make_tokenizer(), trained_tokenizer(["höher und höher und höher"] * 9, 270)
+    found = translation(target, draft, 320)
+    assert found.name == "intersection"
+    for one, own in found.common:
+        if one != target.eos_token_id:
+            assert target.convert_ids_to_tokens(one) == draft.convert_ids_to_tokens(own)
+    assert (target.eos_token_id, draft.eos_token_id) in found.common
+    text = " höher €"
+    tokens = target(text)["input_ids"]
+    assert draft.decode(found.into_draft(tokens)) == text
+    assert target.decode(found.into_target(draft(text)["input_ids"])) == text
+    back = translation(draft, target, 320)
+    begin = draft(" höher")["input_ids"]
+    assert target.decode(back.into_draft(begin)) == " höher", "tokens that it lacks are spelt"
+    assert translation(target, spaced_tokenizer(), 320).name == "text"
+
+
+SaveModel = Callable[..., ModelSettings]
+
+
+@pytest.mark.parametrize("name", ["intersection", "text"])
+def test_from_the_command_line(
+    save_model: SaveModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("one\ntwo words\nfour four four four\nhöher €\n", encoding="utf-8")
+    tokenizer = trained_tokenizer(["two words four four"] * 9, 270) if name == "intersection" else spaced_tokenizer()
+    target = save_model("llama", "model")
+    draft = save_model("gpt2", "draft", tokenizer=tokenizer, vocab_size=len(tokenizer), n_positions=256)
+    harness = in_process(monkeypatch, capsys)
+    pair = [f"model={target.name}", f"draft={draft.name}", "prompts=prompts.txt"]
+    quick = ["num_prompts=4", "batch_size=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=10"]
+    outcome = harness("latency", *pair, *quick)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert f"draft {draft.name}: another tokenizer; it" in outcome.stderr
+    row = pd.read_csv("results/latency.csv").iloc[-1]
+    assert row["identical_prompts"] == 4
+    assert row["translation"] == name
+    outcome = harness("latency", *pair, *quick, "engine=huggingface", "batch_size=1")
+    assert outcome.exit_code == 2
+    assert "must have the model's tokenizer with engine=huggingface" in outcome.complaint

@@ -1,0 +1,115 @@
+"""Every way to draft, and every rule, through the command lines of all commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from architectures import random_model
+from in_process import Harness, in_process
+from tiny_checkpoints import make_tokenizer
+
+# What is typed, and what is said of it: where the models are described, and in the line of settings.
+METHODS = {
+    "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=3"),
+    "suffix": (["draft=suffix"], "draft suffix: no weights", "K=3"),
+    "shared suffix": (["draft=suffix", "draft.shared=true"], "draft suffix: no weights", "searches earlier answers"),
+    "early exit": (["draft=early_exit_1"], "draft early_exit_1: the first 1 layers of the model", "K=3"),
+    "by argmax": (["draft.sampling=greedy"], "draft tiny_draft: float32", "drafts by argmax"),
+    "block": (["decoding.rule=block"], "draft tiny_draft: float32", "rule block"),
+    "typical": (["decoding.rule=typical"], "draft tiny_draft: float32", "rule typical (lossy)"),
+    "auto": (["decoding.num_draft_tokens=auto"], "draft tiny_draft: float32", "K=auto"),
+    "auto lookup": (["draft=lookup", "decoding.num_draft_tokens=auto"], "draft lookup: no weights", "K=auto"),
+}
+GREEDY = ["num_prompts=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
+EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+@EACH
+def test_latency(harness: Harness, typed: list[str], described: str, settings: str) -> None:
+    outcome = harness("latency", *GREEDY, "decoding.num_draft_tokens=3", *typed)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert described in outcome.stderr
+    assert settings in " ".join(outcome.stdout.split())
+    rows = pd.read_csv("results/latency.csv")
+    row = rows.iloc[-1]
+    assert row["identical_prompts"] == 2, "greedy output is the regular one, with every method"
+    assert row["tokens_per_iteration"] >= 1
+    assert 0 <= row["mean_num_draft_tokens"] <= 16
+    assert str(row["num_draft_tokens"]).removesuffix(".0") == ("auto" if settings == "K=auto" else "3")
+    lossy = "decoding.rule=typical" in typed
+    assert row["lossy"] == lossy
+    assert ("no longer follows the target (lossy)" in outcome.stdout) == lossy
+    assert ("speculative (lossy)" in outcome.stdout) == lossy
+    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == ("draft.shared=true" in typed)
+
+
+@EACH
+def test_compare_and_eval_and_plan(harness: Harness, typed: list[str], described: str, settings: str) -> None:
+    compared = harness("compare", "prompt=Once upon a time", "json=true", *GREEDY[2:], *typed)
+    assert compared.exit_code == 0, compared.stderr
+    record = json.loads(compared.stdout)
+    assert record["identical"] is True
+    answered = harness("eval", "num_prompts=3", "decoding.temperature=0", "decoding.max_new_tokens=6", *typed)
+    assert answered.exit_code == 0, answered.stderr
+    rows = pd.read_csv("results/eval.csv")
+    assert rows["identical_prompts"].iloc[-1] == 3
+    assert ("(lossy)" in answered.stdout) == ("decoding.rule=typical" in typed)
+    planned = harness("plan", *typed)
+    assert planned.exit_code == 0, planned.stderr
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A saved target and draft whose few likely bytes come again and again, so that there is something to look up."""
+    directory = tmp_path_factory.mktemp("pair")
+    for name, seed in (("target", 0), ("draft", 1)):
+        model = random_model("llama", seed=seed, vocab_size=258)
+        with torch.no_grad():
+            torch.manual_seed(2)
+            model.lm_head.weight[torch.randperm(258)[4:]] = 0.0
+            model.lm_head.weight *= 5
+        model.save_pretrained(directory / name)
+        make_tokenizer().save_pretrained(directory / name)
+    (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
+    return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "shared suffix"])
+def test_recovery_finds_the_lossy_rule_and_no_other(harness: Harness, chatty: list[str], method: str) -> None:
+    small = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "num_draws=20000"]
+    outcome = harness("recovery", *chatty, *small, "shift=0.2", "batch_size=500", *METHODS[method][0])
+    assert outcome.exit_code == (method == "typical"), outcome.stdout + outcome.stderr
+    assert ("Lossy" if method == "typical" else "Lossless") in outcome.stdout
+
+
+@pytest.mark.slow
+def test_recovery_finds_faults_in_block_verification(harness: Harness, chatty: list[str]) -> None:
+    small = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "num_draws=20000"]
+    fault = "fault=draft_probabilities_ignored"
+    outcome = harness("recovery", *chatty, *small, "shift=0.2", "batch_size=500", "decoding.rule=block", fault)
+    assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "complaint"),
+    [
+        (["engine=huggingface"], "must be a number with engine=huggingface"),
+        (["placement=tensor_parallel", "placement.gpus=2"], "must be a number with tensor_parallel"),
+    ],
+)
+def test_where_auto_cannot_be(harness: Harness, typed: list[str], complaint: str) -> None:
+    outcome = harness("latency", "decoding.num_draft_tokens=auto", *typed)
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(f"harness: decoding.num_draft_tokens=auto: {complaint}")
