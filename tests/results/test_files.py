@@ -486,7 +486,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None
         read_answers(store)
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+49", "-x", "@SUM(A1)", "'=quoted"])
+@pytest.mark.parametrize("text", ["=1+1", "+49 30", "-x", "@SUM(A1)", "'=quoted"])
 def test_text_that_looks_like_a_formula_comes_back_exactly(tmp_path: Path, text: str) -> None:
     """So it is not quoted for spreadsheets, which docs/columns.md says."""
     files.append_rows(tmp_path / "x.csv", [dataclasses.replace(PROMPT, prompt=text)])
