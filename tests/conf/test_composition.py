@@ -65,8 +65,8 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert chosen.draft.name == "tiny_draft"
     assert Path(chosen.model.repository).name == "tiny"
     assert chosen.strategy == "auto"
-    # A plan is no measurement: it is collected only in a file that is named.
-    assert chosen.results.file == ("" if command == "plan" else f"results/{command}.csv")
+    # A plan is no measurement, and a service none either: they are collected only in a file that is named.
+    assert chosen.results.file == (None if command in ("plan", "serve") else f"results/{command}.csv")
 
 
 @pytest.mark.parametrize(
