@@ -339,8 +339,8 @@ class RecoverySettings(PromptedSettings):
         sampled = self.engine.name != "local" and self.decoding.temperature > 0
         require(self.draft is not None or sampled, "draft", rule, "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
-        rule = "must not be server: recovery reads the logits of the models that generate"
-        require(self.engine.computes_here, "engine", rule, self.engine.name)
+        both = self.engine.computes_here or self.engine.regular_url is not None
+        require(both, "engine.regular_url", "must be set for recovery, which compares with its texts", None)
         require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
         require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)

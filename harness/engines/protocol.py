@@ -88,10 +88,12 @@ class Engine:
         arms: `regular`, and `speculative` where there is a draft.
         runner: what runs the models, for the column `runner`.
         setup_seconds: what preparing took.
+        tells_tokens: whether its tokens are those that the model drew, and not read from text.
         queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
     """
 
     arms: Sequence[Arm]
+    tells_tokens: bool = True
     queues: bool = False
     runner: str | None = None
     setup_seconds: float | None = None

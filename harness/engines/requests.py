@@ -75,6 +75,7 @@ class RequestRecord:
         seconds: until the last byte, or until it failed.
         token_ids: as the server gave them, else of its text.
         num_tokens: as the server counts them.
+        from_text: whether the token ids are those of the text, because the server told none.
         drafted: None where the server does not tell.
     """
 
@@ -86,6 +87,7 @@ class RequestRecord:
     token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     text: str = ""
+    from_text: bool = False
     drafted: Drafted | None = None
     error: RequestError | None = None
 

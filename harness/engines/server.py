@@ -74,6 +74,7 @@ class ServerEngine(Engine):
         try:
             for arm in self.arms:
                 asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop).result()
+            self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
         except BaseException:
             self.close()
             raise
@@ -99,6 +100,7 @@ class ServerArm:
     loop: asyncio.AbstractEventLoop
     last_requests: list[RequestRecord] = field(default_factory=list)
     tells = frozenset[str]()
+    tells_tokens: bool = False
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. After the first record there is one for each chunk that arrives.
@@ -139,6 +141,7 @@ class ServerArm:
             request = RequestRecord(0, len(ids))
             await self._ask(self._body(question, ids, 0), request, _Arrivals(self.loop, 1), 0)
             if request.error is None:
+                self.tells_tokens = self._takes_ids and not request.from_text
                 return
             if request.error.code not in (400, 404, 422):
                 break
@@ -214,6 +217,7 @@ class ServerArm:
         finally:
             request.seconds = time.perf_counter() - started
         if request.text and not request.token_ids:
+            request.from_text = True
             request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
             arrivals.add(row, request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from harness.engines.divergence import Divergence
 from harness.engines.timing import Generation
-from harness.experiments.outcomes import Floats, Outcomes
+from harness.experiments.outcomes import Floats, Outcomes, observed_outcomes
 from harness.results.acceptance import Acceptance
 from harness.results.statistics import chi_square_distance, chi_square_p_value, chi_square_tail_power, chi_square_test
 
@@ -57,7 +57,10 @@ class GreedyCheck:
 
     @property
     def verdict(self) -> Finding:
-        return "lossless" if self.worst is None or self._excess(self.worst) <= 1 else "lossy"
+        worst = self.worst
+        if worst is not None and worst.logit_margin is None:
+            return "undecided"
+        return "lossless" if worst is None or self._excess(worst) <= 1 else "lossy"
 
     def tolerance(self, divergence: Divergence) -> float | None:
         """The largest logit margin there that rounding explains; None where the margin is not known."""
@@ -172,4 +175,31 @@ def _checked(
         ROUNDING_ALLOWANCE * rounding,
         np.array(visible),
         acceptance,
+    )
+
+
+def compare_samples(
+    regular: Sequence[Generation], other: Sequence[Generation], num_tokens: int, significance_level: float, shift: float
+) -> SampledCheck:
+    """Compare as many continuations of one prompt by two arms: a χ² test that both have one distribution.
+
+    It takes twice the draws of `check_sampled` to see the same shift, and half of them are the regular arm's.
+    """
+    samples = [[tokens for generation in arm for tokens in generation.tokens] for arm in (regular, other)]
+    outcomes = observed_outcomes([*samples[0], *samples[1]], num_tokens, 2 * MIN_EXPECTED)
+    counts, num_draws = [outcomes.count(sample) for sample in samples], len(samples[1])
+    pooled = (counts[0] + counts[1]) / (2 * num_draws)
+    results = [chi_square_test(each, pooled, MIN_EXPECTED) for each in counts]
+    shifted = [outcomes.shifted(position, shift) for position in (1, 2)]
+    visible = [num_draws / 2 * chi_square_distance(pooled, one, num_draws, MIN_EXPECTED) for one in shifted]
+    return SampledCheck(
+        num_tokens,
+        SHARE_OF_LEVEL * significance_level,
+        1,
+        num_draws,
+        sum(result.statistic for result in results),
+        results[0].degrees_of_freedom,
+        0.0,
+        np.array(visible),
+        sum((generation.acceptance for generation in other), Acceptance()),
     )

@@ -109,6 +109,15 @@ def exact_outcomes(
     return Outcomes(prefixes, cached)
 
 
+def observed_outcomes(continuations: Sequence[Sequence[int]], num_tokens: int, min_count: int) -> Outcomes:
+    """The distribution over the first tokens of what was drawn; a prefix that occurs less often is not known."""
+    counts = Counter(
+        tuple(tokens[:length]) for tokens in continuations for length in range(min(num_tokens, len(tokens)) + 1)
+    )
+    prefixes = {prefix: count / len(continuations) for prefix, count in counts.items() if count >= min_count}
+    return Outcomes(prefixes, prefixes)
+
+
 def exact_probabilities(logits: Tensor, decoding: DecodingSettings) -> Floats:
     """Logits [B, V] -> probabilities [B, V] in float64, with the settings' temperature, top-k and top-p.
 

@@ -10,15 +10,16 @@ from harness.config.commands import RecoverySettings
 from harness.config.errors import VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Question, Reference
+from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts
+from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
 from harness.experiments.lossless import (
     MIN_EXPECTED,
     REQUIRED_POWER,
     GreedyCheck,
     SampledCheck,
     check_sampled,
+    compare_samples,
     expected_check,
     together,
 )
@@ -94,7 +95,8 @@ class Recovery(Experiment):
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
         # No text ends before its last token.
-        rounding = session.reference().logit_rounding if any(divergences) else 0.0
+        reference = session.reference() if any(divergences) else None
+        rounding = 0.0 if reference is None else reference.logit_rounding
         check = GreedyCheck(len(token_ids) * decoding.max_new_tokens, divergences, rounding)
         worst = check.worst
         self.checks.append(
@@ -122,8 +124,10 @@ class Recovery(Experiment):
         num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
         # Without a draft the number says no more than how many tokens are counted.
         reference, k = session.reference(), decoding.num_draft_tokens
-        numbers = [k] if settings.draft is None else list(dict.fromkeys((1, k)))
-        contexts = choose_contexts(reference, token_ids, decoding)
+        # A server's own number cannot be changed.
+        fixed = settings.draft is None or not settings.engine.computes_here
+        numbers = [k] if fixed else list(dict.fromkeys((1, k)))
+        contexts = choose_contexts(reference, token_ids, decoding) if reference else last_contexts(token_ids)
         num_draws = settings.num_draws // (len(contexts) * len(numbers))
         # Every draw has its own stream of random numbers.
         streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
@@ -131,28 +135,34 @@ class Recovery(Experiment):
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
         checks: dict[NumDraftTokens, list[SampledCheck]] = {number: [] for number in numbers}
 
-        def draw(context: Context, asked: DecodingSettings, streams: Sequence[int]) -> Iterator[Generation]:
+        def draw(arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
-                yield generate(engine, engine.arms[-1], session.ask([context.token_ids] * len(batch), batch, asked))
+                yield generate(engine, arm, session.ask([context.token_ids] * len(batch), batch, asked))
                 advance(None)
 
-        num_batches = len(streams) * len(in_batches(streams[0], size))
+        num_batches = len(streams) * len(in_batches(streams[0], size)) * (1 if reference else 2)
         with progress("drawing", num_batches) as advance, quick_collections():
             rare = MIN_EXPECTED / num_draws
-            exact = [exact_outcomes(reference, found.token_ids, decoding, num_counted, rare) for found in contexts]
+            exact: list[Outcomes | None] = [None] * len(contexts)
+            if reference is not None:
+                exact = [exact_outcomes(reference, found.token_ids, decoding, num_counted, rare) for found in contexts]
             for place, number in enumerate(numbers):
                 num_tokens = num_counted_tokens(number)
                 asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=num_tokens)
                 engine = session.open(size, CONTEXT_TOKENS, asked, fault=settings.fault)
                 for context, outcomes, drawn in zip(contexts, exact, streams[place :: len(numbers)], strict=True):
-                    draws = draw(context, asked, drawn)
-                    check = check_sampled(draws, outcomes, num_tokens, level, settings.shift)
+                    draws = draw(engine.arms[-1], context, asked, drawn)
+                    if outcomes is None:
+                        both = list(draw(engine.arms[0], context, asked, drawn)), list(draws)
+                        check = compare_samples(*both, num_tokens, level, settings.shift)
+                    else:
+                        check = check_sampled(draws, outcomes, num_tokens, level, settings.shift)
                     checks[number].append(check)
                     prompt_index = self.prompts[context.prompt_index].index
                     self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
         for number in numbers:
             check, needed = together(checks[number]), None
-            if check.verdict == "undecided":
+            if check.verdict == "undecided" and reference is not None:
                 say("working out how many draws would be enough")
                 num_tokens = num_counted_tokens(number)
                 enough = draws_needed(reference, contexts, decoding, num_tokens, num_draws, level, settings.shift)

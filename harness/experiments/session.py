@@ -8,11 +8,12 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import RunSettings
+from harness.config.errors import HarnessError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
@@ -138,7 +139,7 @@ class Session:
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
-        self._reference: Reference | None = None
+        self._reference: Reference | Literal[False] | None = False
         self._measurement = measurement
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._keeper = keeper or PairKeeper()
@@ -256,20 +257,39 @@ class Session:
         self.engine = open_engine(*asked, **options)
         return self.engine
 
-    def reference(self) -> Reference:
+    def reference(self) -> Reference | None:
         """The probabilities of the models that generate: the engine's own, else of the same weights, loaded for that.
 
+        None, which is said, for a server whose model cannot be loaded here, or that tells no token ids.
+
         Raises:
-            RunError: they do not fit.
+            RunError: models of an engine that computes here do not fit.
         """
         assert self.engine is not None
         if (own := self.engine.reference) is not None:
             return own
-        if self._reference is None:
-            demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
-            pair = self._keeper.plan(self.settings).place(demand, force=self.settings.force).load()
-            self._reference = LocalEngine(pair, self.settings.decoding, runner="eager")
+        if self._reference is False:
+            self._reference = self._load_reference(self.engine) if self.engine.tells_tokens else None
+            if self._reference is None:
+                say("without the exact distribution: the two arms are compared with each other")
         return self._reference
+
+    def _load_reference(self, engine: Engine) -> Reference | None:
+        settings, demand = self.settings, Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
+        here = settings.engine.computes_here
+        try:
+            planned = (
+                self._keeper.plan(settings)
+                if here
+                else plan_pair(settings.model, None, settings.placement, settings.dtype)
+            )
+            pair = planned.place(demand, force=settings.force).load()
+        except HarnessError as error:
+            if here:
+                raise
+            say(f"model={settings.model.name} cannot be loaded here: {error}")
+            return None
+        return LocalEngine(pair, settings.decoding, runner="eager")
 
     def close(self) -> None:
         """Close the engine, if one is open."""

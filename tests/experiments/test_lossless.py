@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.experiments.contexts import Context
 from harness.experiments.lossless import (
@@ -26,6 +28,7 @@ from harness.experiments.lossless import (
     GreedyCheck,
     SampledCheck,
     check_sampled,
+    compare_samples,
     expected_check,
     together,
 )
@@ -205,3 +208,21 @@ def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
     assert expected.num_draws == check.num_draws
     assert expected.power == pytest.approx(check.power)
     assert expected.statistic < 1e-6
+
+
+@pytest.mark.parametrize(("moved", "verdict"), [(0.0, "lossless"), (0.15, "lossy")])
+def test_two_samples_are_compared_without_the_exact_distribution(moved: float, verdict: str) -> None:
+    """Three tokens, each drawn alone; in the other sample the second one has another distribution."""
+    generator = np.random.default_rng(0)
+
+    def sample(second: list[float]) -> list[Generation]:
+        chances = [[0.5, 0.3, 0.2], second, [0.4, 0.3, 0.3]]
+        rows = np.stack([generator.choice(3, 4000, p=each) for each in chances], axis=1).tolist()
+        return [Generation([RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)], 1.0, 1.0, 3)]
+
+    plain = [0.6, 0.2, 0.2]
+    check = compare_samples(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]), 3, 1e-9, 0.2)
+    assert check.verdict == verdict
+    assert check.num_draws == 4000
+    # Three tokens with three outcomes each, all of them often enough.
+    assert check.degrees_of_freedom == 26

@@ -1,0 +1,80 @@
+"""The shipped pair behind the OpenAI API: an echo server that answers with our loop, honestly or not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.echo_server import FIRST_LETTER, EchoServer
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Arm, Question
+from harness.engines.timing import Lap
+
+_MOST = 64
+# The arms of an engine share its models, so that one works at a time.
+_THREAD = ThreadPoolExecutor(1)
+
+Tokens = list[list[int]]
+
+
+@dataclass
+class PairServer(EchoServer):
+    """Requests that wait are answered as one batch.
+
+    Attributes:
+        arm: that answers.
+        temperature_factor: the fault of a server that draws at another temperature than it was asked for.
+        texts: answers come as text alone.
+    """
+
+    arm: Arm | None = None
+    temperature_factor: float = 1.0
+    spoil: Callable[[Tokens], Tokens] = lambda tokens: tokens
+    _waiting: list[tuple[dict[str, Any], asyncio.Future[list[int]]]] = field(default_factory=list)
+    _busy: bool = False
+    _indices: Any = field(default_factory=itertools.count)
+
+    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((body, answer))
+        if not self._busy:
+            self._busy = True
+            asyncio.get_running_loop().create_task(self._work())
+        tokens = await answer
+        choice: dict[str, Any] = {"index": 0, "text": "".join(chr(FIRST_LETTER + t % 26) for t in tokens)}
+        choice |= {"finish_reason": "length"} | ({"token_ids": tokens} if self.dialect == "vllm" else {})
+        yield {"object": "text_completion", "choices": [choice]}
+        yield {"choices": [], "usage": {"completion_tokens": len(tokens)}}
+        yield None
+
+    async def _work(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0.002)
+            first, _ = self._waiting[0]
+            alike = [one for one in self._waiting if _settings(one[0]) == _settings(first)][:_MOST]
+            self._waiting = [one for one in self._waiting if one not in alike]
+            bodies = [body for body, _ in alike]
+            answers = await asyncio.get_running_loop().run_in_executor(_THREAD, self._generate, bodies)
+            for (_, answer), tokens in zip(alike, answers, strict=True):
+                answer.set_result(tokens)
+        self._busy = False
+
+    def _generate(self, bodies: list[dict[str, Any]]) -> Tokens:
+        assert self.arm is not None
+        temperature, max_new_tokens = _settings(bodies[0])
+        decoding = DecodingSettings(temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens)
+        indices = [next(self._indices) for _ in bodies]
+        question = Question([body["prompt"] for body in bodies], decoding, 0, indices)
+        lap = Lap("any")
+        for record in self.arm.stream(question):
+            lap.iterations.append(record)
+            lap.decided.append(0.0)
+        return self.spoil(lap.generation.tokens)
+
+
+def _settings(body: dict[str, Any]) -> tuple[float, int]:
+    return body["temperature"], body["max_tokens"]

@@ -1,0 +1,74 @@
+"""`recovery engine=server`: an honest server passes, and one with a planted fault is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from engines.echo_server import serving
+from engines.pair_server import PairServer
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.engines.local import LocalEngine
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
+from in_process import Harness, in_process
+
+SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
+QUICK = ["engine=server", "batch_size=64", "num_prompts=3", "decoding.max_new_tokens=8", "shift=0.4"]
+QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1", "num_draws=6000"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    models = (ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft"))
+    return plan_pair(*models, PlacementSettings()).place(Demand(64, 64, 16, 4, "eager")).load()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object) -> list[str]:
+    """Two servers of the pair; the changes are of the one that speculates."""
+    regular, speculative = LocalEngine(pair, DecodingSettings(), fault=fault).arms  # type: ignore[arg-type]
+    dialect = {name: value for name, value in changes.items() if name == "dialect"}
+    servers = {
+        "engine.regular_url": PairServer(arm=regular, **dialect),  # type: ignore[arg-type]
+        "engine.url": PairServer(arm=speculative, **changes),  # type: ignore[arg-type]
+    }
+    return [f"{name}={stack.enter_context(serving(server))}" for name, server in servers.items()]
+
+
+def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair, tmp_path: Path) -> None:
+    outcome = harness("recovery", *QUICK, *started(stack, pair))
+    assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
+    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+    assert set(rows["check"]) == {"greedy", "sampled"}
+    assert "lossy" not in set(rows["verdict"])
+
+
+@pytest.mark.parametrize("changes", [{"temperature_factor": 1.4}, {"fault": "bonus_from_wrong_position"}])
+def test_a_fault_of_the_server_is_caught(harness: Harness, stack: ExitStack, pair: Pair, changes: dict) -> None:
+    outcome = harness("recovery", *QUICK, *started(stack, pair, **changes))
+    assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
+    assert "ossy" in outcome.stdout
+
+
+def test_without_token_ids_the_arms_are_compared(harness: Harness, stack: ExitStack, pair: Pair) -> None:
+    outcome = harness("recovery", *QUICK, *started(stack, pair, dialect="sglang", temperature_factor=1.6))
+    assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
+    assert "the two arms are compared with each other" in outcome.stderr
