@@ -224,5 +224,5 @@ def test_two_samples_are_compared_without_the_exact_distribution(moved: float, v
     check = compare_samples(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]), 3, 1e-9, 0.2)
     assert check.verdict == verdict
     assert check.num_draws == 4000
-    # Three tokens with three outcomes each, all of them often enough.
-    assert check.degrees_of_freedom == 26
+    # Of 27 texts the rare ones count together.
+    assert 0 < check.degrees_of_freedom < 26

@@ -19,7 +19,7 @@ from in_process import Harness, in_process
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 QUICK = ["engine=server", "batch_size=64", "num_prompts=3", "decoding.max_new_tokens=8", "shift=0.4"]
-QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1", "num_draws=6000"]
+QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1"]
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair, tmp_path: Path) -> None:
-    outcome = harness("recovery", *QUICK, *started(stack, pair))
+    outcome = harness("recovery", *QUICK, "num_draws=6000", *started(stack, pair))
     assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
     rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
     assert set(rows["check"]) == {"greedy", "sampled"}
@@ -63,12 +63,13 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 
 @pytest.mark.parametrize("changes", [{"temperature_factor": 1.4}, {"fault": "bonus_from_wrong_position"}])
 def test_a_fault_of_the_server_is_caught(harness: Harness, stack: ExitStack, pair: Pair, changes: dict) -> None:
-    outcome = harness("recovery", *QUICK, *started(stack, pair, **changes))
+    outcome = harness("recovery", *QUICK, "num_draws=6000", *started(stack, pair, **changes))
     assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
     assert "ossy" in outcome.stdout
 
 
 def test_without_token_ids_the_arms_are_compared(harness: Harness, stack: ExitStack, pair: Pair) -> None:
-    outcome = harness("recovery", *QUICK, *started(stack, pair, dialect="sglang", temperature_factor=1.6))
+    servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
+    outcome = harness("recovery", *QUICK, "num_draws=2000", *servers)
     assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
     assert "the two arms are compared with each other" in outcome.stderr
