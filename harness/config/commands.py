@@ -52,7 +52,7 @@ class RunSettings:
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
             such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
-            `graphs` on CUDA and `eager` elsewhere.
+            `graphs` on CUDA and `static` elsewhere.
         engine: who generates.
     """
 

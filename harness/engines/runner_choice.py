@@ -27,7 +27,7 @@ def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
     """
     on_cuda = any(device.type == "cuda" for device in devices)
     if runner == "auto":
-        return "graphs" if on_cuda else "eager"
+        return "graphs" if on_cuda else "static"
     if runner.startswith("graphs") and not on_cuda:
         raise SettingError("runner", "needs a CUDA device (runner=compiled works without)", runner)
     return runner
@@ -57,20 +57,28 @@ def build_runner(
         if chosen != "eager":
             say(f"{name} has a recurrent state; it runs with runner=eager")
         return RecurrentRunner(model, **common), "eager"
+    reasons: list[str] = []
     while True:
+        built: Runner | None = None
         try:
             if chosen == "eager":
-                return EagerRunner(model, **common), chosen
-            if chosen == "static":
-                static = StaticRunner(model, **common)
+                built = EagerRunner(model, **common)
+            elif chosen == "static":
+                static = StaticRunner(model, num_slots=shapes[1], **common)
                 static.check()
-                return static, chosen
-            prepared = PreparedRunner(model, compiled=chosen != "graphs_only", captured=chosen != "compiled", **common)
-            say(f"{name}: preparing runner={chosen}")
-            prepared.prepare(*shapes)
-            return prepared, chosen
+                built = static
+            else:
+                compiled, captured = chosen != "graphs_only", chosen != "compiled"
+                prepared = PreparedRunner(model, compiled=compiled, captured=captured, **common)
+                say(f"{name}: preparing runner={chosen}")
+                prepared.prepare(*shapes)
+                built = prepared
         except UnsupportedModelError as reason:
+            reasons += [] if str(reason) in reasons else [str(reason)]
             # What a compiler does not understand may be captured all the same.
             compiling = chosen == "graphs" and isinstance(reason, CompilationError)
-            chosen = "graphs_only" if compiling else "eager"
-            say(f"{name} {reason}; it runs with runner={chosen}")
+            chosen = "graphs_only" if compiling else "eager" if chosen == "static" else "static"
+        if built is not None:
+            if reasons:
+                say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
+            return built, chosen

@@ -55,12 +55,8 @@ class Demand:
             return first if self.row_tokens <= first else 2 * self.row_tokens + slots
         if runner == "eager":
             return self.row_tokens
-        slots = _whole_buckets(self.row_tokens + 1)
-        if runner == "static" and slots > _whole_buckets(self.prompt_tokens + 1):
-            # It grows to twice what it needs, and keeps the old slots until all are copied.
-            slots += _whole_buckets(2 * (self.row_tokens + 1))
         # The prompt is read into a separate cache and copied from there.
-        return slots + self.prompt_tokens
+        return -(-(self.row_tokens + 1) // BUCKET) * BUCKET + self.prompt_tokens
 
     def graph_bytes(self, sketch: Sketch, *, drafts: bool) -> int:
         """An estimate of what captured graphs hold: the results of each, and as much again for their working memory.
@@ -71,10 +67,6 @@ class Demand:
         k = self.num_draft_tokens
         logits = (3 if drafts else k + 2 if k else 1) * sketch.dtype.itemsize
         return 2 * self.batch_size * sketch.vocabulary_size * (logits + (2 * k * 4 if drafts else 0))
-
-
-def _whole_buckets(num_slots: int) -> int:
-    return -(-num_slots // BUCKET) * BUCKET
 
 
 @dataclass(frozen=True)
@@ -143,13 +135,13 @@ class Case:
     def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[int, int]:
         """Tokens that are cached for a model, over all rows, and bytes of graphs.
 
-        What is not whole on one device runs eagerly, and so do weights in 8 bit that were to be compiled or captured.
+        What is neither compiled nor captured, because it is in 8 bit or on several devices, has a static cache.
         """
         runner = self.demand.runner
         if runner == "auto":
-            runner = "graphs" if on_gpu else "eager"
-        if not whole or (runner != "static" and "8bit" in (sketch.quantization, sketch.stored)):
-            runner = "eager"
+            runner = "graphs" if on_gpu else "static"
+        if runner != "eager" and (not whole or "8bit" in (sketch.quantization, sketch.stored)):
+            runner = "static"
         drafts = [False, True] if self.shared else [sketch.role == "draft"]
         captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
         tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)

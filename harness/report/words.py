@@ -223,7 +223,7 @@ _SPECIAL: dict[tuple[str, object], str] = {
     ("shared", True): "searches earlier answers",
     **dict.fromkeys([("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
     **dict.fromkeys(
-        [("engine", "local"), ("runner", "eager"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""
+        [("engine", "local"), ("runner", "static"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""
     ),
 }
 # Those that are more than a value.

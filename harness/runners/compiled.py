@@ -33,7 +33,7 @@ class PreparedRunner(StaticRunner):
     """A `StaticRunner` that runs prepared shapes fast. Before `prepare` it behaves like one.
 
     `compiled` and `captured` say whether `prepare` compiles the forward pass and whether it captures CUDA graphs (on a
-    CPU it does not); `setup_seconds` is the time this took. Raises UnsupportedModelError if the model needs the eager
+    CPU it does not); `setup_seconds` is the time this took. Raises UnsupportedModelError if the model needs a plainer
     runner.
     """
 
@@ -41,6 +41,8 @@ class PreparedRunner(StaticRunner):
         if getattr(model, "is_loaded_in_8bit", False):
             raise UnsupportedModelError("is held in 8 bit: which of its columns are outliers is decided on the host")
         super().__init__(model, **options)
+        if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+            raise UnsupportedModelError("is on several devices")
         self._compiled, self._captured = compiled, captured
         self._fast_forward: Callable[..., tuple[Tensor, ...]] = self._forward
         self._prepared: Slots | None = None
@@ -91,6 +93,11 @@ class PreparedRunner(StaticRunner):
             self._fix_calls()
         self.setup_seconds = time.perf_counter() - started
 
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        if self._prepared is not None and self._has_room(self._prepared, prompts):
+            self._slots = self._prepared
+        return super().start(prompts)
+
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
@@ -99,8 +106,8 @@ class PreparedRunner(StaticRunner):
             return super().extend(tokens)
         size = next(size for size in self._views if size >= num_rows)
         num_real = torch.full((), num_tokens, device=self._device)
-        outputs = self._calls["extend", size, width, 0](_filled_up(tokens, size, width), self._starts[:size], num_real)
-        self._advance(num_tokens)
+        outputs = self._calls["extend", size, width, 0](_filled_up(tokens, size, width), self._starts(size), num_real)
+        self._num_extended += num_tokens
         return Step(*(output[:num_rows, :num_tokens] for output in outputs))
 
     @torch.inference_mode()
@@ -112,16 +119,10 @@ class PreparedRunner(StaticRunner):
             return super().draw(tokens, uniforms, warp)
         size = next(size for size in self._views if size >= num_rows)
         call = self._calls["draw", size, num_tokens, number]
-        filled = _filled_up(tokens, size, num_tokens), self._starts[:size], _filled_up(uniforms, size, number)
+        filled = _filled_up(tokens, size, num_tokens), self._starts(size), _filled_up(uniforms, size, number)
         drawn, probabilities = call(*filled)
-        self._advance(num_tokens + num_drawn - 1)
+        self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
-
-    def _allocate(self, states: Sequence[Tensor]) -> Slots:
-        prepared, num_rows = self._prepared, len(self._lengths)
-        if prepared is None or num_rows > prepared.num_rows or max(self._lengths) >= prepared.num_slots:
-            return super()._allocate(states)
-        return prepared
 
     def _call(self, kind: str, tokens: Tensor, starts: Tensor, third: Tensor) -> tuple[Tensor, ...]:
         """A prepared shape of tokens [B, n], starts [B], and the number of real tokens, or uniforms [B, K]."""

@@ -1,13 +1,14 @@
 """A runner whose KV cache has a fixed size: every row keeps its own slots, and a roll-back only changes lengths.
 
-A forward pass reads nothing but tensors on the device, so passes of one shape can be compiled and captured
-(`runners.compiled`). This runner itself runs the model eagerly, on any shape.
+Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row has. This runner runs
+the model eagerly, on any shape; `runners.compiled` compiles and captures the same passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -27,29 +28,41 @@ BUCKET = 128
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
 
 
+# Before the first batch, and while there is none.
+_NONE = Slots([], 0, 0)
+
+
 class StaticRunner(CacheRunner):
-    """A `Runner` over any transformers model on one device that takes explicit positions and masks.
+    """A `Runner` over any transformers model that takes explicit positions and masks, wholly on a CPU or on GPUs.
 
     Raises UnsupportedModelError if the model needs the eager runner.
     """
 
-    def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:
+    def __init__(self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]) -> None:
+        """`num_slots` are allocated for each row where its prompt needs no more, and are enough for as many tokens."""
         super().__init__(model, **options)
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-        if len(places) > 1 or "disk" in places:
+        if places & {"cpu", "disk"} and places != {"cpu"}:
             raise UnsupportedModelError(f"is on {', '.join(sorted(places))}")
         self._forward = SlotForward(model, options)
-        self._slots = Slots([], 0, 0)
-        self._starts = torch.empty(0, dtype=torch.long)  # [rows of _slots] on the device: the next slot of each row
+        self._reserved = num_slots
+        self._slots = _NONE
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        if not self._has_room(self._slots, prompts):
+            self._slots = _NONE  # before the prompts take memory
+        return super().start(prompts)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         if not self._fits(num_tokens):
             self._grow(num_tokens)
-        num_real = torch.full((), num_tokens, device=self._device)
-        outputs = self._forward(self._slots.first_rows(num_rows), tokens, self._starts[:num_rows], num_real)
-        self._advance(num_tokens)
+        longest = max(self._lengths) + self._num_extended
+        slots = replace(self._slots.first_rows(num_rows), num_seen=longest + num_tokens)
+        alike = min(self._lengths) == max(self._lengths)
+        outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows))
+        self._num_extended += num_tokens
         return Step(*outputs)
 
     @torch.inference_mode()
@@ -89,10 +102,10 @@ class StaticRunner(CacheRunner):
 
     def _begin(self) -> None:
         states = self._take_read()
-        self._slots = self._allocate(states)
+        if self._slots is _NONE:
+            num_slots = round_up(max(*self._lengths, self._reserved - 1) + 1)
+            self._slots = Slots.like(states, len(self._lengths), num_slots)
         self._slots.first_rows(len(self._lengths)).write(states)
-        self._starts = torch.zeros(self._slots.num_rows, dtype=torch.long, device=self._device)
-        self._update_starts()
 
     def _append(self, before: Any, num_before: int) -> None:
         states, old = self._take_read(), self._slots
@@ -101,10 +114,8 @@ class StaticRunner(CacheRunner):
             self._slots = Slots.like(states, len(self._lengths), num_slots)
             for new, held in zip(self._slots.by_row, old.first_rows(num_before).by_row, strict=True):
                 new[:num_before, : old.num_slots] = held
-            self._starts = torch.zeros(self._slots.num_rows, dtype=torch.long, device=self._device)
         for buffer, new in zip(self._slots.by_row, states, strict=True):
             buffer[num_before : num_before + len(new), : new.shape[1]] = new
-        self._update_starts()
 
     def _take_read(self) -> list[Tensor]:
         """What `_read` has put into the cache, in turn the keys and the values of each layer, [B, n, heads, D] each."""
@@ -112,37 +123,29 @@ class StaticRunner(CacheRunner):
         self._cache = DynamicCache()
         return states
 
-    def _allocate(self, states: Sequence[Tensor]) -> Slots:
-        """Slots for a new batch of as many rows as `_lengths`; `states` as in `Slots.like`."""
-        return Slots.like(states, len(self._lengths), round_up(max(self._lengths) + 1))
-
     def _roll_back(self, dropped: Sequence[int]) -> None:
-        self._update_starts()
+        """Nothing to do: lengths say which slots count."""
 
     def _select(self, rows: Sequence[int]) -> None:
         if list(rows) != list(range(len(rows))):
-            self._slots.select(to_device(rows, self._device))
-        self._update_starts()
+            self._slots.select(to_device(rows, self._device), max(self._lengths))
 
-    def _grow(self, num_tokens: int) -> None:
-        num_rows = len(self._lengths)
-        old = self._slots.first_rows(num_rows)
-        num_slots = round_up(2 * (max(self._lengths) + self._num_extended + num_tokens))
-        self._slots = Slots.like(old.buffers, num_rows, num_slots)
-        self._slots.write(old.by_row)
-        self._starts = self._starts[:num_rows].clone()
+    def _has_room(self, slots: Slots, prompts: Sequence[Sequence[int]]) -> bool:
+        return len(prompts) <= slots.num_rows and max(map(len, prompts)) < slots.num_slots
 
     def _fits(self, num_tokens: int) -> bool:
         return max(self._lengths) + self._num_extended + num_tokens <= self._slots.num_slots
 
-    def _update_starts(self) -> None:
-        """Copy the next slot of each row to the device; rows that have ended write from slot 0, which nobody reads."""
-        ended = [0] * (self._slots.num_rows - len(self._lengths))
-        self._starts.copy_(to_device(self._lengths + ended, self._device))
+    def _grow(self, num_tokens: int) -> None:
+        old = self._slots.first_rows(len(self._lengths))
+        num_slots = round_up(2 * (max(self._lengths) + self._num_extended + num_tokens))
+        self._slots = Slots.like(old.buffers, old.num_rows, num_slots)
+        self._slots.write(old.by_row)
 
-    def _advance(self, num_tokens: int) -> None:
-        self._num_extended += num_tokens
-        self._starts[: len(self._lengths)] += num_tokens
+    def _starts(self, num_rows: int) -> Tensor:
+        """The next slot of each row [B], on the device; rows that have ended write from slot 0, which nobody reads."""
+        ended = [0] * (num_rows - len(self._lengths))
+        return to_device([length + self._num_extended for length in self._lengths] + ended, self._device)
 
 
 def round_up(num_slots: int) -> int:

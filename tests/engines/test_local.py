@@ -51,7 +51,7 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
     name, expected = written(pair, "eager")
     assert name == "eager"
     for runner in ("auto", "static", "compiled"):
-        assert written(pair, runner) == ("eager" if runner == "auto" else runner, expected)  # type: ignore[arg-type]
+        assert written(pair, runner) == ("static" if runner == "auto" else runner, expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -64,11 +64,12 @@ def test_4_bit_weights_are_compiled_as_well(save_model: Callable[..., ModelSetti
     assert texts == written(pair, "eager")[1]
 
 
+@pytest.mark.parametrize("runner", ["auto", "static"])
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
-    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str]
+    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], runner: RunnerName
 ) -> None:
     pair = load(save_model("bloom", hidden_size=32, n_layer=1, n_head=4), save_model(num_hidden_layers=1))
-    name, texts = written(pair, "static")
+    name, texts = written(pair, runner)
     assert name == "eager+static"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
     assert said.endswith("bloom takes no positions; it runs with runner=eager")
@@ -152,7 +153,7 @@ def test_graphs_need_cuda(runner: RunnerName) -> None:
 
 
 def test_auto_is_resolved() -> None:
-    assert resolve("auto", [torch.device("cpu")]) == "eager"
+    assert resolve("auto", [torch.device("cpu")]) == "static"
     assert resolve("auto", [torch.device("cuda:0")]) == "graphs"
     assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(get_args(RunnerName)) - {
         "auto"

@@ -215,10 +215,8 @@ def test_tokens_that_a_runner_holds() -> None:
     demand = Demand(batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto")
     assert demand.cached_tokens("eager") == 164
     # 165 slots in whole buckets, and the prompt's own cache.
-    for runner in ("compiled", "graphs", "graphs_only"):
+    for runner in ("static", "compiled", "graphs", "graphs_only"):
         assert demand.cached_tokens(runner) == 256 + 100
-    # 101 slots first, then twice what is needed next to the old ones.
-    assert demand.cached_tokens("static") == 256 + 384 + 100
     assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
     # A head has spare slots, and holds what was full while it copies it.
     assert demand.cached_tokens("graphs", slots=256) == 100 + 4 + 256
@@ -232,12 +230,12 @@ def test_what_the_chosen_runner_adds_is_counted() -> None:
     # Logits of 1 and 5 tokens; of 1 and 2, and distributions of 4 tokens for each; all twice.
     assert target.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * 6 * 2}
     assert small.cache_per_device == {"cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * (3 * 2 + 2 * 4 * 4)}
-    eager = 2 * 164 * 10 * 10 * 2
+    static = 2 * 356 * 10 * 10 * 2
     for how in ({"free": machine()}, {"free": machine(40, 40), "strategy": "balanced"}):
         target, _ = fit(case(*models, demand=demand, **how))
-        assert sum(target.cache_per_device.values()) == eager
+        assert sum(target.cache_per_device.values()) == static
     eight = sketch(cache=10, vocabulary_size=1000, settings={"quantization": "8bit"})
-    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {"cuda:0": eager}
+    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {"cuda:0": static}
 
 
 def test_a_shared_draft_has_a_cache_of_its_own() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from torch import Tensor
+from transformers import Cache, MambaConfig, MambaForCausalLM
 
 from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
 from harness.decoding.loops import Request, autoregressive, speculative
@@ -10,10 +11,12 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.runners.base import RollbackError
+from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
+from runners.test_protocol import logits_without_cache
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
@@ -36,11 +39,33 @@ def test_a_model_with_another_state_is_refused() -> None:
         StaticRunner(MambaForCausalLM(config).eval()).start(PROMPTS)
 
 
-def test_a_model_on_several_devices_is_refused() -> None:
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_a_model_that_is_partly_outside_the_gpus_is_refused(place: str) -> None:
     model = random_model("llama")
-    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
-    with pytest.raises(UnsupportedModelError, match="is on 0, 1"):
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": place}
+    with pytest.raises(UnsupportedModelError, match=f"is on 0, {place}"):
         StaticRunner(model)
+
+
+def test_layers_on_several_gpus_write_where_their_slots_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without GPUs: half the slots are on the meta device, and what each layer's cache is given is recorded."""
+    model = random_model("llama", num_hidden_layers=2)
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    given: list[tuple[str, str]] = []
+
+    def record(model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object) -> tuple[Tensor]:
+        given.extend((layer._buffers[0].device.type, layer._places.device.type) for layer in cache.layers)
+        return (torch.empty(3, 1, VOCABULARY),)
+
+    runner = StaticRunner(model)
+    runner.start(PROMPTS)
+    for number in (2, 3):
+        runner._slots.buffers[number] = runner._slots.buffers[number].to("meta")
+    monkeypatch.setattr("harness.runners.slots.run_model", record)
+    runner.extend(torch.ones(3, 1, dtype=torch.long))
+    assert given == [("cpu", "cpu"), ("meta", "meta")]
+    with pytest.raises(UnsupportedModelError, match="several devices"):
+        PreparedRunner(model, compiled=False, captured=True)
 
 
 def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +80,56 @@ def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     qwen3 = {**ARCHITECTURES["qwen2"], "model_type": "qwen3", "head_dim": 8, "layer_types": types}
     monkeypatch.setitem(ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4})
     StaticRunner(random_model("qwen3")).check()
+
+
+def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
+    runner = StaticRunner(random_model("llama"), num_slots=2 * BUCKET)
+    runner.start(PROMPTS)
+    slots = runner._slots
+    assert slots.num_slots == 2 * BUCKET
+    runner.start(PROMPTS[:2])
+    assert runner._slots is slots
+    logits = runner.extend(torch.tensor([[7], [8]])).logits
+    assert close(logits[1, 0], logits_without_cache(random_model("llama"), [*PROMPTS[1], 8])[-1])
+
+
+def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = StaticRunner(random_model("llama"))
+    runner.start(PROMPTS[:1])
+    held: list[int] = []
+    read = runner._read
+    monkeypatch.setattr(runner, "_read", lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts))
+    runner.start(PROMPTS)
+    runner.start([[3] * BUCKET])
+    assert held == [0, 0]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_attention_reads_no_more_slots_than_the_longest_row_has(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama")
+    runner, widths = StaticRunner(model, num_slots=1000), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, *others: Tensor, **options: object) -> Tensor:
+        widths.append(key.shape[1:3])
+        return attend(query, key, *others, **options)
+
+    runner.start([PROMPTS[0]] * 2 if alike else PROMPTS[:2])
+    monkeypatch.setattr("harness.runners.attention.scaled_dot_product_attention", watched)
+    runner.extend(torch.ones(2, 3, dtype=torch.long))
+    # Both key heads as they are, none repeated for the four heads that share them.
+    assert widths == [(2, len(PROMPTS[0]) + 3)] * 3
+
+
+def test_what_a_row_sees_is_its_own() -> None:
+    """Numbers in slots beyond a row's length, of an earlier batch, change nothing."""
+    model = random_model("llama")
+    runner, eager = StaticRunner(model), EagerRunner(model)
+    runner.start([[60] * 40, [61] * 50, [62] * 30])
+    for each in (runner, eager):
+        each.start(PROMPTS)
+    fed = torch.tensor([[7, 8], [9, 10], [11, 12]])
+    assert close(runner.extend(fed).logits, eager.extend(fed).logits)
 
 
 def test_slots_grow_when_they_are_full() -> None:

@@ -1,0 +1,57 @@
+"""Attention over a cache of fixed size in which heads that share their keys count as more queries of one head.
+
+transformers copies keys and values for each such head wherever there are a mask and several queries. Over a long
+context that takes longer than the attention itself, and every kernel computes the same without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+# Names of attention in transformers: its own, and the one below.
+PLAIN, PACKED = "sdpa", "sdpa_packed"
+
+
+def pack_heads(model: PreTrainedModel) -> int:
+    """Make a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys -> heads per key, else 1.
+
+    With other masks, and without one, the model computes what it did before.
+    """
+    shares: set[Any] = {getattr(module, "num_key_value_groups", None) for module in model.modules()} - {None}
+    implementation = model.config.get_text_config()._attn_implementation
+    if len(shares) != 1 or implementation not in (PLAIN, PACKED):
+        return 1
+    (heads_per_key,) = shares
+    if heads_per_key > 1 and implementation != PACKED:
+        ALL_ATTENTION_FUNCTIONS.register(PACKED, _attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
+        model.set_attn_implementation(PACKED)
+    return int(heads_per_key)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Queries [B, heads, n, D], keys and values [B, key heads, S, D] -> [B, n, heads, D], as transformers asks for."""
+    (num_rows, num_heads, num_queries, size), num_key_heads = query.shape, key.shape[1]
+    packed = num_heads // num_key_heads * num_queries
+    # Without a mask several queries are a prompt's, each of which sees those before it.
+    as_before = num_queries > 1 if attention_mask is None else attention_mask.shape[-2] != packed
+    if as_before or any(options.get(name) is not None for name in ("position_bias", "softcap")):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    query = query.reshape(num_rows, num_key_heads, packed, size)
+    output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.view(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
