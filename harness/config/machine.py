@@ -14,7 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+import pynvml
+
 _COMMAND_LINE = "HARNESS_COMMAND_LINE"
+# Exists where a GPU's driver runs.
+_DRIVER = Path("/dev/nvidiactl")
+
 # What `share_cores` has set.
 _shared: str | None = None
 
@@ -78,11 +83,11 @@ def command_line() -> str:
     return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
 
 
-def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str | None:
+def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10) -> str | None:
     """What a program prints, or None where it is absent, fails or hangs."""
     null = subprocess.DEVNULL
     try:
-        printed = subprocess.check_output(command, env=variables, stdin=null, stderr=null, timeout=10)
+        printed = subprocess.check_output(command, env=variables, stdin=null, stderr=null, timeout=limit_s)
         return printed.decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -90,8 +95,18 @@ def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None
 
 @functools.cache
 def _all_gpus() -> list[str]:
-    listed = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return listed.splitlines() if listed else []
+    try:
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+    except pynvml.NVMLError:
+        pass
+    if not _DRIVER.exists():
+        return []
+    # A container may lack the driver's management library. torch does without, in another process: CUDA starts there.
+    variables = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    script = "import torch; [print(torch.cuda.get_device_name(n)) for n in range(torch.cuda.device_count())]"
+    return (output_of([sys.executable, "-c", script], variables, limit_s=120) or "").splitlines()
 
 
 def _num_visible_cores() -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from harness.config import machine
+from harness.sweep.gpus import lease
 
 VISIBLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -92,3 +95,56 @@ def test_torch_computes_with_the_share() -> None:
     without = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     result = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, check=True)
     assert int(result.stdout) == VISIBLE // 2
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is remembered of this machine's GPUs, and nothing of what a test pretends stays."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine._all_gpus.cache_clear()
+    yield
+    machine._all_gpus.cache_clear()
+
+
+class Nvml:
+    """Stands in for the driver's management library, with two GPUs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pynvml.nvmlInit", lambda: None)
+        monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: 2)
+        monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByIndex", lambda index: index)
+        monkeypatch.setattr("pynvml.nvmlDeviceGetName", lambda handle: f"NVIDIA H{handle}")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_gpus_are_counted_and_leased_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Nvml(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert machine.gpu_names() == ["NVIDIA H0", "NVIDIA H1"]
+    held = lease(2)
+    assert list(held) == ["0", "1"]
+    for lock in held.values():
+        os.close(lock)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.gpu_names() == ["NVIDIA H1"]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("driver", [True, False])
+def test_without_its_library_torch_counts_if_there_is_a_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool
+) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    # A torch that another process finds first.
+    (tmp_path / "torch.py").write_text(
+        "import os\nclass cuda:\n    device_count = lambda: 2\n"
+        '    get_device_name = lambda n: f\'GPU {n} of {os.environ.get("CUDA_VISIBLE_DEVICES", "all")}\'\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("pynvml.nvmlInit", missing)
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path if driver else tmp_path / "none")
+    assert machine._all_gpus() == (["GPU 0 of all", "GPU 1 of all"] if driver else [])
