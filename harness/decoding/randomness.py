@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Up to so many weights are scanned at once, and more in blocks.
+_SCANNED, _BLOCK = 4096, 512
+
 
 class Purpose(IntEnum):
     """Which decision at a position a uniform is for: the last index of the tensor `uniforms` returns."""
@@ -47,8 +50,27 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     that are nan give V.
     """
     # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep their order.
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+    size = weights.shape[-1]
+    if size <= _SCANNED:
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+    # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times as long.
+    whole = size // _BLOCK * _BLOCK
+    sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    if whole < size:
+        sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
+    cumulative = sums.cumsum(-1)
+    wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
+    block = torch.searchsorted(cumulative, wanted, right=True)
+    found = block < cumulative.shape[-1]
+    block = block.where(found, 0)
+    index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    within = weights.gather(-1, index.clamp(max=size - 1)).double().where(index < size, 0).cumsum(-1)
+    before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
+    place = torch.searchsorted(within, wanted - before, right=True)
+    # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
+    last = torch.searchsorted(within, within[..., -1:].contiguous())
+    return (block * _BLOCK + torch.minimum(place, last)).where(found, size).squeeze(-1)
 
 
 def draw(

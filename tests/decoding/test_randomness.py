@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from scipy import stats
 
@@ -38,3 +39,23 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
         drawn = inverse_cdf(weights, uniform)
         assert ((drawn >= 3) & (drawn < 150)).all()
     assert inverse_cdf(torch.tensor([0.0, 1e-30, 0.0]), almost_one).item() == 1
+
+
+@pytest.mark.parametrize("size", [4097, 32_000, 50_257])
+def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(6, 40, size, generator=generator).mul(4).softmax(-1)
+    weights[:, ::2] *= torch.rand(weights[:, ::2].shape, generator=generator) < 0.01  # whole blocks without weight
+    numbers = torch.rand(6, 40, generator=generator)
+    numbers[:, :5], numbers[:, 5:10] = 0.0, 1 - 2**-24
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    expected = torch.searchsorted(cumulative, numbers.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+    drawn = inverse_cdf(weights, numbers)
+    assert torch.equal(drawn, expected)
+    assert (weights.gather(-1, drawn.unsqueeze(-1)) > 0).all()
+
+
+def test_large_weights_that_are_nan_or_all_zero_draw_no_token() -> None:
+    weights = torch.rand(3, 5000)
+    weights[0, 4999], weights[1] = torch.nan, 0
+    assert inverse_cdf(weights, torch.tensor([0.1, 0.1, 0.1])).tolist()[:2] == [5000, 5000]

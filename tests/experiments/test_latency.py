@@ -336,6 +336,7 @@ def test_prompts_come_from_all_categories(harness: Harness, pair: list[str], tmp
     lines = [{"prompt": f"{kind} {i}", "category": kind} for kind in ("story", "sum") for i in range(4)]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
     outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy", "batch_size=3")
+    assert outcome.exit_code == 0, outcome.stderr + outcome.stdout
     assert "4 of 8 prompts (questions), from each category in turn: 2 story, 2 sum" in outcome.stderr
     prompts = pd.read_csv(run_directory(tmp_path) / "latency_prompts.csv")
     regular = prompts[prompts["arm"] == "regular"]
