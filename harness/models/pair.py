@@ -191,7 +191,7 @@ class PlacedPair:
         if self.head is not None:
             size = amount(self.head.sketch(self.models[0].dtype).weight_bytes)
             lines.append(f"draft {self.head.settings.name}: {self.head.kind} head, {size}")
-        if isinstance(self.drafting, DraftSettings) and self.drafting.method != "model":
+        if isinstance(self.drafting, DraftSettings) and self.drafting.method in ("lookup", "suffix", "early_exit"):
             layers = f"the first {self.drafting.layers[0]} layers of the model" if self.drafting.layers else None
             lines.append(f"draft {self.drafting.name}: {layers or 'no weights'}")
         if any(model.checkpoint.random for model in self.models):

@@ -201,7 +201,7 @@ _FIRST = (*_LINE, "devices", "test", "fault")
 # Said by other means, or no reason for a difference.
 _NEVER = frozenset(
     "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
-    " dtype synthetic_acceptance lossy task operands view draft_method".split()
+    " dtype synthetic_acceptance lossy task operands view".split()
 )
 # The others are said as `name value`.
 _PHRASES = {
