@@ -66,7 +66,7 @@ def test_recovery_calls_a_head_lossless(head: str, harness: Harness) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_plan_counts_a_head(head: str, harness: Harness, tmp_path: Path) -> None:
-    outcome = harness("plan", f"draft={head}", "gpus=1", "gpu_memory=1GB", "results.file=plan.csv")
+    outcome = harness("plan", f"draft={head}", "gpus=1", "gpu_memory=8GB", "results.file=plan.csv")
     assert outcome.exit_code == 0, outcome.stderr
     row = pd.read_csv(tmp_path / "plan.csv").iloc[-1]
     assert 500_000 < row.draft_bytes < 4_000_000
