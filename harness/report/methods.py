@@ -29,7 +29,7 @@ def _table(place: int, group: Sequence[Pair], several: bool) -> Table:
     row = group[0].row
     about = (
         "Each at its best K. Tokens per iteration count those that proposed nothing; c is the cost of a draft token and"
-        " v that of a verification, in steps of the target; memory is the draft's own weights. Bold: surely faster."
+        " v that of a verification, in steps of the target; memory is the draft's own weights."
     )
     return Table.of(
         f"methods{place or ''}",
@@ -37,7 +37,6 @@ def _table(place: int, group: Sequence[Pair], several: bool) -> Table:
         sorted(group, key=lambda pair: pair.worth, reverse=True),
         _COLUMNS,
         about=about,
-        strong=lambda pair: (pair.row.speedup_low or 0) > 1,
     )
 
 
