@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -77,9 +76,16 @@ class Terminal:
         assert isinstance(self._child.exitstatus, int), f"killed by signal {self._child.signalstatus}"
         return self._child.exitstatus
 
-    def terminate(self) -> None:
-        """Send SIGTERM, as a scheduler does."""
-        self._child.kill(signal.SIGTERM)
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGTERM, as a scheduler does, or SIGHUP."""
+        self._child.kill(number)
+
+    def close_window(self) -> int:
+        """End the terminal itself, for which the kernel sends SIGHUP; the command's exit code."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self._child.child_fd)
+        os.close(nowhere)
+        return int(self._child.wait())
 
     def kill(self) -> None:
         self._child.close(force=True)

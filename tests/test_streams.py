@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -58,6 +59,20 @@ def test_whatever_stdout_is_the_run_succeeds(
     assert "Traceback" not in done.stderr
     assert "harness: " not in done.stderr
     assert list((tmp_path / "results").glob("*.csv"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("json", ["false", "true"])
+def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path, json: str) -> None:
+    """A pipe of prompts without an end; the race under way is finished."""
+    quick = f"compare decoding.max_new_tokens=4 json={json}"
+    done = shell(f"yes '7 * 8 =' 2>/dev/null | harness {quick} | head -n 1; exit ${{PIPESTATUS[1]}}", tmp_path)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "harness: " not in done.stderr
+    (file,) = tmp_path.glob("outputs/compare/*/*/compare.csv")
+    with file.open(newline="") as lines:
+        assert {row["status"] for row in csv.DictReader(lines)} == {"ok"}
 
 
 @pytest.mark.slow

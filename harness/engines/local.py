@@ -239,7 +239,11 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     name = pair.drafting.name if role == "draft" and pair.drafting is not None else loaded.settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
-    return RunError(f"{what}; its numbers overflow: try {role}.dtype=bfloat16 or float32, or check its weights")
+    # bfloat16 has the range of float32; a draft without a model of its own computes in the target's format.
+    wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
+    setting = "model.dtype" if loaded is pair.target else "draft.dtype"
+    advice = f"its numbers overflow: try {setting}={wider}, or check its weights" if wider else "check its weights"
+    return RunError(f"{what}; {advice}")
 
 
 def _warp(decoding: DecodingSettings) -> Warp:

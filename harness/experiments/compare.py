@@ -105,6 +105,8 @@ class Compare(Experiment):
             try:
                 if not line.startswith(":"):
                     self._race(session, line)
+                    if self._console.unread and not self.settings.json:
+                        break  # nobody reads what follows
                     continue
                 if line.split()[0] in (":quit", ":q", ":exit"):
                     break

@@ -41,7 +41,7 @@ _LOOKS = {
 _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
 
-def plain_console(**arguments: Any) -> Console:
+def plain_console(**arguments: Any) -> LastingConsole:
     """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
     # Rich obeys a NO_COLOR that is set but empty; https://no-color.org asks for one that is not empty.
     no_color = bool(os.environ.get("NO_COLOR"))

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.models.failures import explain
+from harness.models.failures import explain, first_line
 
 # Layers that keep keys and values by position (and those that keep nothing): forgetting the last tokens means cutting
 # the cache. Any other kind of layer, known or to come, folds tokens into a state that cannot give them back.
@@ -68,6 +74,7 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True,
             config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
         except Exception as exception:
             raise explain(exception, role, settings) or exception from exception
+        _check_generation(role, settings)
     check_rollback(role, settings, config, alone=alone)
     return Checkpoint(role, settings, config)
 
@@ -140,6 +147,25 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     if weights and not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, settings.repository)
+
+
+def _check_generation(role: str, settings: ModelSettings) -> None:
+    """Raise a SettingError for a directory whose generation_config.json is broken.
+
+    Some of what is wrong in it fails when the weights have loaded; the rest is ignored by transformers, and texts would
+    not end where the model ends them.
+    """
+    if settings.gguf_file is not None or not Path(source(settings), "generation_config.json").is_file():
+        return
+    try:
+        ends = GenerationConfig.from_pretrained(source(settings)).eos_token_id
+    except Exception as exception:
+        cause = first_line(exception)
+    else:
+        if ends is None or all(type(token) is int for token in (ends if isinstance(ends, list) else [ends])):
+            return
+        cause = f"eos_token_id={ends!r} must be a token id or a list of them"
+    raise SettingError(role, f"its generation_config.json cannot be used: {cause}", settings.name)
 
 
 def _ask_hub(settings: ModelSettings) -> None:

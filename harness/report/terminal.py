@@ -27,10 +27,13 @@ _UNBROKEN = 16
 
 
 class LastingConsole(Console):
-    """A console whose command goes on when the reader of its output ends (`| head`)."""
+    """A console whose command goes on when the reader of its output ends (`| head`), and can know it by `unread`."""
+
+    unread = False
 
     def on_broken_pipe(self) -> None:
         """Print nothing more. Rich would end the process."""
+        self.unread = True
         discard(self.file)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 # While signals are postponed: what the first one will raise. None while they raise at once.
 _waiting: list[BaseException] | None = None
+# Of the standard streams, those that were a terminal at first.
+_terminals: list[int] = []
 # The signal that came last, and what it raised.
 _last: tuple[int, BaseException] | None = None
 
@@ -30,6 +32,8 @@ def handle(number: int, error: Callable[[], BaseException]) -> None:
     def receive(*_: object) -> None:
         global _last
         _last = number, once()
+        if number == signal.SIGHUP:
+            _leave_terminals()
         # The second one does not wait.
         if _waiting is None or _waiting:
             raise _last[1]
@@ -45,7 +49,7 @@ def interrupting() -> Iterator[None]:
 
     Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no signals.
     """
-    global _waiting
+    global _waiting, _terminals
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,7 +58,7 @@ def interrupting() -> Iterator[None]:
     for number, reason in reasons.items():
         if before[number] is not signal.SIG_IGN:
             handle(number, functools.partial(KeyboardInterrupt, *reason))
-    _waiting = []
+    _waiting, _terminals = [], [stream for stream in (1, 2) if os.isatty(stream)]
     try:
         yield
         obey()
@@ -83,6 +87,15 @@ def load(module: str) -> Any:
     finally:
         gc.enable()
         obey()
+
+
+def _leave_terminals() -> None:
+    """Lose what is written to a terminal that is gone: the error that it gives would hide the signal."""
+    for stream in _terminals:
+        if not os.isatty(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
 
 
 def _raise_again(unraisable: Any) -> None:

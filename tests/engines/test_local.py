@@ -11,7 +11,7 @@ from harness.config.commands import RunnerName
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.local import LocalEngine
+from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Question
 from harness.engines.runner_choice import resolve
 from harness.models.fit import Demand
@@ -180,3 +180,23 @@ def test_logits_that_are_not_finite_are_an_error(
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.logits(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("role", "dtype", "advice"),
+    [
+        ("model", torch.float16, "its numbers overflow: try model.dtype=bfloat16 or float32, or check its weights"),
+        ("draft", torch.bfloat16, "its numbers overflow: try draft.dtype=float32, or check its weights"),
+        ("draft", torch.float32, "check its weights"),
+    ],
+)
+def test_the_advice_is_a_format_with_more_room(
+    save_model: Callable[..., ModelSettings], role: str, dtype: torch.dtype, advice: str
+) -> None:
+    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+    held = dataclasses.replace(getattr(pair, "target" if role == "model" else role), dtype=dtype)
+    pair = dataclasses.replace(pair, **{"target" if role == "model" else role: held})
+    assert str(not_finite(pair, role, "new token 0")).endswith(f"at new token 0; {advice}")
+    # A head, for example, computes in the format of the target.
+    alone = dataclasses.replace(pair, target=dataclasses.replace(pair.target, dtype=torch.float16), draft=None)
+    assert "try model.dtype=bfloat16 or float32" in str(not_finite(alone, role, "new token 0"))

@@ -178,6 +178,30 @@ def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveMo
     assert "damaged" in refused()
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"eos_token_id": 1', "not a valid JSON file"),
+        ("[]", "not a mapping"),
+        ('{"max_new_tokens": -5}', "must be greater than 0"),
+        ('{"eos_token_id": "end"}', "eos_token_id='end' must be a token id or a list of them"),
+        ('{"eos_token_id": [1, 2.5]}', "eos_token_id=[1, 2.5] must be"),
+    ],
+)
+def test_a_broken_generation_config_is_found_before_weights_load(save_model: SaveModel, text: str, says: str) -> None:
+    settings = save_model()
+    file = Path(settings.repository, "generation_config.json")
+    for good in ('{"eos_token_id": 1}', '{"eos_token_id": [1, 2]}', "{}"):
+        file.write_text(good)
+        read_checkpoint("draft", settings)
+    file.write_text(text)
+    with pytest.raises(SettingError) as raised:
+        read_checkpoint("draft", settings)
+    assert str(raised.value).startswith(f"draft={settings.name}: its generation_config.json cannot be used: ")
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:
     settings = save_model()
     bare = tmp_path / "bare"

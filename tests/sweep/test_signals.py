@@ -109,14 +109,15 @@ def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay", [0.2, 0.7, 1.5, 3, 5])
-def test_a_run_is_ended_whenever_the_signal_comes(tmp_path: Path, delay: float) -> None:
+def test_a_run_is_ended_whenever_the_signal_comes(tmp_path: Path, delay: float, number: int) -> None:
     endless = ["num_prompts=15", "num_warmup=100000", "num_resamples=100"]
     run = subprocess.Popen([sys.executable, "-m", "harness", "latency", *endless], cwd=tmp_path, stderr=subprocess.PIPE)
     time.sleep(delay)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     _, said = run.communicate(timeout=900)
-    assert run.returncode == (-signal.SIGINT if not said or b"Traceback" in said else 130), said
+    assert run.returncode == (-number if not said or b"Traceback" in said else 130), said
 
 
 def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
