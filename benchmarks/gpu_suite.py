@@ -33,7 +33,8 @@ import common
 import torch
 from chain import link
 
-from harness.config.commands import LatencySettings, RunnerName
+from harness.config.commands import LatencySettings
+from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp

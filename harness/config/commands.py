@@ -6,23 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.config.engines import EngineSettings
-from harness.config.settings import (
-    DecodingSettings,
-    DraftSettings,
-    Dtype,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-    Strategy,
-    require,
-    require_at_least,
-)
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import require, require_at_least
 
-Weights = Literal["stored", "random"]
-RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_only"]
-ChatTemplate = Literal["auto", "always", "never"]
 View = Literal["text", "race", "log"]
 Task = Literal["multiplication", "addition"]
 Fault = Literal[
@@ -33,137 +19,6 @@ Fault = Literal[
     "draft_probabilities_ignored",
     "lenience",
 ]
-
-
-_LOCAL = EngineSettings()
-# By which the configuration of a head is told from a model's.
-_OF_HEADS = {"speculators_model_type", "target_layer_ids", "dflash_config", "medusa_num_heads"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Settings that all commands have.
-
-    Attributes:
-        resume: in a sweep, reuse what was measured before under the same circumstances.
-        job_timeout_s: a sweep ends a job that takes longer; None for no limit.
-        gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
-        force: load the pair even if the plan says that it does not fit.
-        weights: `random` builds the models from their configurations alone, without a download, to measure times.
-        runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
-            `graphs` on CUDA and `static` elsewhere.
-        engine: who generates.
-    """
-
-    model: ModelSettings
-    draft: DraftSettings | None
-    decoding: DecodingSettings
-    placement: PlacementSettings
-    results: ResultSettings
-    dtype: Dtype = "auto"
-    seed: int = 0
-    batch_size: int = 1
-    chat_template: ChatTemplate = "auto"
-    resume: bool = True
-    job_timeout_s: float | None = None
-    gpus_per_job: int | None = None
-    force: bool = False
-    weights: Weights = "stored"
-    runner: RunnerName = "auto"
-    engine: EngineSettings = _LOCAL
-
-    def __post_init__(self) -> None:
-        require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
-        if self.engine.name != "local":
-            self._check_other_engine()
-        rule = "needs engine=server with engine.regular_url"
-        by_server = self.draft is not None and self.draft.method == "server"
-        require(not by_server or self.engine.regular_url is not None, "draft", rule, "server")
-        rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-        require(self.engine.name != "huggingface" or self.batch_size == 1, "batch_size", rule, self.batch_size)
-        new = self.draft is not None and self.draft.method == "new_head" and not isinstance(self, DistillSettings)
-        rule = "is a head to be trained first: python -m harness distill"
-        require(not new, "draft", rule, self.draft and self.draft.name)
-        drafts = _OF_HEADS.intersection(self.model.architecture or ())
-        require(not drafts, "model", "is a head that drafts for another model: name it with draft=", self.model.name)
-        self._check_auto()
-        timeout = self.job_timeout_s
-        require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
-        if self.tensor_parallel:
-            self._check_ranks()
-
-    @property
-    def pair(self) -> tuple[object, ...]:
-        """What determines the weights and where they are: runs with the same value can share a loaded pair."""
-        own = self.engine.loads_pair
-        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force, own
-
-    @property
-    def strategies(self) -> dict[str, Strategy]:
-        """How each model is placed, by its role."""
-        models = {"model": self.model, "draft": self.draft}
-        return {role: self.placement.strategy_for(role, model) for role, model in models.items() if model is not None}
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the target is placed."""
-        return self.strategies["model"]
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        """The arms that a run measures."""
-        return ("regular",) if self.draft is None else ("regular", "speculative")
-
-    @property
-    def tensor_parallel(self) -> bool:
-        """Whether a model is split over several processes."""
-        return "tensor_parallel" in self.strategies.values()
-
-    def _check_other_engine(self) -> None:
-        """Refuse what only our own loop does."""
-        decoding, name = self.decoding, self.engine.name
-        require(self.runner in ("auto", "eager"), "runner", "needs engine=local", self.runner)
-        for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
-            value = getattr(decoding, setting)
-            require(value == plain, f"decoding.{setting}", "needs engine=local", value)
-        if name == "server" and self.engine.regular_url is None:
-            # One arm. What a server drafts with by itself is its own affair, and `draft` has a default.
-            object.__setattr__(self, "draft", None)
-        rule = "must not be none: engine.url speculates, and draft names with what in tables (draft=server)"
-        require(self.engine.regular_url is None or self.draft is not None, "draft", rule, "none")
-        stored = self.engine.loads_pair or self.weights == "stored"
-        require(stored, "weights", f"must be stored with engine={name}", self.weights)
-
-    def _check_auto(self) -> None:
-        k, name = self.decoding.num_draft_tokens, "decoding.num_draft_tokens"
-        rule = (
-            f"must be a number with engine={self.engine.name} (huggingface has its own way: engine.schedule=adaptive)"
-        )
-        require(k != "auto" or self.engine.name == "local", name, rule, k)
-        rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
-        require(k != "auto" or not self.tensor_parallel, name, rule, k)
-
-    def _check_ranks(self) -> None:
-        combined = "cannot be combined with tensor_parallel"
-        offload, device_map = self.placement.offload, self.placement.device_map
-        require(offload == "none", "placement.offload", combined, offload)
-        require(device_map is None, "placement.device_map", f"{combined}, which needs none", device_map)
-        require(self.runner in ("auto", "eager"), "runner", f"{combined}, which runs with runner=eager", self.runner)
-        for role, strategy in self.strategies.items():
-            model, split = getattr(self, role), strategy == "tensor_parallel"
-            plain = f"{combined}, which splits plain weights only"
-            require(not split or model.quantization == "none", f"{role}.quantization", plain, model.quantization)
-            require(not split or model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file)
-            rule = f"{combined}: a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
-            require(split or strategy in ("single", "cpu"), f"{role}.placement", rule, strategy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptedSettings(RunSettings):
-    """Settings of the commands that decode a prompt set."""
-
-    prompts: PromptSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +71,7 @@ class DistillSettings(LatencySettings):
     chain: int = 4
     save_every: int = 100
 
+    TRAINS = True
     # What the weights depend on, beyond the models.
     LEARNED = (
         *("model", "draft", "prompts", "num_prompts", "decoding", "dtype", "seed", "chat_template", "temperatures"),

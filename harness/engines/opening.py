@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.config.commands import Fault, RunSettings
+from harness.config.commands import Fault
+from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from harness.config.commands import RunnerName
 from harness.config.errors import SettingError
+from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
 from harness.models.checkpoints import recurrent_kind
 from harness.models.pair import LoadedModel

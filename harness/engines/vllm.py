@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.commands import RunSettings
 from harness.config.errors import RunError, SettingError
+from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.protocol import Engine, Question

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,22 +11,23 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.commands import RunSettings
 from harness.config.errors import HarnessError
 from harness.config.machine import cpu_name, gpu_names
+from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.requests import RequestRecord
-from harness.engines.runner_choice import resolve
 from harness.engines.timing import Generation, generate, quick_collections
+from harness.experiments.encoding import encode_set
+from harness.experiments.keeper import PairKeeper
 from harness.experiments.progress import progress, say
-from harness.experiments.prompts import Prompt, PromptSet, listed
+from harness.experiments.prompts import Prompt, PromptSet
 from harness.models.checkpoints import check_batch_size
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
-from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
+from harness.models.pair import Pair, PlacedPair, plan_pair
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Document
 from harness.report.terminal import print_document
@@ -66,53 +66,6 @@ class Experiment(Protocol):
     def judge(self, rows: Sequence[Any]) -> None:
         """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
         return
-
-
-class PairKeeper:
-    """Plans and loads pairs, and keeps the last one for the next run with the same pair.
-
-    Args:
-        report: called with `True` before a step that may fail for this pair, and `False` after it.
-    """
-
-    def __init__(self, report: Callable[[bool], None] = lambda begins: None) -> None:
-        self._report = report
-        self._settings: object = None
-        self._planned: PlannedPair | None = None
-        self._placed: PlacedPair | None = None
-        self._pair: Pair | None = None
-
-    def plan(self, settings: RunSettings) -> PlannedPair:
-        """See `plan_pair`."""
-        if self._planned is None or self._settings != settings.pair:
-            self._planned = self._placed = self._pair = None
-            self._report(True)
-            models = settings.model, settings.draft, settings.placement, settings.dtype
-            if settings.engine.computes_here:
-                self._planned = plan_pair(*models, weights=settings.weights)
-            else:
-                self._planned = plan_tokenizer(settings.model)
-            self._report(False)
-            self._settings = settings.pair
-        return self._planned
-
-    def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Place the pair with room for what the run needs; one that is loaded stays where it is."""
-        if self._placed is None or self._pair is None:
-            self._placed = self.plan(settings).place(demand, force=settings.force)
-        resolve(settings.runner, self._placed.devices)
-        return self._placed
-
-    def load(self) -> Pair:
-        """The pair that was placed last."""
-        assert self._placed is not None
-        if self._pair is None:
-            self._report(True)
-            self._pair = self._placed.load()
-            # Loading leaves much behind, and nothing that follows looks through it again.
-            gc.collect()
-            self._report(False)
-        return self._pair
 
 
 class Session:
@@ -194,31 +147,9 @@ class Session:
 
         Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
         """
-        planned, too_long = self._keeper.plan(self.settings), self.settings.prompts.too_long  # type: ignore[attr-defined]
-        chats, template = [prompt.chat() for prompt in prompts], self.settings.chat_template
-        token_ids = encode_prompts(planned.tokenizer, chats, template)
-        room = planned.room(new_tokens)
-        long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
-        lines = listed(sorted(prompts[place].line for place in long))
-        found = f"{len(long)} of {len(prompts)} prompts are too long (line{'s' * (len(long) > 1)} {lines} of the file)"
-        if too_long == "skip" and 0 < len(long) < len(prompts):
-            say(f"{found} and are left out")
-            kept = sorted(set(range(len(prompts))).difference(long))
-            prompts, token_ids = tuple(prompts[place] for place in kept), [token_ids[place] for place in kept]
-            self._counts["num_skipped"] = len(long)
-        elif too_long == "truncate" and long and room is not None and room > 1:
-            say(f"{found}: their last {room} tokens are read")
-            for place in long:
-                token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
-            self._counts["num_truncated"] = len(long)
-        else:
-            advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
-            planned.check_context(token_ids, new_tokens, said=f"{found}; the longest", advice=advice)
-        if described := prompt_set.described(prompts):
-            say(described)
-        if template == "never" and (num_chats := sum(len(chat) > 1 for chat in chats)):
-            say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
-        return prompts, token_ids
+        planned = self._keeper.plan(self.settings)
+        kept, token_ids, self._counts = encode_set(planned, self.settings, prompt_set, prompts, new_tokens)  # type: ignore[arg-type]
+        return kept, token_ids
 
     def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair | None:
         """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
@@ -413,11 +344,6 @@ class Session:
             columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
             columns[f"{prefix}weight_bytes"] = model.placement.bytes_per_device
         return columns
-
-
-def _last(tokens: list[int], count: int, first: int | None) -> list[int]:
-    """The last of them; behind the token that every text begins with, if this one does."""
-    return [*tokens[:1], *tokens[1 - count :]] if tokens[0] == first else tokens[-count:]
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from harness.config.amounts import amount
-from harness.config.commands import RunnerName
 from harness.config.errors import RunError, SettingError
+from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.packing import balanced, filled, roomiest
 from harness.models.ranks import world

@@ -15,9 +15,9 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
-from harness.config.commands import Weights
 from harness.config.errors import RunError
 from harness.config.machine import cpu_name
+from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from harness.config.commands import ChatTemplate
 from harness.config.errors import SettingError
+from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
 from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, source, source_arguments

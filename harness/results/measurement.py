@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.config.commands import RunSettings
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
+from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings
 from harness.results.environment import environment_columns
 from harness.results.files import read_rows

@@ -6,9 +6,10 @@ import dataclasses
 import os
 from typing import TypeVar
 
-from harness.config.commands import CompareSettings, RunSettings
+from harness.config.commands import CompareSettings
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
+from harness.config.run import RunSettings
 from harness.config.settings import require
 
 # How many processes torchrun started, and on how many machines.

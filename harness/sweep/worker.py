@@ -30,8 +30,8 @@ from types import MappingProxyType, ModuleType
 
 import psutil
 
-from harness.config.commands import RunSettings
 from harness.config.errors import HarnessError, RunError, in_one_line
+from harness.config.run import RunSettings
 from harness.results.files import write_nothing
 from harness.results.measurement import newest_run
 from harness.results.schema import KINDS, RunRow

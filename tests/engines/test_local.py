@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 import torch
 
-from harness.config.commands import RunnerName
 from harness.config.errors import RunError, SettingError
+from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalEngine, not_finite
