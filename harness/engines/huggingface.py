@@ -23,9 +23,27 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
-from harness.models.pair import Pair
+from harness.models.pair import Pair, PlannedPair
+from harness.models.tokenizers import vocabulary_size
 
 Method = Literal["model", "lookup"]
+
+
+def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Schedule) -> None:
+    """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
+    drafting = planned.drafting
+    name = drafting and drafting.name
+    if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
+        if schedule != "constant":
+            raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
+    elif drafting is not None and planned.shared_draft is None and len(planned.checkpoints) == 1:
+        raise SettingError("draft", "must be a model or lookup with engine=huggingface", name)
+    if planned.translation is not None:
+        raise SettingError("draft", "must have the model's tokenizer with engine=huggingface", name)
+    widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
+    if decoding.temperature > 0 and len(set(widths)) > 1:
+        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
+        raise SettingError("draft", rule, name)
 
 
 class HuggingFaceEngine(LocalEngine):
@@ -38,8 +56,6 @@ class HuggingFaceEngine(LocalEngine):
         decoding: of the questions.
         schedule: of the number of draft tokens, see `EngineSettings`.
 
-    Raises:
-        SettingError: for what `generate` does not do.
     """
 
     def __init__(
@@ -52,18 +68,6 @@ class HuggingFaceEngine(LocalEngine):
     ) -> None:
         drafting = pair.drafting
         method: Method = "lookup" if isinstance(drafting, DraftSettings) and drafting.method == "lookup" else "model"
-        if pair.head is not None or (drafting is not None and method == "model" and pair.draft is None):
-            raise SettingError("draft", "must be a model or lookup with engine=huggingface", drafting and drafting.name)
-        if pair.translation is not None:
-            rule = "must have the model's tokenizer with engine=huggingface"
-            raise SettingError("draft", rule, drafting and drafting.name)
-        if method == "lookup" and schedule != "constant":
-            raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
-        if pair.draft is not None and decoding.temperature > 0:
-            widths = [m.model.config.get_text_config().vocab_size for m in (pair.target, pair.draft)]
-            if widths[0] != widths[1]:
-                rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
-                raise SettingError("draft", rule, pair.draft.settings.name)
         super().__init__(pair, decoding, **(options | {"runner": "eager"}))
         self.runner, self.setup_seconds = "generate", 0.0
         # One thread for all questions: each new one would start threads of its own for the CPU's kernels.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from harness.config.commands import Fault
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Engine
 from harness.engines.server import ServerEngine
@@ -46,6 +46,7 @@ def open_engine(
     if engine.name == "vllm":
         return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
     if engine.name == "huggingface":
+        check_pair(planned, decoding, engine.schedule)
         return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, say=say)
     return LocalEngine(
         load(),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chain_pair import save_chain_pair
-from harness.config.errors import RunError, SettingError
-from harness.config.settings import DecodingSettings, DraftSettings, Method, ModelSettings, PlacementSettings
+from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine
@@ -154,18 +154,6 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
     generation = generate(engine, engine.arms[1], ask())
     assert 0 < generation.seconds_to_first_token < generation.seconds
     assert generation.acceptance.num_proposed > 0
-
-
-def test_prompt_lookup_has_one_schedule(pair: Pair) -> None:
-    with pytest.raises(SettingError, match=r"engine\.schedule"):
-        HuggingFaceEngine(with_lookup(pair), GREEDY, schedule="adaptive")
-
-
-@pytest.mark.parametrize("method", ["suffix", "early_exit"])
-def test_methods_that_only_our_loop_has_are_refused(pair: Pair, method: Method) -> None:
-    drafting = DraftSettings(name=method, method=method, layers=(1,))
-    with pytest.raises(SettingError, match=f"draft={method}: must be a model or lookup"):
-        HuggingFaceEngine(dataclasses.replace(pair, draft=None, drafting=drafting), GREEDY)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

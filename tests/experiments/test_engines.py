@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from harness.config.settings import ModelSettings
+from harness.models.pair import PlacedPair
 from in_process import Harness, in_process
+from tiny_checkpoints import VOCABULARY_SIZE
 
 QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=16"]
 
@@ -40,18 +44,46 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness, tmp_
 
 
 @pytest.mark.parametrize(
+    ("draft", "temperature", "says"),
+    [
+        ("tiny_draft", "0", "must have the model's tokenizer with engine=huggingface"),
+        ("padded", "0.5", "has 327 outputs against 320, with which generate() cannot sample"),
+    ],
+)
+def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    save_model: Callable[..., ModelSettings],
+    draft: str,
+    temperature: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(PlacedPair, "load", None)
+    if draft == "padded":
+        draft = save_model(name="draft", vocab_size=VOCABULARY_SIZE + 7).name
+    pair = f"model={save_model().name}", f"draft={draft}"
+    outcome = harness("latency", *QUICK, *pair, f"decoding.temperature={temperature}")
+    assert (outcome.exit_code, outcome.complaint) == (2, f"harness: draft={draft}: {says}")
+
+
+@pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         (["latency", "batch_size=2"], "batch_size=2: must be 1 with engine=huggingface"),
         (["latency", "runner=static"], "runner=static: needs engine=local"),
         (["latency", "draft=suffix"], "draft=suffix: must be a model or lookup with engine=huggingface"),
+        (["latency", "draft=tiny_eagle3"], "draft=tiny_eagle3: must be a model or lookup with engine=huggingface"),
+        (["latency", "draft=lookup", "engine.schedule=adaptive"], "engine.schedule=adaptive: must be constant"),
         (["latency", "decoding.rule=block"], "decoding.rule=block: needs engine=local"),
         (["latency", "decoding.rule=google", "decoding.lenience=0.5"], "decoding.rule=google: needs engine=local"),
         (["latency", "decoding.synthetic_acceptance=0.5"], "decoding.synthetic_acceptance=0.5: needs engine=local"),
         (["recovery", "batch_size=1", "fault=lenience"], "fault=lenience: needs engine=local"),
     ],
 )
-def test_what_generate_does_not_do(harness: Harness, settings: list[str], complaint: str) -> None:
+def test_what_generate_does_not_do(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, settings: list[str], complaint: str
+) -> None:
+    monkeypatch.setattr(PlacedPair, "load", None)  # all of it is known before weights load
     command, *others = settings
     outcome = harness(command, *QUICK, *others)
     assert outcome.exit_code == 2
