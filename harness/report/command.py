@@ -15,7 +15,15 @@ from harness.report.methods import methods_tables
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pairs import Pair, all_published_table, fastest, latency_pairs, latency_tables, published_table
+from harness.report.pairs import (
+    Pair,
+    Prompts,
+    all_published_table,
+    fastest,
+    latency_pairs,
+    latency_tables,
+    published_table,
+)
 from harness.report.races import races_document
 from harness.report.recovery import losses, recovery_tables
 from harness.report.runs import Findings, Run, read
@@ -55,13 +63,14 @@ class Report:
     Attributes:
         headlines: sentences to begin with.
         parts: tables and sentences, in reading order.
-        pairs, accuracy: what is plotted: pairs of `latency`, runs of `eval`.
+        pairs, accuracy, prompts: what is plotted: pairs of `latency`, runs of `eval`, rows of prompts files.
     """
 
     headlines: Document
     parts: Document
     pairs: Sequence[Pair]
     accuracy: Sequence[Run]
+    prompts: Prompts
 
 
 def build(paths: Sequence[str | Path]) -> Report:
@@ -95,7 +104,7 @@ def build(paths: Sequence[str | Path]) -> Report:
     found_out = [*losses(accuracy, recovery), _unfinished(found)]
     sentences = [fastest(pairs), *(Line(text, "strong") for text in found_out if text)]
     headlines = [line for line in sentences if line]
-    return Report(headlines, [part for part in document if part], pairs, accuracy)
+    return Report(headlines, [part for part in document if part], pairs, accuracy, found.prompts)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -137,7 +146,7 @@ def _write(report: Report, output: Path) -> list[Path]:
         print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
         drawn, note = {}, Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
     else:
-        drawn, note = plots(report.pairs, report.accuracy), Line("The plots are in report.html.", "dim")
+        drawn, note = plots(report.pairs, report.accuracy, report.prompts), Line("The plots are in report.html.", "dim")
     contents = {
         output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note], FOLDED),
         output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn, FOLDED),

@@ -21,8 +21,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from harness.report import latency
 from harness.report.accuracy import merged_rows, named_runs
-from harness.report.pairs import Pair, groups, predicted_curve
+from harness.report.pairs import Pair, Prompts, groups, predicted_curve
 from harness.report.runs import Run
 from harness.report.words import in_words
 
@@ -58,12 +59,13 @@ class Point(NamedTuple):
 DotRow = tuple[str, Mapping[str, Point]]
 
 
-def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
+def plots(pairs: Sequence[Pair], accuracy: Sequence[Run], prompts: Prompts) -> dict[str, list[str]]:
     """Plots that have something to show: name -> SVGs.
 
     Args:
         pairs: of `latency`.
         accuracy: runs of `eval`.
+        prompts: rows of `latency`'s prompts files by run.
     """
     # The first figure ever drawn on a machine makes matplotlib list its fonts, and say so.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
@@ -76,6 +78,7 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]
         figures = {
             "speedup": _dots(_speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1),
             "times": _dots(_times(pairs), "ms per token ± standard deviation over prompts", from_zero=True),
+            "categories": _by_category(pairs, prompts),
             "num_draft_tokens": _against_k(pairs),
             "load": _against_load(pairs),
             "throughput": _throughputs(pairs),
@@ -97,6 +100,19 @@ def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
             points = {"measured, 95 % interval": Point(row.speedup, row.speedup_low, row.speedup_high)}
             points |= {"predicted": Point(row.predicted_speedup)} if row.predicted_speedup else {}
             yield f"{row.speedup:.2f}×  {pair.name.label()}", points
+
+
+def _by_category(pairs: Sequence[Pair], prompts: Prompts) -> list[Figure]:
+    """For each pair at its best K the speed-up in every category of prompts, with its interval."""
+    figures = []
+    for pair in pairs:
+        found = latency.by_category(prompts.get(pair.row.run, ()), pair.row) if pair.best else []
+        if len(found) > 1:
+            points = [Point(one.speedup.estimate, one.speedup.low, one.speedup.high) for one in found]
+            labels = [f"{one.speedup.estimate:.2f}×  {one.name} ({one.num_prompts})" for one in found]
+            rows = [(label, {"measured, 95 % interval": point}) for label, point in zip(labels, points, strict=True)]
+            figures += _dots(rows, f"speed-up of {_shortened(pair.name.label())}", reference=1)
+    return figures[:_MOST_PANELS]
 
 
 def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:

@@ -13,7 +13,7 @@ import pytest
 from harness.report.command import FOLDED, TITLE, Report, build
 from harness.report.pages import escape, html_page, markdown
 from harness.report.table import Table
-from report_files import eval_run, latency_run, write
+from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")
 from harness.report.plots import plots  # after the skip
@@ -34,7 +34,7 @@ def report(tmp_path: Path) -> Report:
 
 
 def html_of(report: Report, drawn: Mapping[str, Sequence[str]] | None = None) -> str:
-    drawn = plots(report.pairs, report.accuracy) if drawn is None else drawn
+    drawn = plots(report.pairs, report.accuracy, report.prompts) if drawn is None else drawn
     return html_page(TITLE, report.headlines, report.parts, drawn, FOLDED)
 
 
@@ -101,7 +101,7 @@ def test_what_users_name_is_text(report: Report) -> None:
 
 
 def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
-    drawn = plots(report.pairs, report.accuracy)
+    drawn = plots(report.pairs, report.accuracy, report.prompts)
     assert {name: len(svgs) for name, svgs in drawn.items()} == {
         "speedup": 1, "times": 1, "num_draft_tokens": 3, "positions": 1, "accuracy": 1,
     }  # fmt: skip
@@ -118,7 +118,7 @@ def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
     page = Page(html_of(report))
-    assert page.opened.count("svg") == len(plots(report.pairs, [])) == 4
+    assert page.opened.count("svg") == len(plots(report.pairs, [], {})) == 4
     assert "Speculative decoding is 2.00× faster" in page.text
 
 
@@ -128,13 +128,24 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
         for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
         for engine in ("local", "server")
     ]
-    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])
+    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [], {})
     (load,) = drawn["load"]
     # A curve for each engine over all loads, and one plot each of what its users get.
     texts = ElementTree.fromstring(load.encode()).itertext()
     assert {"1", "4", "16", "speed-up"} <= {text.strip() for text in texts}
     assert len(drawn["throughput"]) == 2
     assert all("regular" in svg and "speculative" in svg for svg in drawn["throughput"])
+
+
+def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
+    run = latency_run()
+    prompts = [(category, ms) for category, ms in (("story", 50.0), ("sums", 25.0)) for _ in range(8)]
+    write(tmp_path / "latency.csv", run)
+    write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
+    report = build([tmp_path])
+    (svg,) = plots(report.pairs, report.accuracy, report.prompts)["categories"]
+    texts = {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
+    assert {"2.00× story (8)", "4.00× sums (8)"} <= texts
 
 
 def test_the_same_figures_give_the_same_page(report: Report) -> None:
@@ -148,7 +159,7 @@ def test_without_plots_the_tables_remain(report: Report) -> None:
 
 
 def test_plots_of_nothing_are_none() -> None:
-    assert plots([], []) == {}
+    assert plots([], [], {}) == {}
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
