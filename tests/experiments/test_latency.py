@@ -17,7 +17,6 @@ import pytest
 
 from harness.config.settings import ModelSettings
 from in_process import Harness, in_process
-from tiny_checkpoints import make_tokenizer
 
 # Column names that SPEC promises to scripts.
 PROMISED = (
@@ -163,10 +162,10 @@ def test_categories_get_a_table_of_their_own(harness: Harness, pair: list[str], 
     assert set(prompts["category"]) == {"story", "sum"}
 
 
-def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str], save_model: SaveModel, tmp_path: Path) -> None:
-    other = save_model("llama", "other", tokenizer=make_tokenizer(extra_tokens=("<another>",))).name
+def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str], tmp_path: Path) -> None:
     good = pair[1].removeprefix("draft=")
-    outcome = harness("latency", "-m", pair[0], f"draft=none,{other},{good}", *QUICK)
+    # A head for another model.
+    outcome = harness("latency", "-m", pair[0], f"draft=none,tiny_eagle3,{good}", *QUICK)
     assert outcome.exit_code == 1
     rows = results(tmp_path)
     assert list(rows["status"]) == ["ok", "failed", "failed", "ok", "ok"]
@@ -196,13 +195,6 @@ def test_mistakes_that_only_the_files_reveal(
     assert outcome.exit_code == 2
     assert outcome.complaint.startswith(f"harness: {complaint}")
     assert "Loading" not in outcome.stderr
-
-
-def test_a_draft_with_another_tokenizer_is_refused(harness: Harness, pair: list[str], save_model: SaveModel) -> None:
-    other = save_model("llama", "other", tokenizer=make_tokenizer(extra_tokens=("<another>",))).name
-    outcome = harness("latency", pair[0], f"draft={other}", *QUICK)
-    assert outcome.exit_code == 2
-    assert outcome.complaint.startswith("harness: draft=")
 
 
 def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path) -> None:
