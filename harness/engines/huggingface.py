@@ -1,49 +1,46 @@
-"""Hugging Face's own decoders as an engine: `generate`, and `generate` with an assistant or with prompt lookup."""
+"""Hugging Face's own decoders as an engine: `generate`, and its assisted forms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.engines import Schedule
-from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings, DraftSettings
+from harness.config.settings import DecodingSettings, DraftSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
 from harness.models.pair import Pair, PlannedPair
-from harness.models.tokenizers import vocabulary_size
-
-Method = Literal["model", "lookup"]
+from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Schedule) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
     drafting = planned.drafting
-    name = drafting and drafting.name
-    if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
-        if schedule != "constant":
-            raise SettingError("engine.schedule", "must be constant: prompt lookup has no other", schedule)
-    elif drafting is not None and planned.shared_draft is None and len(planned.checkpoints) == 1:
-        raise SettingError("draft", "must be a model or lookup with engine=huggingface", name)
-    if planned.translation is not None:
-        raise SettingError("draft", "must have the model's tokenizer with engine=huggingface", name)
+    name, method = drafting and drafting.name, drafting.method if isinstance(drafting, DraftSettings) else "model"
+    drafts = drafting is None or planned.shared_draft is not None or len(planned.checkpoints) > 1
+    rule = "must be a model, lookup or early_exit with engine=huggingface"
+    require(drafts or method in ("lookup", "early_exit"), "draft", rule, name)
+    rule = "must be constant: prompt lookup has no other"
+    require(method != "lookup" or schedule == "constant", "engine.schedule", rule, schedule)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
-    if decoding.temperature > 0 and len(set(widths)) > 1:
+    if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
-        raise SettingError("draft", rule, name)
+        require(decoding.temperature == 0, "draft", rule, name)
+    else:
+        rule = "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
+        require(planned.translation is None, "draft", rule, name)
 
 
 class HuggingFaceEngine(LocalEngine):
@@ -55,26 +52,26 @@ class HuggingFaceEngine(LocalEngine):
     Args:
         decoding: of the questions.
         schedule: of the number of draft tokens, see `EngineSettings`.
-
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        decoding: DecodingSettings,
-        *,
-        schedule: Schedule = "constant",
-        **options: Any,
-    ) -> None:
-        drafting = pair.drafting
-        method: Method = "lookup" if isinstance(drafting, DraftSettings) and drafting.method == "lookup" else "model"
+    def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
+        drafting, assistant, lookup = pair.drafting, pair.draft and pair.draft.model, False
+        arguments: dict[str, Any] = {"assistant_model": assistant}
+        if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
+            lookup, arguments = True, {}
+        elif isinstance(drafting, DraftSettings) and drafting.method == "early_exit" and drafting.layers:
+            assistant, arguments = pair.target.model, {"assistant_early_exit": drafting.layers[0]}
+        elif pair.draft is not None and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1:
+            # By these numbers `generate` tells whether both have one tokenizer.
+            other = load_tokenizer(pair.draft.settings, "draft")
+            arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         super().__init__(pair, decoding, **(options | {"runner": "eager"}))
         self.runner, self.setup_seconds = "generate", 0.0
         # One thread for all questions: each new one would start threads of its own for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
         self.arms = [HuggingFaceArm("regular", pair, self._thread)]
-        if method == "lookup" or pair.draft is not None:
-            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, method, schedule))
+        if lookup or assistant is not None:
+            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule, lookup))
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`. What `generate` spends its time on is not told."""
@@ -87,13 +84,20 @@ class HuggingFaceEngine(LocalEngine):
 
 @dataclass(frozen=True)
 class HuggingFaceArm:
-    """An arm of Hugging Face's engine: `generate` in the engine's thread."""
+    """An arm of Hugging Face's engine: `generate` in the engine's thread.
+
+    Attributes:
+        arguments: of `generate`, besides those that every arm has.
+        assistant: the model that drafts, if one does. It may be the target.
+    """
 
     name: str
     pair: Pair
     thread: ThreadPoolExecutor
-    method: Method | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    assistant: Any = None
     schedule: Schedule = "constant"
+    lookup: bool = False
     tells = frozenset({"origins", "proposals"})
     last_requests = ()
 
@@ -104,49 +108,38 @@ class HuggingFaceArm:
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, question.stop_tokens)
-        arguments: dict[str, Any] = {"attention_mask": torch.ones_like(prompt_ids), "generation_config": config}
-        configs = {target: GenerationConfig()}
-        if self.method == "lookup":
+        if self.lookup:
             config.prompt_lookup_num_tokens = decoding.num_draft_tokens
-        elif self.method == "model":
-            assert self.pair.draft is not None
-            draft = arguments["assistant_model"] = self.pair.draft.model
-            # The number of tokens is a setting of the assistant, which may share the target's weights.
-            configs[draft] = _assistant_config(decoding, self.schedule)
-        models = {"model": target}
-        if "assistant_model" in arguments and arguments["assistant_model"] is not target:
-            models["draft"] = arguments["assistant_model"]
-        seed = int(np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)[0])
+        # `generate` fills what is not set from the model's own configuration, and has no argument for an assistant's.
+        configs = {target: GenerationConfig()}
+        if self.assistant is not None:
+            configs[self.assistant] = _assistant_config(decoding, self.schedule)
+        arguments = self.arguments | {"attention_mask": torch.ones_like(prompt_ids), "generation_config": config}
         recorder = _Recorder(decoding.max_new_tokens)
 
         def generate() -> None:
-            try:
-                with _in_place_of_its_own(configs), recorder.watching(target), recorder.summing(models):
-                    torch.manual_seed(seed)
-                    target.generate(prompt_ids, streamer=recorder, **arguments)
-            except BaseException as error:  # it is raised again where the records are read
-                recorder.queue.put(error)
-            else:
-                recorder.queue.put(None)
+            with ExitStack() as undo:
+                undo.callback(recorder.watch(target))
+                for model, its_own in configs.items():
+                    undo.callback(setattr, model, "generation_config", model.generation_config)
+                    model.generation_config = its_own
+                    undo.callback(recorder.sum_logits("model" if model is target else "draft", model))
+                torch.manual_seed(question.seed_of(index))
+                target.generate(prompt_ids, streamer=recorder, **arguments)
 
         def records() -> Iterator[Iteration]:
             running = self.thread.submit(generate)
+            running.add_done_callback(lambda _: recorder.queue.put(None))
             try:
-                while isinstance(record := recorder.queue.get(), Iteration):
-                    yield record
-                if (place := recorder.first_not_finite()) is not None:
-                    raise not_finite(self.pair, *place)
-                if record is not None:
-                    raise record
+                yield from iter(recorder.queue.get, None)
             finally:
                 recorder.abandoned.set()
-                running.result()
+                wait([running])
+            if (place := recorder.first_not_finite()) is not None:
+                raise not_finite(self.pair, *place)
+            running.result()
 
         return records()
-
-
-class _Abandoned(Exception):
-    """Nobody reads the records any more."""
 
 
 @dataclass
@@ -162,7 +155,7 @@ class _Recorder(BaseStreamer):
     """
 
     max_new_tokens: int
-    queue: SimpleQueue[Iteration | BaseException | None] = field(default_factory=SimpleQueue)
+    queue: SimpleQueue[Iteration | None] = field(default_factory=SimpleQueue)
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
@@ -171,7 +164,7 @@ class _Recorder(BaseStreamer):
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
         if self.abandoned.is_set():
-            raise _Abandoned
+            raise CancelledError  # nobody reads the records any more
         if self.num_generated is None:
             self.num_generated = 0
             return
@@ -190,37 +183,27 @@ class _Recorder(BaseStreamer):
     def end(self) -> None:
         """Required of a streamer; the queue ends when `generate` returns."""
 
-    @contextmanager
-    def summing(self, models: dict[str, PreTrainedModel]) -> Iterator[None]:
-        """Sum the logits of every forward pass of these models, and make them numbers that can be sampled from.
+    def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
+        """Sum the logits of every forward pass of a model, and make them numbers that can be sampled from.
 
         A sum is finite if they all are. A GPU would not survive sampling from others, and waiting for the sum after
-        each pass would cost time.
+        each pass would cost time. Gives the function that ends it.
         """
 
-        def note(role: str, output: Any) -> None:
+        def note(module: Any, inputs: Any, output: Any) -> None:
             self.sums.append((role, self.num_generated or 0, output.logits.sum(dtype=torch.float32)))
             output.logits.nan_to_num_(0.0, 0.0)
 
-        hooks = [
-            model.register_forward_hook(lambda module, inputs, output, role=role: note(role, output))
-            for role, model in models.items()
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return model.register_forward_hook(note).remove
 
     def first_not_finite(self) -> tuple[str, str] | None:
         """The model's role and the place of the first logits that are not finite; None without any."""
-        finite = torch.stack([total.cpu() for _, _, total in self.sums]).isfinite().tolist() if self.sums else []
-        broken = (one for one, is_finite in zip(self.sums, finite, strict=True) if not is_finite)
+        sums = torch.stack([total.cpu() for _, _, total in self.sums]) if self.sums else torch.zeros(0)
+        broken = (self.sums[place] for place in torch.where(~sums.isfinite())[0].tolist())
         return next(((role, f"new token {position}") for role, position, _ in broken), None)
 
-    @contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
-        """Note the candidates of every candidate generator that `model` makes within the block."""
+    def watch(self, model: Any) -> Callable[[], None]:
+        """Note the candidates of every candidate generator that `model` makes. Gives the function that ends it."""
         make = model._get_candidate_generator
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
@@ -236,23 +219,7 @@ class _Recorder(BaseStreamer):
             return generator
 
         model._get_candidate_generator = make_watched
-        try:
-            yield
-        finally:
-            del model._get_candidate_generator
-
-
-@contextmanager
-def _in_place_of_its_own(configs: dict[PreTrainedModel, GenerationConfig]) -> Iterator[None]:
-    """Within the block the models have these configurations: `generate` fills what is not set from the model's."""
-    own = {model: model.generation_config for model in configs}
-    for model, config in configs.items():
-        model.generation_config = config
-    try:
-        yield
-    finally:
-        for model, config in own.items():
-            model.generation_config = config
+        return lambda: delattr(model, "_get_candidate_generator")
 
 
 def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:

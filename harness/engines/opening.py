@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from harness.config.commands import Fault
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
@@ -23,9 +23,7 @@ def open_engine(
     *,
     batch_size: int,
     longest_prompt: int,
-    share_prefix: bool = False,
-    fault: Fault = "none",
-    say: Callable[[str], None] = lambda message: None,
+    **options: Any,
 ) -> Engine:
     """The engine that `settings` name.
 
@@ -34,8 +32,7 @@ def open_engine(
         planned: the pair; of a server's, the tokenizer alone.
         load: gives the pair; called only for engines that have it in this process, see `EngineSettings.loads_pair`.
         batch_size: the most prompts of a question; a server gets as many requests at once.
-        longest_prompt, share_prefix, fault: see `LocalEngine`.
-        say: gets lines for the user.
+        longest_prompt, options: see `LocalEngine`.
 
     Raises:
         SettingError, RunError: as the engine's class says.
@@ -45,16 +42,8 @@ def open_engine(
         return ServerEngine(engine, planned.tokenizer, settings.model.repository, batch_size)
     if engine.name == "vllm":
         return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
+    options |= {"batch_size": batch_size, "longest_prompt": longest_prompt}
     if engine.name == "huggingface":
         check_pair(planned, decoding, engine.schedule)
-        return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, say=say)
-    return LocalEngine(
-        load(),
-        decoding,
-        runner=settings.runner,
-        batch_size=batch_size,
-        longest_prompt=longest_prompt,
-        share_prefix=share_prefix,
-        fault=fault,
-        say=say,
-    )
+        return HuggingFaceEngine(load(), decoding, schedule=engine.schedule, **options)
+    return LocalEngine(load(), decoding, runner=settings.runner, **options)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from harness.config.settings import DecodingSettings
@@ -30,6 +31,10 @@ class Question:
     seed: int
     indices: Sequence[int]
     stop_tokens: frozenset[int] = frozenset()
+
+    def seed_of(self, index: int) -> int:
+        """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them take."""
+        return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
 class Arm(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from harness.decoding.protocols import Iteration, Origin
 from harness.results.acceptance import Acceptance
 
 
@@ -147,6 +148,21 @@ class RequestRecord:
         }
         metrics = {name: {"value": value, "unit": unit} for name, (value, unit) in figures.items() if value is not None}
         return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:
+    """Tokens that arrive together, by row. The first record waits until every row has some, or has ended with none."""
+    waiting = set(range(num_rows))
+    new: dict[int, list[int]] = {}
+    for arrived in arrivals:
+        waiting.difference_update(arrived)
+        for row, tokens in arrived.items():
+            new[row] = new.get(row, []) + tokens
+        if new and not waiting:
+            rows = sorted(new)
+            origins = [[Origin.TARGET] * len(new[row]) for row in rows]
+            yield Iteration(rows, [new[row] for row in rows], origins, [[] for _ in rows], [0] * len(rows))
+            new = {}
 
 
 def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[str, Any]:

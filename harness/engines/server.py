@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import json
 import os
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -18,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
-from harness.decoding.protocols import Iteration, Origin
+from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Engine, Question
-from harness.engines.requests import Drafted, RequestError, RequestRecord
+from harness.engines.requests import Drafted, RequestError, RequestRecord, as_records
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
 # parameters that OpenAI does not have.
@@ -59,25 +61,19 @@ class ServerEngine(Engine):
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         urls = [url for url in (settings.regular_url, settings.url) if url]
+        # A failed request is a result: it is counted, not repeated.
+        client = functools.partial(openai.AsyncOpenAI, api_key=key, timeout=settings.timeout_s, max_retries=0)
         self.arms: list[ServerArm] = [
-            ServerArm(
-                name=name,
-                # A failed request is a result: it is counted, not repeated.
-                client=openai.AsyncOpenAI(base_url=url, api_key=key, timeout=settings.timeout_s, max_retries=0),
-                tokenizer=tokenizer,
-                settings=settings,
-                batch_size=batch_size,
-                loop=self._loop,
-            )
+            ServerArm(name, client(base_url=url), tokenizer, settings, batch_size, self._loop)
             for name, url in zip(("regular", "speculative"), urls, strict=False)
         ]
         try:
             for arm in self.arms:
                 asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop).result()
-            self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
         except BaseException:
             self.close()
             raise
+        self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -103,23 +99,21 @@ class ServerArm:
     tells_tokens: bool = False
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`. After the first record there is one for each chunk that arrives.
+        """See `Arm.stream`. After the first record there is one for the chunks that arrive together.
 
         A request that fails keeps the tokens it has, and its error. If the server sends text alone, the tokens of a
         row come at its end: what a piece of text is in tokens depends on where it was cut.
         """
         pairs = list(zip(question.indices, question.prompts, strict=True))
         bodies = [self._body(question, prompt, index) for index, prompt in pairs]
-        requests = self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
-        arrivals = _Arrivals(self.loop, len(bodies))
+        self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
+        arrivals = _Arrivals(self.loop)
 
         def records() -> Iterator[Iteration]:
-            asking = self._ask_all(question.seed, bodies, requests, arrivals)
-            running = asyncio.run_coroutine_threadsafe(asking, self.loop)
+            running = asyncio.run_coroutine_threadsafe(self._ask_all(question.seed, bodies, arrivals), self.loop)
             running.add_done_callback(lambda _: arrivals.queue.put(None))
             try:
-                while (arrived := arrivals.queue.get()) is not None:
-                    yield from arrived
+                yield from as_records(iter(arrivals.queue.get, None), len(bodies))
             finally:
                 running.cancel()
             running.result()
@@ -139,7 +133,7 @@ class ServerArm:
         question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
         for self._takes_ids, self._takes_extensions in _WAYS:
             request = RequestRecord(0, len(ids))
-            await self._ask(self._body(question, ids, 0), request, _Arrivals(self.loop, 1), 0)
+            await self._ask(self._body(question, ids, 0), request, lambda tokens: None)
             if request.error is None:
                 self.tells_tokens = self._takes_ids and not request.from_text
                 return
@@ -181,31 +175,26 @@ class ServerArm:
             raise SettingError("decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k)
         return body
 
-    async def _ask_all(
-        self, seed: int, bodies: Sequence[dict[str, Any]], requests: Sequence[RequestRecord], arrivals: _Arrivals
-    ) -> None:
+    async def _ask_all(self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals) -> None:
         """Send all requests: `batch_size` at a time, or at random times, the same ones for both arms."""
-        rate = self.settings.rate
+        rate, drawn, requests = self.settings.rate, random.Random(seed), self.last_requests
+        gaps = [0.0, *(drawn.expovariate(rate) if rate else 0.0 for _ in bodies[1:])]
         in_flight = asyncio.Semaphore(len(bodies) if rate else self.batch_size)
-        drawn, due, tasks = random.Random(seed), 0.0, []
 
-        async def ask(row: int, wait_s: float) -> None:
-            await asyncio.sleep(wait_s)
+        async def ask(row: int, due: float) -> None:
+            await asyncio.sleep(due)
             async with in_flight:
-                await self._ask(bodies[row], requests[row], arrivals, row)
+                await self._ask(bodies[row], requests[row], functools.partial(arrivals.add, row))
 
-        for row in range(len(bodies)):
-            tasks.append(ask(row, due))
-            due += drawn.expovariate(rate) if rate else 0.0
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*(ask(row, due) for row, due in enumerate(itertools.accumulate(gaps))))
 
-    async def _ask(self, body: dict[str, Any], request: RequestRecord, arrivals: _Arrivals, row: int) -> None:
-        """Send one request, and note in `request` what becomes of it."""
+    async def _ask(self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]) -> None:
+        """Send one request, and note in `request` what becomes of it; `add` gets its tokens, or none at its end."""
         request.started_ns, started = time.time_ns(), time.perf_counter()
         timeout_s = self.settings.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._read(body, request, started, arrivals, row)
+                await self._read(body, request, started, add)
         except TimeoutError:
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
@@ -216,15 +205,14 @@ class ServerArm:
             request.error = RequestError(getattr(error, "status_code", 0), type(error).__name__, message)
         finally:
             request.seconds = time.perf_counter() - started
-        if request.text and not request.token_ids:
-            request.from_text = True
+        if not request.token_ids:
+            request.from_text = bool(request.text)
             request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
-            arrivals.add(row, request.token_ids)
+            add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
-        arrivals.end(row)
 
     async def _read(
-        self, body: dict[str, Any], request: RequestRecord, started: float, arrivals: _Arrivals, row: int
+        self, body: dict[str, Any], request: RequestRecord, started: float, add: Callable[[list[int]], None]
     ) -> None:
         finished = False
         async with self.client.completions.with_streaming_response.create(**body) as response:
@@ -238,7 +226,7 @@ class ServerArm:
                         request.text += text or ""
                     if tokens:
                         request.token_ids += tokens
-                        arrivals.add(row, tokens)
+                        add(tokens)
                     finished = finished or choice.get("finish_reason") is not None
                 request.num_tokens = (chunk.get("usage") or {}).get("completion_tokens") or request.num_tokens
                 request.drafted = Drafted.read(chunk) or request.drafted
@@ -257,37 +245,19 @@ async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:
 
 
 class _Arrivals:
-    """Tokens as they arrive, as lists of records: the first record waits until every row has a token or has ended."""
+    """Tokens by row. Those of one turn of the loop are one message, because each wakes the reader."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, num_rows: int) -> None:
-        self.queue: SimpleQueue[list[Iteration] | None] = SimpleQueue()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.queue: SimpleQueue[dict[int, list[int]] | None] = SimpleQueue()
         self._loop = loop
-        self._waiting = set(range(num_rows))
-        self._first: list[list[int]] = [[] for _ in range(num_rows)]
-        self._records: list[Iteration] = []
+        self._new: dict[int, list[int]] = {}
 
     def add(self, row: int, tokens: list[int]) -> None:
-        """Tokens of one row."""
-        if self._waiting:
-            self._first[row] += tokens
-            self.end(row)
-        else:
-            self._put([row], [tokens])
-
-    def end(self, row: int) -> None:
-        """The row has ended, or has its first token."""
-        if row in self._waiting:
-            self._waiting.remove(row)
-            if not self._waiting:
-                self._put(list(range(len(self._first))), self._first)
-
-    def _put(self, rows: list[int], tokens: list[list[int]]) -> None:
-        # One message for all that arrives in a turn of the loop, because each wakes the reader.
-        if not self._records:
+        """Tokens of one row; none if it has ended without any."""
+        if not self._new:
             self._loop.call_soon(self._flush)
-        origins = [[Origin.TARGET] * len(new) for new in tokens]
-        self._records.append(Iteration(rows, tokens, origins, [[] for _ in rows], [0] * len(rows)))
+        self._new[row] = self._new.get(row, []) + tokens
 
     def _flush(self) -> None:
-        self.queue.put(self._records)
-        self._records = []
+        self.queue.put(self._new)
+        self._new = {}

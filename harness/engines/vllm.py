@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
-from harness.decoding.protocols import Iteration, Origin
+from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Engine, Question
-from harness.engines.requests import Drafted, RequestRecord
+from harness.engines.requests import Drafted, RequestRecord, as_records
 from harness.models.checkpoints import source
 from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
@@ -40,7 +38,7 @@ class VllmEngine(Engine):
     Args:
         decoding: of the questions. vLLM starts for one number of draft tokens.
         batch_size: the most prompts that are in flight.
-        longest_prompt: the most tokens of one.
+        longest: the most tokens of one.
 
     Raises:
         SettingError: for what vLLM does not do, or where it is not installed.
@@ -48,12 +46,7 @@ class VllmEngine(Engine):
     """
 
     def __init__(
-        self,
-        settings: RunSettings,
-        decoding: DecodingSettings,
-        planned: PlannedPair,
-        batch_size: int,
-        longest_prompt: int,
+        self, settings: RunSettings, decoding: DecodingSettings, planned: PlannedPair, batch_size: int, longest: int
     ) -> None:
         _check(settings)
         os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
@@ -61,7 +54,7 @@ class VllmEngine(Engine):
             import vllm
         except ImportError as error:
             raise SettingError("engine", "needs the vllm package, in an environment of its own", "vllm") from error
-        length = longest_prompt + decoding.max_new_tokens + (decoding.most_draft_tokens if settings.draft else 0) + 1
+        length = longest + decoding.max_new_tokens + (decoding.most_draft_tokens if settings.draft else 0) + 1
         length = min(length, *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)))
         common = _arguments(settings, planned) | {"max_model_len": length, "max_num_seqs": batch_size}
         if not planned.gpus:
@@ -80,10 +73,9 @@ class VllmEngine(Engine):
         self.arms: list[VllmArm] = [arm("regular", [target])]
         if settings.draft is not None:
             drafts += [target] if planned.shared_draft else [planned.head.sketch(target.dtype)] if planned.head else []
-            config = {"speculative_config": speculative_config(planned, decoding)}
-            self.arms.append(
-                arm("speculative", [target, *drafts], **config, per_request_spec_decode_metrics="detailed")
-            )
+            config: dict[str, Any] = {"speculative_config": speculative_config(planned, decoding)}
+            config |= {"per_request_spec_decode_metrics": "detailed"}
+            self.arms.append(arm("speculative", [target, *drafts], **config))
         free = free_memory(planned.gpus)
         room = min((free[gpu] for gpu in planned.gpus), default=free["cpu"] // split) * split
         needed = sum(arm.num_bytes + round(settings.placement.reserve_gb * 1e9) * split for arm in self.arms)
@@ -92,12 +84,8 @@ class VllmEngine(Engine):
         notes = [", eager"] * (settings.runner == "eager") + [", one arm after the other"] * self.queues
         self.runner = f"vLLM {vllm.__version__}" + "".join(notes)
         self.setup_seconds = 0.0
-        try:
-            for loaded in self.arms[: 1 if self.queues else None]:
-                self.start(loaded)
-        except BaseException:
-            self.close()
-            raise
+        for loaded in self.arms[: 1 if self.queues else None]:
+            self.start(loaded)
 
     def start(self, arm: VllmArm) -> Any:
         """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not fit."""
@@ -111,6 +99,7 @@ class VllmEngine(Engine):
             try:
                 arm.llm = LLMEngine.from_engine_args(EngineArgs(**arm.arguments))
             except Exception as exception:
+                self.close()
                 raise _explained(exception) from exception
             self.setup_seconds = (self.setup_seconds or 0.0) + time.perf_counter() - started
         return arm.llm
@@ -149,37 +138,33 @@ class VllmArm:
         requests = self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
         parameters = [_sampling_parameters(question, index) for index in question.indices]
 
-        def records() -> Iterator[Iteration]:
+        def arrivals() -> Iterator[dict[int, list[int]]]:
             rows: dict[str, int] = {}
-            # Tokens that no record has yet: the first record waits until every row has one.
-            new: dict[int, list[int]] = {}
-            began = False
             try:
                 for row, prompt in enumerate(question.prompts):
                     rows[identity := f"{self.name}-{next(self._ids)}"] = row
                     requests[row].started_ns = time.time_ns()
                     llm.add_request(identity, {"type": "token", "prompt_token_ids": list(prompt)}, parameters[row])
                 while rows:
+                    new = {}
                     for output in llm.step():
                         row, completion = rows[output.request_id], output.outputs[0]
                         if tokens := list(completion.token_ids):
                             requests[row].add(tokens, (time.time_ns() - requests[row].started_ns) / 1e9)
-                            new[row] = new.get(row, []) + tokens
+                            new[row] = tokens
                         if output.finished:
                             del rows[output.request_id]
                             if (metrics := completion.spec_decode_metrics) is not None:
                                 chunk = {"metrics": {"speculative_decoding": metrics.to_dict()}}
                                 requests[row].drafted = Drafted.read(chunk)
-                    if new and (began := began or not rows or len(new) == len(requests)):
-                        yield _record(new)
-                        new = {}
+                    yield new
             except Exception as exception:
                 raise _explained(exception) from exception
             finally:
                 if rows:
                     llm.abort_request(list(rows))
 
-        return records()
+        return as_records(arrivals(), len(requests))
 
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
@@ -210,9 +195,8 @@ def _check(settings: RunSettings) -> None:
     if (draft := settings.draft) is not None:
         k, rule = settings.decoding.num_draft_tokens, "must be a model, a head, lookup or suffix with engine=vllm"
         require(draft.method != "early_exit", "draft", rule, draft.name)
-        require(
-            draft.layers is None, "draft.layers", "must be null with engine=vllm, which reads the head's", draft.layers
-        )
+        rule = "must be null with engine=vllm, which reads the head's"
+        require(draft.layers is None, "draft.layers", rule, draft.layers)
         require(isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k)
     for role, model in {"model": settings.model, **({"draft": draft} if draft else {})}.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
@@ -247,24 +231,17 @@ def _sampling_parameters(question: Question, index: int) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     decoding = question.decoding
-    seed = int(np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     return SamplingParams(
         temperature=decoding.temperature,
         top_k=decoding.top_k,
         top_p=decoding.top_p,
-        seed=seed if decoding.temperature > 0 else None,
+        seed=question.seed_of(index) if decoding.temperature > 0 else None,
         max_tokens=decoding.max_new_tokens,
         ignore_eos=True,
         stop_token_ids=sorted(question.stop_tokens),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
-
-
-def _record(new: dict[int, list[int]]) -> Iteration:
-    rows = sorted(new)
-    origins = [[Origin.TARGET] * len(new[row]) for row in rows]
-    return Iteration(rows, [new[row] for row in rows], origins, [[] for _ in rows], [0] * len(rows))
 
 
 def _explained(exception: Exception) -> RunError:

@@ -16,6 +16,7 @@ from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
+from harness.models.early_exit import truncated
 from harness.models.fit import Demand
 from harness.models.pair import Pair, plan_pair
 
@@ -154,6 +155,33 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
     generation = generate(engine, engine.arms[1], ask())
     assert 0 < generation.seconds_to_first_token < generation.seconds
     assert generation.acceptance.num_proposed > 0
+
+
+def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
+    """As our loop does, which is a token ahead: see above."""
+    drafting = DraftSettings(name="early_exit_1", repository="", method="early_exit", layers=(1,))
+    pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
+    engine = HuggingFaceEngine(pair, GREEDY)
+    regular, theirs = (read(arm, ask()) for arm in engine.arms)
+    assert tokens_of(theirs) == tokens_of(regular)
+    assert pair.target.model.config.num_hidden_layers == 3
+    prompt, first = PROMPT[:-1], PROMPT[-1]
+    exit_model = truncated(pair.target.model, 1)
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, first]])
+        for _ in range(GREEDY.num_draft_tokens):
+            ids = torch.cat([ids, exit_model(ids).logits[:, -1:].argmax(-1)], 1)
+    assert theirs[0].proposed == [ids[0, len(PROMPT) :].tolist()]
+    engine.close()
+
+
+def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(save_model: Callable[..., ModelSettings]) -> None:
+    pair = load(save_model(), save_model(name="draft", vocab_size=300))
+    engine = HuggingFaceEngine(pair, GREEDY)
+    regular, speculative = (read(arm, ask(prompt=[1, *PROMPT])) for arm in engine.arms)
+    assert tokens_of(speculative) == tokens_of(regular)
+    assert any(one.proposed[0] for one in speculative)
+    engine.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from drafting.test_translated import spaced_tokenizer
 from harness.config.settings import ModelSettings
 from harness.models.pair import PlacedPair
 from in_process import Harness, in_process
@@ -22,7 +23,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return in_process(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("draft", ["tiny_draft", "lookup", "none"])
+@pytest.mark.parametrize("draft", ["tiny_draft", "lookup", "early_exit_2", "none"])
 def test_generate_is_measured_as_our_loop_is(harness: Harness, tmp_path: Path, draft: str) -> None:
     outcome = harness("latency", *QUICK, f"draft={draft}", "decoding=greedy")
     assert outcome.exit_code == 0, outcome.stderr
@@ -46,7 +47,8 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness, tmp_
 @pytest.mark.parametrize(
     ("draft", "temperature", "says"),
     [
-        ("tiny_draft", "0", "must have the model's tokenizer with engine=huggingface"),
+        ("spaced", "0", "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"),
+        ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
         ("padded", "0.5", "has 327 outputs against 320, with which generate() cannot sample"),
     ],
 )
@@ -59,6 +61,8 @@ def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
     says: str,
 ) -> None:
     monkeypatch.setattr(PlacedPair, "load", None)
+    if draft == "spaced":
+        draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
     if draft == "padded":
         draft = save_model(name="draft", vocab_size=VOCABULARY_SIZE + 7).name
     pair = f"model={save_model().name}", f"draft={draft}"
@@ -71,8 +75,8 @@ def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
     [
         (["latency", "batch_size=2"], "batch_size=2: must be 1 with engine=huggingface"),
         (["latency", "runner=static"], "runner=static: needs engine=local"),
-        (["latency", "draft=suffix"], "draft=suffix: must be a model or lookup with engine=huggingface"),
-        (["latency", "draft=tiny_eagle3"], "draft=tiny_eagle3: must be a model or lookup with engine=huggingface"),
+        (["latency", "draft=suffix"], "draft=suffix: must be a model, lookup or early_exit with engine=huggingface"),
+        (["latency", "draft=tiny_eagle3"], "draft=tiny_eagle3: must be a model, lookup or early_exit with"),
         (["latency", "draft=lookup", "engine.schedule=adaptive"], "engine.schedule=adaptive: must be constant"),
         (["latency", "decoding.rule=block"], "decoding.rule=block: needs engine=local"),
         (["latency", "decoding.rule=google", "decoding.lenience=0.5"], "decoding.rule=google: needs engine=local"),
