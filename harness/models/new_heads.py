@@ -71,8 +71,8 @@ def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any],
         stored: dict[str, tuple[int, ...]] = {f"{head}.0.linear.weight": (width, width) for head in range(NUM_TOKENS)}
         stored |= {f"{head}.1.weight": (size, width) for head in range(NUM_TOKENS)}
         # The sizes are for vLLM, which takes others for granted.
-        raw = {"medusa_num_heads": NUM_TOKENS, "medusa_num_layers": 1, "hidden_size": width, "vocab_size": size}
-        return raw | {"base_model_name_or_path": verifier}, stored
+        counts = {"medusa_num_heads": NUM_TOKENS, "medusa_num_layers": 1, "hidden_size": width, "vocab_size": size}
+        return counts | {"base_model_name_or_path": verifier}, stored
     heads = text.num_attention_heads
     layer = {
         "model_type": "llama" if kind == "eagle3" else "qwen3",
