@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
@@ -17,6 +19,8 @@ from harness.runners.eager import EagerRunner
 from harness.runners.recurrent import RecurrentRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
+
+_checked: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
@@ -65,7 +69,9 @@ def build_runner(
                 built = EagerRunner(model, **common)
             elif chosen == "static":
                 static = StaticRunner(model, num_slots=shapes[1], **common)
-                static.check()
+                if model not in _checked:  # a sweep runs many jobs with the same models
+                    static.check()
+                    _checked.add(model)
                 built = static
             else:
                 compiled, captured = chosen != "graphs_only", chosen != "compiled"

@@ -30,26 +30,27 @@ class UnsupportedModelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Slots:
-    """For B rows of S slots, the keys and the values of each layer in turn, [B * S, heads, D] each.
+    """For B rows of S slots, the keys and the values of each layer in turn, [B, heads, S, D] each.
 
-    Attention reads the first `num_seen` slots of each row; None for all of them.
+    Attention reads the first `num_seen` slots of each row; None for all of them. A head's slots are next to each other,
+    as it reads them: from main memory that takes half the time.
     """
 
     buffers: list[Tensor]
-    num_rows: int
-    num_slots: int
     num_seen: int | None = None
 
     @classmethod
     def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
-        """Empty buffers for keys and values such as these, [..., heads, D]."""
-        buffers = [state.new_zeros(num_rows * num_slots, *state.shape[-2:]) for state in states]
-        return cls(buffers, num_rows, num_slots)
+        """Empty buffers for keys and values such as these, [1 or more, heads, n, D]."""
+        return cls([state.new_zeros(num_rows, state.shape[1], num_slots, state.shape[3]) for state in states])
 
     @property
-    def by_row(self) -> list[Tensor]:
-        """The buffers as [B, S, heads, D]."""
-        return [buffer.view(self.num_rows, self.num_slots, *buffer.shape[1:]) for buffer in self.buffers]
+    def num_rows(self) -> int:
+        return self.buffers[0].shape[0] if self.buffers else 0
+
+    @property
+    def num_slots(self) -> int:
+        return self.buffers[0].shape[2] if self.buffers else 0
 
     @property
     def width(self) -> int:
@@ -60,34 +61,34 @@ class Slots:
         """The same memory, of the first rows only."""
         if num_rows == self.num_rows:
             return self
-        return replace(
-            self, buffers=[buffer[: num_rows * self.num_slots] for buffer in self.buffers], num_rows=num_rows
-        )
+        return replace(self, buffers=[buffer[:num_rows] for buffer in self.buffers])
 
-    def write(self, states: Sequence[Tensor]) -> None:
-        """Copy states [1 or B, n, heads, D] into the first n slots of all rows."""
-        for buffer, new in zip(self.by_row, states, strict=True):
-            buffer[:, : new.shape[1]] = new
+    def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
+        """Copy states [n, heads, m, D] into the first m slots of n rows, or states [1, heads, m, D] into all rows'."""
+        for buffer, new in zip(self.buffers, states, strict=True):
+            buffer[first_row:, :, : new.shape[2]] = new
 
     def select(self, rows: Tensor, num_used: int) -> None:
         """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of each."""
-        for buffer in self.by_row:
-            buffer[: len(rows), :num_used] = buffer[:, :num_used][rows.to(buffer.device)]
+        for buffer in self.buffers:
+            buffer[: len(rows), :, :num_used] = buffer[:, :, :num_used][rows.to(buffer.device)]
+
+
+# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or indices
+# [B * heads * n] among the slots of all rows and heads, by device and number of heads.
+_Places = int | dict[tuple[torch.device, int], Tensor]
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's buffers [B * S, heads, D] as transformers expects them, for one forward pass.
-
-    `places` are where the n new tokens of each row go: indices [B * n], or the slots that are the same in all rows.
-    """
+    """One layer's buffers [B, heads, S, D] as transformers expects them, for one forward pass."""
 
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
 
-    def __init__(self, keys: Tensor, values: Tensor, places: Tensor | slice, slots: Slots) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, places: _Places, width: int) -> None:
         super().__init__()
         self.keys, self.values = self._buffers = keys, values
-        self._places, self._slots = places, slots
+        self._places, self._width = places, width
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -99,28 +100,24 @@ class _SlotLayer(CacheLayerMixin):
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        slots, shape = self._slots, buffer.shape[1:]
-        if isinstance(self._places, slice):
-            # One view instead of three: in a small model their number counts.
-            strides = slots.num_slots * shape.numel(), shape[1], shape.numel(), 1
-            first, num_rows, width = self._places.start, slots.num_rows, slots.width
-            new = buffer.as_strided((num_rows, shape[0], states.shape[2], shape[1]), strides, first * shape.numel())
-            new.copy_(states)
-            return buffer.as_strided((num_rows, shape[0], width, shape[1]), strides)
-        buffer.index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
-        return buffer.view(slots.num_rows, -1, *shape)[:, : slots.width].transpose(1, 2)
+        if isinstance(self._places, int):
+            buffer.narrow(2, self._places, states.shape[2]).copy_(states)
+        else:
+            places = self._places[buffer.device, buffer.shape[1]]
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, places, states.flatten(0, 2))
+        return buffer.narrow(2, 0, self._width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_max_length(), 0
 
     def get_max_length(self) -> int:
-        return self._slots.width
+        return self._width
 
     get_max_cache_shape = get_max_length
 
     def get_seq_length(self) -> int:
-        """Not defined, because rows differ; never used, because positions and masks are given explicitly."""
-        return 0
+        """For models that make a mask where they are given none. Where rows differ they are given one."""
+        return self._places if isinstance(self._places, int) else 0
 
 
 class SlotForward:
@@ -150,17 +147,18 @@ class SlotForward:
         # The compiler treats values from the configuration as constants. It checks what is read here, and so does not
         # take one model's code for another of the same sizes.
         assert self._identity
-        (num_rows, num_tokens), device = tokens.shape, tokens.device
-        places: dict[torch.device, Tensor] | slice
+        num_tokens, device = tokens.shape[1], tokens.device
+        places: _Places
         if isinstance(starts, int):
             written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
-            places = slice(starts, starts + num_tokens)
+            places = starts
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
-            first = torch.arange(num_rows, device=device).unsqueeze(1) * slots.num_slots
-            # The layers of one model may be on several devices.
-            indices = (first + written).flatten()
-            places = {device: indices.to(device) for device in {buffer.device for buffer in slots.buffers}}
+            # The layers of one model may be on several devices, and differ in their heads.
+            places = {
+                (on, heads): _flat(written, heads, slots.num_slots).to(on)
+                for on, heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}
+            }
         # A single query sees all slots that attention reads, unless rows differ, and kernels are faster without a mask.
         needs_masks = self._needs_masks or num_tokens > 1 or not isinstance(starts, int)
         positions = written if num_real is None else torch.minimum(written, written[:, :1] + num_real - 1)
@@ -169,12 +167,7 @@ class SlotForward:
             self._model,
             self._options,
             tokens,
-            Cache(
-                layers=[
-                    _SlotLayer(keys, values, places if isinstance(places, slice) else places[keys.device], slots)
-                    for keys, values in pairs
-                ]
-            ),
+            Cache(layers=[_SlotLayer(keys, values, places, slots.width) for keys, values in pairs]),
             attention_mask=self._masks(written, slots) if needs_masks else None,
             position_ids=positions,
         )
@@ -193,6 +186,12 @@ class SlotForward:
                 seen = seen & (index > queries - window)
             masks[name] = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
         return masks.pop("") if "" in masks else masks
+
+
+def _flat(written: Tensor, num_heads: int, num_slots: int) -> Tensor:
+    """Slots [B, n] of rows -> their indices [B * heads * n] among the slots of all rows and heads."""
+    first = torch.arange(len(written) * num_heads, device=written.device).view(-1, num_heads, 1) * num_slots
+    return (first + written.unsqueeze(1)).flatten()
 
 
 def _windows(model: PreTrainedModel) -> dict[str, int | None]:

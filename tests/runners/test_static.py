@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,6 +35,14 @@ def test_what_cannot_be_exact_is_refused(name: str) -> None:
         StaticRunner(random_model(name))
 
 
+def test_one_row_of_a_model_that_always_wants_a_mask() -> None:
+    """Falcon makes one where it is given none, from the length that its cache says."""
+    runner, prompt = StaticRunner(random_model("falcon")), PROMPTS[0]
+    runner.start([prompt])
+    expected = logits_without_cache(random_model("falcon"), [*prompt, 7])[-1]
+    assert close(runner.extend(torch.tensor([[7]])).logits[0, 0], expected)
+
+
 def test_a_model_with_another_state_is_refused() -> None:
     config = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4)
     with pytest.raises((UnsupportedModelError, RollbackError)):
@@ -54,7 +64,9 @@ def test_layers_on_several_gpus_write_where_their_slots_are(monkeypatch: pytest.
     given: list[tuple[str, str]] = []
 
     def record(model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object) -> tuple[Tensor]:
-        given.extend((layer._buffers[0].device.type, layer._places.device.type) for layer in cache.layers)
+        for layer in cache.layers:
+            keys = layer._buffers[0]
+            given.append((keys.device.type, layer._places[keys.device, keys.shape[1]].device.type))
         return (torch.empty(3, 1, VOCABULARY),)
 
     runner = StaticRunner(model)
@@ -165,3 +177,34 @@ def test_both_decoders_give_the_eager_tokens(name: str) -> None:
         for records in (autoregressive(kind(model), what), speculative(kind(model), drafter, what, 4)):
             written.append([(record.rows, record.tokens, record.num_accepted) for record in records])
     assert written[:2] == written[2:]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "falcon"])
+def test_random_batches_in_the_same_slots(name: str) -> None:
+    """Batches of any size after each other, whose rows end, join and keep what they like: as with the eager runner."""
+    chance, model = random.Random(name), random_model(name)
+    runners = StaticRunner(model, num_slots=BUCKET), EagerRunner(model)
+
+    def some(number: int, length: int) -> list[list[int]]:
+        return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(number)]
+
+    def prompts(most: int) -> list[list[int]]:
+        lengths = [chance.choice([1, 2, 9, BUCKET - 1, BUCKET]) for _ in range(chance.randint(1, most))]
+        return [prompt for length in lengths for prompt in some(1, length)]
+
+    for most in (5, 3, 1, 4, 1):
+        batch = prompts(most)
+        assert close(*(runner.start(batch).logits for runner in runners))
+        num_rows = len(batch)
+        for _ in range(5):
+            num_tokens = chance.choice([1, 1, 4])
+            fed = torch.tensor(some(num_rows, num_tokens))
+            assert close(*(runner.extend(fed).logits for runner in runners))
+            counts = [chance.randint(0, num_tokens) for _ in range(num_rows)]
+            rows = chance.sample(range(num_rows), chance.randint(1, num_rows))
+            for runner in runners:
+                runner.keep(counts)
+                runner.select(rows)
+            more = prompts(2) if chance.random() < 0.3 else []
+            assert not more or close(*(runner.add(more).logits for runner in runners))
+            num_rows = len(rows) + len(more)
