@@ -1,4 +1,4 @@
-"""How many tokens to draft: chosen anew in every iteration from what drafting yielded and cost until then.
+"""How many tokens to draft: chosen in every iteration from what drafting yielded and cost until then.
 
 An iteration that asks for K tokens yields 1 + s_1 + ... + s_K tokens of a row, where s_j is the chance that at least j
 draft tokens are accepted, and takes drafting(K) + verifying(w), where w <= K tokens are offered. The K with the most

@@ -5,142 +5,26 @@ A consumer that sends a `Change` after a record lets rows leave and join while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
+from harness.decoding.batch import Change, Request, Rows, check_finite, regular_record
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
-from harness.decoding.warp import RowWarp, Warp
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to generate, the same for every arm.
-
-    Attributes:
-        prompts: token ids of B prompts, none empty.
-        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the target's device; for
-            `speculative` with `redraw` at least (max_new_tokens + 1) (K + 1).
-        warp: how logits become probabilities.
-        max_new_tokens: a row ends when it has this many tokens,
-        stop_tokens: or after the first of these; none to generate exactly max_new_tokens.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    uniforms: Tensor
-    warp: Warp
-    max_new_tokens: int
-    stop_tokens: frozenset[int] = frozenset()
-
-    def cut(self, tokens: list[int], num_generated: int) -> tuple[list[int], bool]:
-        """Those of `tokens` that a row with `num_generated` tokens may take, and whether the row ends with them."""
-        tokens = tokens[: self.max_new_tokens - num_generated]
-        for index, token in enumerate(tokens):
-            if token in self.stop_tokens:
-                return tokens[: index + 1], True
-        return tokens, num_generated + len(tokens) == self.max_new_tokens
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a consumer may send to a loop after a record.
-
-    Attributes:
-        ended: rows that end here, whatever their request says.
-        joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
-            from the last that ever joined. Needs a runner and a drafter with `add`.
-    """
-
-    ended: Collection[int] = ()
-    joining: Sequence[Request] = ()
-
+from harness.decoding.warp import RowWarp
 
 Records = Generator[Iteration, Change | None, None]
-
-
-@dataclass
-class _Rows:
-    """The rows of a batch that have not ended; all lists are parallel.
-
-    Attributes:
-        numbers: as in `Iteration.rows`.
-        num_generated, num_iterations: of each row until now.
-        next_tokens: the last token of each, which the target has not read yet.
-        ended: whether the last record was a row's last.
-        uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are never used.
-    """
-
-    warp: RowWarp
-    numbers: list[int] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    num_generated: list[int] = field(default_factory=list)
-    num_iterations: list[int] = field(default_factory=list)
-    next_tokens: list[int] = field(default_factory=list)
-    ended: list[bool] = field(default_factory=list)
-    uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
-    num_joined: int = 0
-
-    def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
-        """Append the rows of some requests, with the first tokens that the logits [B, V] after their prompts give."""
-        requests = [request for request in joining for _ in request.prompts]
-        parts = logits.split([len(request.prompts) for request in joining])
-        tokens = []
-        for request, part in zip(joining, parts, strict=True):
-            tokens += inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET]).tolist()
-        _check_finite(tokens, logits.shape[-1], [0] * len(tokens))
-        parts = [*([self.uniforms] if self.numbers else []), *(request.uniforms for request in joining)]
-        length = max(part.shape[1] for part in parts)
-        self.uniforms = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
-        numbers = [self.num_joined + index for index in range(len(tokens))]
-        self.num_joined += len(tokens)
-        self.numbers = self.numbers + numbers
-        self.requests = self.requests + requests
-        self.num_generated += [1] * len(tokens)
-        self.num_iterations += [0] * len(tokens)
-        self.next_tokens = self.next_tokens + tokens
-        ended = [request.cut([token], 0)[1] for request, token in zip(requests, tokens, strict=True)]
-        self.ended = [False] * len(self.ended) + ended
-        self.warp.rows = [one.warp for one in self.requests]
-        return _regular(numbers, [[token] for token in tokens])
-
-    def take(self, decided: Sequence[list[int]]) -> list[list[int]]:
-        """Give each row the tokens that were decided, at least one; returns those that it may take."""
-        taken = []
-        for i, tokens in enumerate(decided):
-            new, self.ended[i] = self.requests[i].cut(tokens, self.num_generated[i])
-            self.num_generated[i] += len(new)
-            self.num_iterations[i] += 1
-            taken.append(new)
-        self.next_tokens = [tokens[-1] for tokens in decided]
-        return taken
-
-    def going_on(self, ended: Collection[int] = ()) -> list[int]:
-        """The rows that have not ended, nor are among these numbers, as positions in the lists."""
-        return [i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended]
-
-    def select(self, kept: list[int]) -> None:
-        self.numbers = [self.numbers[i] for i in kept]
-        self.requests = [self.requests[i] for i in kept]
-        self.num_generated = [self.num_generated[i] for i in kept]
-        self.num_iterations = [self.num_iterations[i] for i in kept]
-        self.next_tokens = [self.next_tokens[i] for i in kept]
-        self.ended = [False] * len(kept)
-        if kept:
-            self.uniforms = self.uniforms[to_device(kept, self.uniforms.device)]
-        self.warp.rows = [one.warp for one in self.requests]
 
 
 @torch.inference_mode()
 def autoregressive(target: Runner, request: Request) -> Records:
     """Regular decoding: one token per row and forward pass."""
-    rows = _Rows(RowWarp())
+    rows = Rows(RowWarp())
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         if change and change.joining:
@@ -150,10 +34,10 @@ def autoregressive(target: Runner, request: Request) -> Records:
             pending = to_device(rows.next_tokens, rows.uniforms.device).unsqueeze(1)
             logits = target.extend(pending).logits[:, -1]
             target.keep([1] * len(rows.numbers))
-            uniforms = _from_position(rows.uniforms, rows.num_generated, 1)[:, 0, Purpose.TARGET]
+            uniforms = rows.uniforms_from(rows.num_generated, 1)[:, 0, Purpose.TARGET]
             tokens = [[token] for token in inverse_cdf(rows.warp(logits), uniforms).tolist()]
-            _check_finite([token for [token] in tokens], logits.shape[-1], rows.num_generated)
-            record = _regular(rows.numbers, rows.take(tokens))
+            check_finite([token for [token] in tokens], logits.shape[-1], rows.num_generated)
+            record = regular_record(rows.numbers, rows.take(tokens))
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
         if len(going_on) < len(rows.numbers):
@@ -183,7 +67,7 @@ def speculative(
     depends on the tokens that it discards, as block verification does; see `decoding.randomness`. `warp` is the
     drafter's, if rows with other settings may join.
     """
-    rows = _Rows(warp or RowWarp())
+    rows = Rows(warp or RowWarp())
     chosen = Constant(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
@@ -210,7 +94,7 @@ def speculative(
 def _iterate(
     target: Runner,
     drafter: Drafter,
-    rows: _Rows,
+    rows: Rows,
     draft_length: DraftLength,
     lenience: float,
     verification: Callable[..., Verdict],
@@ -225,14 +109,14 @@ def _iterate(
         min(num_draft_tokens, request.max_new_tokens - count - 1)
         for request, count in zip(rows.requests, rows.num_generated, strict=True)
     ]
-    fitting = _from_position(uniforms, rows.num_generated, max(limits) + 1)
+    fitting = rows.uniforms_from(rows.num_generated, max(limits) + 1)
     tried = fitting[:, :-1]
     if redraw:
         unused = [
             request.max_new_tokens + 1 + (1 + count) * draft_length.most
             for request, count in zip(rows.requests, rows.num_iterations, strict=True)
         ]
-        tried = _from_position(uniforms, unused, max(limits))
+        tried = rows.uniforms_from(unused, max(limits))
     if max(limits):
         proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
     else:
@@ -269,7 +153,7 @@ def _iterate(
             if row[column] < width:
                 raise NonFiniteError(role, count + row[column])
     positions = [count + accepted for count, accepted in zip(rows.num_generated, num_accepted, strict=True)]
-    _check_finite(next_tokens, step.logits.shape[-1], positions)
+    check_finite(next_tokens, step.logits.shape[-1], positions)
     target.keep([count + 1 for count in num_accepted])
 
     accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
@@ -284,30 +168,8 @@ def _iterate(
     return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, verdict)
 
 
-def _check_finite(tokens: list[int], vocabulary_size: int, positions: Sequence[int]) -> None:
-    """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
-    for token, position in zip(tokens, positions, strict=True):
-        if token >= vocabulary_size:
-            raise NonFiniteError("model", position)
-
-
-def _regular(rows: list[int], tokens: list[list[int]]) -> Iteration:
-    """The record of tokens drawn from the target, one per row."""
-    return Iteration(rows, tokens, [[Origin.TARGET]] * len(rows), [[]] * len(rows), [0] * len(rows))
-
-
 def _last_origin(num_accepted: int, num_offered: int) -> Origin:
     """Where the token that follows the accepted ones comes from."""
     if num_accepted < num_offered:
         return Origin.RECOVERED
     return Origin.BONUS if num_offered else Origin.TARGET
-
-
-def _from_position(uniforms: Tensor, positions: Sequence[int], count: int) -> Tensor:
-    """`count` uniforms per row, starting at each row's own position: [B, P, purposes] -> [B, count, purposes]."""
-    if len(set(positions)) == 1:
-        return uniforms[:, positions[0] : positions[0] + count]
-    index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
-    # A row near its end may not need them all; positions beyond the stream are never decided.
-    index = index.clamp(max=uniforms.shape[1] - 1)
-    return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]

@@ -15,7 +15,8 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
-from harness.decoding.loops import Records, Request, autoregressive, speculative
+from harness.decoding.batch import Request
+from harness.decoding.loops import Records, autoregressive, speculative
 from harness.decoding.protocols import Drafter, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
@@ -57,7 +58,7 @@ class LocalArm:
     last_requests = ()
 
     def stream(self, question: Question) -> Records:
-        """See `Arm.stream`. It takes a `loops.Change` after each record."""
+        """See `Arm.stream`. It takes a `batch.Change` after each record."""
         return self._explained(self.decode(self.request(question), question.decoding))
 
     def request(self, question: Question) -> Request:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from architectures import ARCHITECTURES, random_model
 from decoding.fakes import MarkovRunner, TableDrafter
-from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.batch import Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Step
 from harness.decoding.randomness import inverse_cdf, uniforms
 from harness.decoding.rules import verify_block, verify_typical

@@ -12,7 +12,8 @@ from torch import Tensor
 from decoding.fakes import MarkovRunner
 from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, request, texts, without_exclusion
 from decoding.test_verify import FALSE_ALARM_RATE
-from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.batch import Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, Proposal, Step
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp

@@ -9,7 +9,8 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY, random_model
-from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.batch import Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.decoding.loops import Request, autoregressive
+from harness.decoding.batch import Request
+from harness.decoding.loops import autoregressive
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.runners.base import RollbackError

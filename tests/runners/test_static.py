@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import Cache, MambaConfig, MambaForCausalLM
 
 from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
-from harness.decoding.loops import Request, autoregressive, speculative
+from harness.decoding.batch import Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
