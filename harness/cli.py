@@ -336,7 +336,7 @@ def _reporting(command: str) -> Iterator[None]:
 def _names_draft(choice: str) -> bool:
     """Whether the command line has this as the draft, or as one of several."""
     given = [word.lstrip("+").partition("=") for word in sys.argv]
-    return any(key == "draft" and choice in value.split(",") for key, _, value in given)
+    return any(key == "draft" and choice in value.replace("'", "").split(",") for key, _, value in given)
 
 
 def _explain(error: Exception, command: str) -> SettingError | None:

@@ -116,6 +116,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["seed=" + 5000 * "9"], "settings: a number is too long, or brackets are nested too deeply"),
         (["placement.device_map=" + 3000 * "[" + 3000 * "]"], "settings: a number is too long, or brackets are nested"),
         (["prompts=./deep.jsonl"], "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested"),
+        (["draft={}"], "draft={}: no such preset"),
+        (["model={dtype: float16}"], "model={dtype: float16}: no such preset"),
         (["results.file="], "results.file=: must name a file; null collects no rows"),
         (["results.file=/proc/x.csv"], "results.file=/proc/x.csv: cannot be written: no file can be made in /proc"),
         (["results.file=./fifo"], "results.file=fifo: cannot be written: it is not a regular file"),

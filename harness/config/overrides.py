@@ -25,8 +25,9 @@ Settings = TypeVar("Settings", bound=RunSettings)
 # Settings whose values are names or paths, several with commas between them; and those that are one path.
 _NAMES = re.compile(r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)")
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
-# What Hydra reads as it is meant: plain text, quoted text, lists, mappings and functions.
-_PLAIN = re.compile(r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|\{.*\}|(choice|glob|range|shuffle|sort|tag)\(.*\)")
+# What Hydra reads as it is meant: plain text, quoted text, lists and functions. A mapping would change some settings
+# of a preset and keep its name.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|(choice|glob|range|shuffle|sort|tag)\(.*\)")
 
 
 def quote_text(argument: str) -> str:
