@@ -158,7 +158,8 @@ class Compare(Experiment):
             _print_json(_record(row, laps.get("speculative"), rejected, session.tokenizer))
             return
         if settings.view == "race":
-            show_race(self._console, list(laps.values()), session.tokenizer, token_ids)
+            legend = "origins" in engine.arms[-1].tells
+            show_race(self._console, list(laps.values()), session.tokenizer, token_ids, legend)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
@@ -166,7 +167,7 @@ class Compare(Experiment):
         settings: Any = session.settings
         if settings.json or settings.view == "race":
             return run_lap(engine, arm, question)
-        lane = Lane(self._console, arm.name, session.tokenizer, question.prompts[0])
+        lane = Lane(self._console, arm.name, session.tokenizer, question.prompts[0], "origins" in arm.tells)
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)
             lane.show(lap)

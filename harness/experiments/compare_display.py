@@ -49,17 +49,23 @@ def plain_console(**arguments: Any) -> LastingConsole:
 
 
 class Lane:
-    """One arm on the screen: its text and its clock, filled from the arm's records."""
+    """One arm on the screen: its text and its clock, filled from the arm's records.
 
-    def __init__(self, console: Console, arm: str, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+    Args:
+        legend: of the origins, where records tell them.
+    """
+
+    def __init__(
+        self, console: Console, arm: str, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], legend: bool = True
+    ) -> None:
         self.console = console
         self.num_tokens = 0
         # There is no colour with NO_COLOR, in a pipe, and on some terminals.
         self._marks = console.no_color or console.color_system is None
         self._heading = Text(arm, style="bold")
-        if arm != "regular":
-            legend = [_token(name, origin, self._marks) for origin, name in _LEGEND.items()]
-            self._heading = Text.assemble(self._heading, "  ", Text(" · ", style="dim").join(legend))
+        if legend and arm != "regular":
+            names = [_token(name, origin, self._marks) for origin, name in _LEGEND.items()]
+            self._heading = Text.assemble(self._heading, "  ", Text(" · ", style="dim").join(names))
         self._text = Text()
         self._seconds = 0.0
         self._seconds_to_first_token: float | None = None
@@ -142,9 +148,15 @@ def live(lane: Lane) -> Iterator[Callable[[Lap], None] | None]:
             lane.console.print(view([lane]), soft_wrap=not lane.console.is_terminal)
 
 
-def show_race(console: Console, laps: Sequence[Lap], tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+def show_race(
+    console: Console,
+    laps: Sequence[Lap],
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    legend: bool = True,
+) -> None:
     """Both arms side by side, in proportion: on a terminal as a replay. Ctrl-C jumps to its end."""
-    lanes = [Lane(console, lap.arm, tokenizer, prompt) for lap in laps]
+    lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
 
     def show(at: float = math.inf) -> None:
         for lane, lap in zip(lanes, laps, strict=True):

@@ -96,5 +96,8 @@ def _vllm(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
         tokens_per_second=saved["output_throughput"],
         num_prompts=saved["num_prompts"],
         num_failed=saved.get("failed", saved["num_prompts"] - saved["completed"]),
+        # Of a server that speculates; a percentage, and with the token that each iteration adds.
+        acceptance_rate=saved["spec_decode_acceptance_rate"] / 100 if "spec_decode_acceptance_rate" in saved else None,
+        mean_acceptance_length=saved.get("spec_decode_acceptance_length"),
         **figures,
     )

@@ -6,14 +6,20 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from engines.echo_server import FIRST_LETTER, EchoServer
-from harness.config.settings import DecodingSettings
+from engines.echo_server import FIRST_LETTER, EchoServer, serving
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Lap
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
 
+SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 _MOST = 64
 # The arms of an engine share its models, so that one works at a time.
 _THREAD = ThreadPoolExecutor(1)
@@ -78,3 +84,22 @@ class PairServer(EchoServer):
 
 def _settings(body: dict[str, Any]) -> tuple[float, int]:
     return body["temperature"], body["max_tokens"]
+
+
+def shipped_pair() -> Pair:
+    """tiny with tiny_draft, loaded."""
+    models = (ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft"))
+    return plan_pair(*models, PlacementSettings()).place(Demand(64, 64, 16, 4, "eager")).load()
+
+
+def pair_servers(pair: Pair, fault: str = "none", **changes: Any) -> tuple[PairServer, PairServer]:
+    """A server for each arm, the regular one first; the changes are of the one that speculates."""
+    regular, speculative = LocalEngine(pair, DecodingSettings(), fault=fault).arms  # type: ignore[arg-type]
+    shared = {name: value for name, value in changes.items() if name == "dialect"}
+    return PairServer(arm=regular, **shared), PairServer(arm=speculative, **changes)
+
+
+def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
+    """Start both until the stack is left; gives the settings with their addresses."""
+    named = {"engine.regular_url": regular, "engine.url": speculative}
+    return [f"{name}={stack.enter_context(serving(server))}" for name, server in named.items()]

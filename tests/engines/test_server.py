@@ -160,6 +160,20 @@ def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
         assert (line["error"] is None) == (request.error is None) == ("request_latency" in line["metrics"])
 
 
+@pytest.mark.slow
+def test_of_ten_thousand_requests_none_is_lost(open_engine: Open) -> None:
+    server = EchoServer(fail_every=100)
+    engine, question = open_engine(server, batch_size=64), ask(10_000, max_new_tokens=2)
+    generation = generate(engine, engine.arms[0], question, allow_failures=True)
+    requests = arm_of(engine).last_requests
+    assert len(server.bodies) == len(requests) == len(generation.tokens) == 10_000
+    assert [request.index for request in requests] == list(range(10_000))
+    failed = [request.error.code for request in requests if request.error]
+    assert failed == [500] * 100
+    for expected, request in zip(texts(question), requests, strict=True):
+        assert request.token_ids == ([] if request.error else expected)
+
+
 def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)

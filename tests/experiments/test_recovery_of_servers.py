@@ -9,15 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from engines.echo_server import serving
-from engines.pair_server import PairServer
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.engines.local import LocalEngine
-from harness.models.fit import Demand
-from harness.models.pair import Pair, plan_pair
+from engines.pair_server import addresses, pair_servers, shipped_pair
+from harness.models.pair import Pair
 from in_process import Harness, in_process
 
-SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 QUICK = ["engine=server", "batch_size=64", "num_prompts=3", "decoding.max_new_tokens=8", "shift=0.4"]
 QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1"]
 
@@ -32,8 +27,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    models = (ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft"))
-    return plan_pair(*models, PlacementSettings()).place(Demand(64, 64, 16, 4, "eager")).load()
+    return shipped_pair()
 
 
 @pytest.fixture
@@ -43,14 +37,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object) -> list[str]:
-    """Two servers of the pair; the changes are of the one that speculates."""
-    regular, speculative = LocalEngine(pair, DecodingSettings(), fault=fault).arms  # type: ignore[arg-type]
-    dialect = {name: value for name, value in changes.items() if name == "dialect"}
-    servers = {
-        "engine.regular_url": PairServer(arm=regular, **dialect),  # type: ignore[arg-type]
-        "engine.url": PairServer(arm=speculative, **changes),  # type: ignore[arg-type]
-    }
-    return [f"{name}={stack.enter_context(serving(server))}" for name, server in servers.items()]
+    """Settings with the addresses of two servers of the pair; the changes are of the one that speculates."""
+    return addresses(stack, *pair_servers(pair, fault, **changes))
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair, tmp_path: Path) -> None:
