@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from harness.report.latency import REQUESTS
-from harness.report.table import Column, Table, number
+from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 
 # What the two name their files by default. Our own lines per request repeat what our rows say.
-FILE_NAME = re.compile(r"profile_export\.jsonl|.*qps.*\.json")
-
+FILE_NAME = re.compile(r"profile_export\.jsonl|.*qps.*(?<!\.pytorch)\.json")
+# vLLM's `--append-result` writes one behind the other.
+_BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 
 _COLUMNS = (
     Column("file", text=True, of="directory"),
@@ -27,22 +28,25 @@ _COLUMNS = (
     Column("sent per s", number(), "request_rate", optional=True),
     Column("requests", of="num_prompts"),
     *REQUESTS,
+    Column("acceptance", percent, "acceptance_rate", optional=True),
+    Column("tokens/\niteration", number(), "mean_acceptance_length", optional=True),
 )
 
 
-def read_other(file: Path) -> LatencyRow | None:
-    """A file's figures in the columns of ours, with the tool as `engine`; None where it is of neither tool.
+def read_other(file: Path) -> list[LatencyRow]:
+    """A file's figures in the columns of ours, with the tool as `engine`; nothing where it is of neither tool.
 
     Raises:
         OSError: when it cannot be read.
     """
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = file.read_text(encoding="utf-8", errors="replace")
     try:
         if file.suffix == ".jsonl":
-            return _aiperf(file, [json.loads(line) for line in lines if line.strip()])
-        return _vllm(file, json.loads("\n".join(lines)))
+            row = _aiperf(file, [json.loads(line) for line in text.splitlines() if line.strip()])
+            return [] if row is None else [row]
+        return [_vllm(file, json.loads(saved)) for saved in _BETWEEN.split(text)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        return []
 
 
 def others_table(rows: Sequence[LatencyRow]) -> Table | None:

@@ -123,8 +123,8 @@ def read(paths: Sequence[Path]) -> Findings:
         for file in files:
             if file in found.files:
                 continue
-            if file.suffix in (".json", ".jsonl") and (other := _other(file, found.notes)) is not None:
-                found.others.append(other)
+            if file.suffix in (".json", ".jsonl") and (others := _other(file, found.notes)):
+                found.others += others
                 continue
             rows = _rows(file, found.notes)
             if rows is None and path == file:
@@ -218,12 +218,12 @@ def _rows(file: Path, notes: list[str]) -> list[Row] | None:
     return None
 
 
-def _other(file: Path, notes: list[str]) -> LatencyRow | None:
+def _other(file: Path, notes: list[str]) -> list[LatencyRow]:
     try:
         return read_other(file)
     except OSError as error:
         notes.append(f"{file} cannot be read: {error.strerror}")
-        return None
+        return []
 
 
 def _without_result(folder: Path, names: set[str]) -> Run | None:

@@ -96,6 +96,23 @@ def test_all_engines_write_the_same_greedy_texts(harness: Harness, tmp_path: Pat
 
 @vllm
 @pytest.mark.vllm
+@pytest.mark.parametrize("draft", ["tiny_eagle3", "tiny_dflash", "tiny_medusa"])
+def test_the_shipped_heads_draft_as_in_our_loop(harness: Harness, tmp_path: Path, draft: str) -> None:
+    for engine in ("vllm", "local"):
+        outcome = harness(
+            "latency", *QUICK[1:], f"engine={engine}", "num_warmup=0", "decoding=greedy", f"draft={draft}"
+        )
+        assert outcome.exit_code == 0, outcome.stderr
+    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    rows = rows[rows["arm"] == "speculative"]
+    assert list(rows["identical_prompts"]) == [2, 2]
+    # Not the same number: vLLM counts accepted tokens beyond the length limit.
+    theirs, ours = rows["mean_acceptance_length"]
+    assert theirs == pytest.approx(ours, rel=0.15)
+
+
+@vllm
+@pytest.mark.vllm
 def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness, tmp_path: Path) -> None:
     """The reserve leaves no memory for two."""
     settings = [*QUICK, "decoding=greedy", "placement.reserve_gb=1e6", "draft=lookup"]

@@ -55,6 +55,18 @@ def test_what_vllms_benchmark_saves_is_read_beside_our_rows(tmp_path: Path) -> N
     assert len(build([tmp_path]).pairs) == 1
 
 
+def test_what_vllms_benchmark_appends_is_read_run_by_run(tmp_path: Path) -> None:
+    """With acceptance as vLLM tells it of a server that speculates: a percentage."""
+    file = tmp_path / "openai-4.0qps-Llama-3.1-8B-20261120.json"
+    told = {"spec_decode_acceptance_rate": 62.5, "spec_decode_acceptance_length": 3.5, "failed": 1}
+    file.write_text(json.dumps(SAVED) + "\n" + json.dumps(SAVED | told | {"request_rate": 4.0}))
+    (tmp_path / "openai-4.0qps-Llama-3.1-8B-20261120.pytorch.json").write_text("[]")
+    first, second = cells(tmp_path)
+    assert list(first[-4:]) == ["2", "", "–", "–"]
+    assert list(second[-4:]) == ["1", "", "62.5%", "3.50"]
+    assert "4.00" in second
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", "3", '{"model_id": 1}', "null", "[" * 100_000])
 @pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
 def test_other_json_is_refused_in_a_line(tmp_path: Path, name: str, content: str) -> None:
