@@ -62,7 +62,7 @@ def test_what_vllms_benchmark_appends_is_read_run_by_run(tmp_path: Path) -> None
     file.write_text(json.dumps(SAVED) + "\n" + json.dumps(SAVED | told | {"request_rate": 4.0}))
     (tmp_path / "openai-4.0qps-Llama-3.1-8B-20261120.pytorch.json").write_text("[]")
     first, second = cells(tmp_path)
-    assert list(first[-4:]) == ["2", "", "–", "–"]
+    assert list(first[-4:]) == ["2", "", "", ""]
     assert list(second[-4:]) == ["1", "", "62.5%", "3.50"]
     assert "4.00" in second
 
