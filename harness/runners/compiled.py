@@ -141,9 +141,12 @@ class PreparedRunner(StaticRunner):
 
     def _compile(self) -> None:
         """Compile the forward pass for each shape, and compare each with the eager pass."""
-        self._fast_forward = torch.compile(
-            self._forward.__call__, dynamic=False, fullgraph=True, options={"guard_filter_fn": _guards_on_arguments}
-        )
+        options: dict[str, Any] = {
+            "guard_filter_fn": _guards_on_arguments,
+            # Without it Triton's products of a matrix and a vector stay below the memory's bandwidth.
+            "coordinate_descent_tuning": self._device.type == "cuda",
+        }
+        self._fast_forward = torch.compile(self._forward.__call__, dynamic=False, fullgraph=True, options=options)
         # Each shape of each model is a compilation of the same code, and torch gives up after a few.
         with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
             for size, width in self._shapes:
