@@ -41,6 +41,47 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "phi3": {"model_type": "phi3", **_LLAMA_SHAPED},
 }  # fmt: skip
 
+_TWO_KINDS = ["linear_attention", "full_attention", "linear_attention"]
+_LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8
+}  # fmt: skip
+_MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+_ATTENTION = {**_LLAMA_SHAPED, "head_dim": 8, "tie_word_embeddings": False}
+
+# Models with a recurrent state that read several tokens at once as they read them one by one.
+RECURRENT: dict[str, dict[str, object]] = {
+    "mamba2": {
+        "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8, "num_heads": 8,
+        "head_dim": 8, "n_groups": 1,
+    },
+    "lfm2": {"model_type": "lfm2", **_ATTENTION, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_next": {
+        "model_type": "qwen3_next", **_ATTENTION, **_LINEAR, "layer_types": _TWO_KINDS, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", **_ATTENTION, **_LINEAR, "layer_types": _TWO_KINDS},
+    "falcon_h1": {"model_type": "falcon_h1", **_ATTENTION, **_MAMBA, "mamba_d_ssm": 64},
+    "nemotron_h": {
+        "model_type": "nemotron_h", **_ATTENTION, "layers_block_type": ["mamba", "attention", "mamba"],
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "expand": 2,
+    },
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid", **_ATTENTION, **_MAMBA, "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 0, "shared_intermediate_size": 48,
+    },
+    "bamba": {"model_type": "bamba", **_ATTENTION, **_MAMBA, "attn_layer_indices": [1]},
+}  # fmt: skip
+
+# Those that do not.
+ONE_BY_ONE: dict[str, dict[str, object]] = {
+    "mamba": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8},
+    "falcon_mamba": {"model_type": "falcon_mamba", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8},
+    "jamba": {
+        "model_type": "jamba", **_ATTENTION, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1,
+        "mamba_d_state": 8, "mamba_dt_rank": 4,
+    },
+}  # fmt: skip
+
 # Those that a runner on a cache of fixed size refuses, and why.
 NOT_STATIC = {"bloom": "takes no positions", "falcon_alibi": "ALiBi"}
 
@@ -48,15 +89,15 @@ NOT_STATIC = {"bloom": "takes no positions", "falcon_alibi": "ALiBi"}
 def random_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
     """A float32 model of the architecture, with weights so large that its greedy output does not repeat one token."""
     special = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    arguments = {**ARCHITECTURES[name], **special, **changes}
+    arguments = {**(ARCHITECTURES | RECURRENT | ONE_BY_ONE)[name], **special, **changes}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**arguments), dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2 and "A_log" not in name:
                 parameter.normal_(std=0.3)
     return model.eval()
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool((actual - expected).norm() / expected.norm() < 1e-5)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return bool((actual - expected).norm() / expected.norm() < tolerance)

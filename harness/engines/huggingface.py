@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.engines import Schedule
+from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
@@ -56,6 +57,12 @@ class HuggingFaceEngine(LocalEngine):
 
     def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
         drafting, assistant, lookup = pair.drafting, pair.draft and pair.draft.model, False
+        stateful = [m for m in (pair.target, pair.draft) if m and getattr(m.model, "_is_stateful", False)]
+        if drafting is not None and stateful:
+            rule = (
+                f"must be none with engine=huggingface: {stateful[0].settings.name} takes back no tokens in generate()"
+            )
+            raise SettingError("draft", rule, drafting.name)
         arguments: dict[str, Any] = {"assistant_model": assistant}
         if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
             lookup, arguments = True, {}

@@ -33,7 +33,7 @@ from harness.models.pair import Pair
 from harness.models.ranks import check_agreement
 from harness.models.tokenizers import shared_vocabulary_size, vocabulary_size
 from harness.runners.compiled import PreparedRunner
-from harness.runners.shared_prefix import SharedPrefixRunner
+from harness.runners.shared_prefix import sharing
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
 _PREPARED = (1, 2, 4, 8)
@@ -126,15 +126,15 @@ class LocalEngine(Engine):
             drawn: Sequence[int] = numbers
             if pair.translation is not None:  # its logits are those of its own tokens, and others draw from them
                 build, drawn = functools.partial(build, vocabulary_size=vocabulary_size(model.model.config)), ()
-            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), drawn, warp))
+            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), drawn, warp), drafts=True)
             self.runner = name if name == draft_name else f"{name}+{draft_name}"
         runners = (self._target, draft_runner)
         prepared = any(isinstance(runner, PreparedRunner) for runner in runners)
         self._choices = [0, *numbers] if prepared else range(k + 1)
         self.setup_seconds = sum(runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner))
         if share_prefix:
-            self._target = SharedPrefixRunner(self._target)
-            draft_runner = draft_runner and SharedPrefixRunner(draft_runner)
+            self._target = sharing(self._target)
+            draft_runner = draft_runner and sharing(draft_runner)
         self._make_drafter = drafter_maker(pair, draft_runner)
         self.arms: list[Arm] = self._arms()
 

@@ -16,8 +16,8 @@ from harness.models.checkpoints import recurrent_kind
 from harness.models.pair import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.recurrent import RecurrentRunner
 from harness.runners.slots import UnsupportedModelError
+from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 
 _checked: WeakSet[PreTrainedModel] = WeakSet()
@@ -44,6 +44,7 @@ def build_runner(
     say: Callable[[str], None],
     shapes: tuple[Any, ...],
     hidden_layers: tuple[int, ...] = (),
+    drafts: bool = False,
 ) -> tuple[Runner, RunnerName]:
     """A runner for a model, and its name.
 
@@ -53,6 +54,10 @@ def build_runner(
         say: gets a line when a model cannot have the runner.
         shapes: what it is prepared for, the arguments of `PreparedRunner.prepare`.
         hidden_layers: whose states the drafter reads.
+        drafts: whether it is the draft's.
+
+    Raises:
+        SettingError: for a model with a recurrent state that cannot be read as the run would read it.
     """
     name, chosen, model = loaded.settings.name, resolve(runner, [loaded.input_device]), loaded.model
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
@@ -60,7 +65,7 @@ def build_runner(
     if recurrent_kind(model.config) is not None:
         if chosen != "eager":
             say(f"{name} has a recurrent state; it runs with runner=eager")
-        return RecurrentRunner(model, **common), "eager"
+        return _snapshot_runner(loaded, shapes, drafts=drafts, common=common), "eager"
     reasons: list[str] = []
     while True:
         built: Runner | None = None
@@ -88,3 +93,23 @@ def build_runner(
             if reasons:
                 say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
             return built, chosen
+
+
+def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]) -> Runner:
+    """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or padding, wrongly."""
+    num_rows, widths, role = shapes[0], shapes[2], "draft" if drafts else "model"
+    takes_back, name = max(widths) > 1, loaded.settings.name
+    runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=not drafts, **common)
+    try:
+        runner.check(1)
+    except UnsupportedModelError as reason:
+        advice = "choose another" if drafts or not takes_back else "draft=none measures it alone"
+        tokens = "several tokens at once" if takes_back else "token by token"
+        raise SettingError(role, f"cannot be used: reading {tokens}, it {reason}; {advice}", name) from reason
+    try:
+        runner.check(num_rows)
+    except UnsupportedModelError as reason:
+        raise SettingError(
+            "batch_size", f"must be 1 for {role}={name}: reading several rows at once, it {reason}", num_rows
+        ) from reason
+    return runner

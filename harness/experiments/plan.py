@@ -15,7 +15,7 @@ from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.experiments.session import Session
-from harness.models.checkpoints import Checkpoint, check_batch_size, read_checkpoint
+from harness.models.checkpoints import Checkpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
@@ -63,8 +63,7 @@ class Plan:
         quiet_libraries()
         settings, machine = self.settings, find_machine(self.settings)
         session.devices = [machine.name]
-        target = read_checkpoint("model", settings.model, weights=False, alone=settings.draft is None)
-        check_batch_size(target, settings.batch_size)
+        target = read_checkpoint("model", settings.model, weights=False)
         models = [_sketch(target, settings, machine)]
         draft = settings.draft if settings.draft is not None and settings.draft.method == "model" else None
         shared = draft is not None and shares_weights(settings.model, draft)

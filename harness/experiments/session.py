@@ -24,7 +24,6 @@ from harness.experiments.encoding import encode_set
 from harness.experiments.keeper import PairKeeper
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
-from harness.models.checkpoints import check_batch_size
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
 from harness.models.pair import Pair, PlacedPair, plan_pair
@@ -167,7 +166,6 @@ class Session:
             return None
         num_draft_tokens = 0 if settings.draft is None else decoding.most_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
-        check_batch_size(self._keeper.plan(settings).checkpoints[0], batch_size)
         demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:

@@ -52,15 +52,14 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     return trust | {name: value for name, value in optional.items() if value is not None}
 
 
-def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True, alone: bool = False) -> Checkpoint:
+def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
 
-    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone. A model
-    that is measured `alone`, without a draft, need not take tokens back.
+    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone.
 
     Raises:
         SettingError: a directory that is not there or holds no model; a model that is not a causal language model, or
-            whose state cannot be taken back.
+            that keeps no state from token to token.
         RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf` package.
     """
     if not weights and settings.architecture is not None:
@@ -75,17 +74,15 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True,
         except Exception as exception:
             raise explain(exception, role, settings) or exception from exception
         _check_generation(role, settings)
-    check_rollback(role, settings, config, alone=alone)
+    check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)
 
 
-def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig, *, alone: bool = False) -> None:
-    """Raise a SettingError unless this is a decoder whose cache can forget tokens, as verification requires.
+def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
+    """Raise a SettingError unless this is a decoder that keeps a state from token to token.
 
-    A recurrent state (Mamba, RWKV, linear attention, convolutions) cannot, which is no obstacle to a model that is
-    measured `alone`. Decided by what the configuration and the model class declare, by name only as the last resort.
+    Decided by what the configuration and the model class declare.
     """
-    kind = recurrent_kind(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if config.is_encoder_decoder:
         rule = "must be a decoder-only model; this is an encoder-decoder"
@@ -95,21 +92,11 @@ def check_rollback(role: str, settings: ModelSettings, config: PreTrainedConfig,
         rule = "must be a decoder-only model; this is an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         rule = f"must be a causal language model, not {config.model_type}"
-    elif kind is not None and not alone:
-        where = "; draft=none measures it alone" if role == "model" else ""
-        rule = f"cannot be used: its state ({kind}) cannot take back rejected tokens; choose a transformer{where}"
-    elif kind is None and not remote and "past_key_values" not in _arguments(config):
+    elif recurrent_kind(config) is None and not remote and "past_key_values" not in _arguments(config):
         rule = f"cannot be used: {config.model_type} keeps no KV cache; choose a newer transformer"
     else:
         return
     raise SettingError(role, rule, settings.name)
-
-
-def check_batch_size(checkpoint: Checkpoint, batch_size: int) -> None:
-    """Raise a SettingError for several rows of a model whose padding would go into its state."""
-    if batch_size > 1 and (kind := recurrent_kind(checkpoint.config)) is not None:
-        rule = f"must be 1 for {checkpoint.role}={checkpoint.settings.name}, whose state ({kind}) knows no padding"
-        raise SettingError("batch_size", rule, batch_size)
 
 
 def _arguments(config: PreTrainedConfig) -> Collection[str]:

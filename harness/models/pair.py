@@ -291,7 +291,7 @@ def plan_pair(
     """
     quiet_libraries()
     read = random_checkpoint if weights == "random" else read_checkpoint
-    checkpoints, drafting = [read("model", target, alone=draft is None)], draft
+    checkpoints, drafting = [read("model", target)], draft
     head: HeadCheckpoint | None = None
     if isinstance(draft, DraftSettings) and draft.method == "new_head":
         head, draft = new_head(draft, checkpoints[0]), None

@@ -27,7 +27,7 @@ from harness.models.tokenizers import check_sizes, vocabulary_size
 _STANDARD_DEVIATION = 0.02
 
 
-def random_checkpoint(role: str, settings: ModelSettings, *, alone: bool = False) -> Checkpoint:
+def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     """A model for `weights=random`: a preset's own architecture, or a configuration.
 
     A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
@@ -36,7 +36,7 @@ def random_checkpoint(role: str, settings: ModelSettings, *, alone: bool = False
     """
     if settings.gguf_file is not None:
         raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
-    checkpoint = read_checkpoint(role, settings, weights=False, alone=alone)
+    checkpoint = read_checkpoint(role, settings, weights=False)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
         if stored not in ("8bit", "4bit"):

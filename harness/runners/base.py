@@ -117,12 +117,22 @@ def run_model(
     model: PreTrainedModel, options: Options, tokens: Tensor, cache: Cache, **arguments: Any
 ) -> tuple[Tensor, ...]:
     """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their states [B, n, L, D]."""
-    layers = options.get("hidden_layers", ())
-    if layers:
-        # A list keeps these alone. Before 5.23 transformers returned other layers for a list than it was given.
-        arguments["output_hidden_states"] = list(layers) if _KEEPS_LISTED_STATES else True
-    output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments)
-    logits = output.logits[..., : options.get("vocabulary_size")]
+    output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments, **capturing(options))
+    return captured(options, output)
+
+
+def capturing(options: Options) -> dict[str, Any]:
+    """What a model is called with so that the layers are captured."""
+    layers = list(options.get("hidden_layers", ()))
+    if not layers:
+        return {}
+    # A list keeps these alone. Before 5.23 transformers returned other layers for a list than it was given.
+    return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
+
+
+def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
+    """See `run_model`."""
+    logits, layers = output.logits[..., : options.get("vocabulary_size")], options.get("hidden_layers", ())
     if not layers:
         return (logits,)
     # The layers of one model may be on several devices.

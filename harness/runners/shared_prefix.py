@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.warp import Warp
 from harness.runners.base import right_aligned
+from harness.runners.snapshot import SnapshotRunner
 
 
 class SharedPrefixRunner(Runner):
@@ -55,3 +56,8 @@ class SharedPrefixRunner(Runner):
 
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
         return self._runner.draw(tokens, uniforms, warp)
+
+
+def sharing(runner: Runner) -> Runner:
+    """A `SharedPrefixRunner`, unless ends of different lengths would be read again in every pass."""
+    return runner if isinstance(runner, SnapshotRunner) else SharedPrefixRunner(runner)

@@ -351,7 +351,7 @@ def test_a_chat_needs_a_template_or_is_read_as_text(harness: Harness, pair: list
 
 
 def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel, tmp_path: Path) -> None:
-    model = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
+    model = save_model("mamba", hidden_size=128, num_hidden_layers=6, state_size=16)
     outcome = harness("latency", f"model={model.name}", "draft=none", *QUICK)
     assert outcome.exit_code == 0, outcome.stderr
     (row,) = results(tmp_path).to_dict("records")
@@ -360,6 +360,27 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
     assert (refused.exit_code, refused.complaint.startswith("harness: batch_size=2: must be 1 for model=")) == (2, True)
     refused = harness("latency", f"model={model.name}", "draft=lookup", *QUICK)
     assert (refused.exit_code, "draft=none measures it alone" in refused.complaint) == (2, True)
+    refused = harness("latency", f"model={model.name}", "draft=lookup", *QUICK, "engine=huggingface")
+    assert (refused.exit_code, "takes back no tokens" in refused.complaint) == (2, True)
+
+
+def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveModel, tmp_path: Path) -> None:
+    model = save_model(
+        "lfm2",
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    drafts = [["draft=lookup"], [f"draft={model.name}", "batch_size=2"]]
+    for draft in drafts:
+        outcome = harness("latency", f"model={model.name}", *draft, *QUICK)
+        assert outcome.exit_code == 0, outcome.stderr
+    rows = results(tmp_path)
+    assert list(rows["status"]) == ["ok"] * 4
+    assert set(rows["runner"]) <= {"eager", "eager+eager"}
 
 
 def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.checkpoints import check_rollback, read_checkpoint
+from harness.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
 from tiny_checkpoints import load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]
@@ -216,54 +216,42 @@ def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> N
     "model_type",
     "mamba mamba2 rwkv jamba bamba falcon_h1 falcon_mamba recurrent_gemma qwen3_next zamba2 minimax xlstm".split(),
 )
-def test_recurrent_models_are_refused(model_type: str) -> None:
-    says = rf"^draft=x: cannot be used: its state \({model_type}.* cannot take back rejected tokens"
-    with pytest.raises(SettingError, match=says) as raised:
-        check_rollback("draft", settings_of("x"), AutoConfig.for_model(model_type))
-    assert raised.value.exit_code == 2
-
-
-@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "qwen3_next"])
-def test_a_recurrent_model_is_accepted_alone(model_type: str) -> None:
-    check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type), alone=True)
-    with pytest.raises(SettingError, match="draft=none measures it alone"):
-        check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type))
+def test_recurrent_models_are_known(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type)
+    assert str(recurrent_kind(config)).startswith(model_type)
+    check_decoder("draft", settings_of("x"), config)
 
 
 @pytest.mark.parametrize("model_type", ["openai-gpt", "xlnet", "xlm"])
-@pytest.mark.parametrize("alone", [True, False])
-def test_models_without_a_cache_are_refused(model_type: str, alone: bool) -> None:
+def test_models_without_a_cache_are_refused(model_type: str) -> None:
     with pytest.raises(SettingError, match=f"^model=x: cannot be used: {model_type} keeps no KV cache"):
-        check_rollback("model", settings_of("x"), AutoConfig.for_model(model_type), alone=alone)
+        check_decoder("model", settings_of("x"), AutoConfig.for_model(model_type))
 
 
-def test_short_convolutions_and_unknown_layers_are_refused() -> None:
+def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
     config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    with pytest.raises(SettingError, match=r"lfm2: conv\)"):
-        check_rollback("model", settings_of("a/b"), config)
+    assert recurrent_kind(config) == "lfm2: conv"
     config = make_config("llama")
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
-    with pytest.raises(SettingError, match=r"attention_of_tomorrow\)"):
-        check_rollback("model", settings_of("a/b"), config)
+    assert recurrent_kind(config) == "llama: attention_of_tomorrow"
 
 
-def test_foreign_recurrent_code_is_refused_by_its_name() -> None:
+def test_foreign_recurrent_code_is_known_by_its_name() -> None:
     config = make_config("llama")
     config.__dict__ |= {"model_type": "tiny_rwkv7", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
-    with pytest.raises(SettingError, match=r"its state \(tiny_rwkv7\)"):
-        check_rollback("model", settings_of("a/b"), config)
+    assert recurrent_kind(config) == "tiny_rwkv7"
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
 def test_encoder_decoders_are_refused(model_type: str) -> None:
     with pytest.raises(SettingError, match="this is an encoder-decoder"):
-        check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+        check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
 @pytest.mark.parametrize(("model_type", "says"), [("bert", "this is an encoder"), ("vit", "must be a causal language")])
 def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
     with pytest.raises(SettingError, match=says):
-        check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+        check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +260,9 @@ def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
     "stablelm starcoder2 olmo2 cohere2 gpt_oss".split(),
 )
 def test_decoders_are_accepted(model_type: str) -> None:
-    check_rollback("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+    config = AutoConfig.for_model(model_type)
+    check_decoder("model", settings_of("a/b"), config)
+    assert recurrent_kind(config) is None
 
 
 def test_trust_is_never_asked_on_the_terminal(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:

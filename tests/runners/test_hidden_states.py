@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
+from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
 from harness.decoding.protocols import Runner
 from harness.decoding.warp import Warp
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
+from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 
 # The embeddings, the input of the last layer, and the output after the final norm; in no particular order.
@@ -33,6 +34,7 @@ RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "eager": lambda model: EagerRunner(model, hidden_layers=LAYERS),
     "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
     "prepared": prepared,
+    "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
     "shared_prefix": lambda model: SharedPrefixRunner(EagerRunner(model, hidden_layers=LAYERS)),
     "shared_prefix_prepared": lambda model: SharedPrefixRunner(prepared(model)),
 }
@@ -76,7 +78,8 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
         for kind in ("eager", "static", "prepared")
         for name in ARCHITECTURES
         if kind == "eager" or name not in NOT_STATIC
-    ],
+    ]
+    + [("snapshot", name) for name in RECURRENT],
 )
 def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(kind: str, name: str) -> None:
     model = random_model(name)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
+from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
 from harness.runners.eager import EagerRunner
+from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 
-KINDS = [EagerRunner, StaticRunner]
-Kind = type[EagerRunner] | type[StaticRunner]
+KINDS = [EagerRunner, StaticRunner, SnapshotRunner]
+Kind = type[EagerRunner] | type[StaticRunner] | type[SnapshotRunner]
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
@@ -23,7 +24,12 @@ def logits_without_cache(model: PreTrainedModel, sequence: list[int]) -> torch.T
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(k, name) for k in KINDS for name in ARCHITECTURES if k is EagerRunner or name not in NOT_STATIC]
+    ("kind", "name"),
+    [
+        *((EagerRunner, name) for name in ARCHITECTURES),
+        *((StaticRunner, name) for name in ARCHITECTURES if name not in NOT_STATIC),
+        *((SnapshotRunner, name) for name in RECURRENT),
+    ],
 )
 @pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS], ids=["one row", "ragged rows"])
 def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> None:
@@ -41,7 +47,9 @@ def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> Non
         counts = torch.randint(0, 6, (len(batch),), generator=generator).tolist()
         for row, sequence in enumerate(sequences):
             expected = logits_without_cache(model, sequence + fed[row].tolist())[-5:]
-            assert close(logits[row], expected), f"row {row} after {len(sequence)} tokens"
+            # A state collects more rounding than keys and values do.
+            tolerance = 1e-4 if name in RECURRENT else 1e-5
+            assert close(logits[row], expected, tolerance), f"row {row} after {len(sequence)} tokens"
             sequence += fed[row, : counts[row]].tolist()
         runner.keep(counts)
 
