@@ -105,8 +105,8 @@ class DistillSettings(LatencySettings):
     @property
     def directory(self) -> str:
         """Of the trained draft."""
-        names = "-".join(model.name for model in (self.model, self.draft) if model is not None)
-        return self.output or f"drafts/{re.sub(r'[^A-Za-z0-9_.]+', '-', names).strip('-.')}"
+        names = [model.name for model in (self.model, self.draft) if model is not None]
+        return self.output or f"drafts/{'-'.join(re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.') for name in names)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,15 @@ class Distill(Experiment):
         measured = session.encode(before.prompts)
         rows = max(settings.batch_size, settings.texts_per_step)
         longest = max(map(len, (*token_ids, *measured)))
-        session.place(rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens))
+        placed = session.place(rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens))
+        assert placed is not None
+        assert settings.draft is not None
+        if placed.head is not None and placed.head.kind not in ("eagle3", "dflash", "medusa"):
+            rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {placed.head.kind}"
+            raise SettingError("draft", rule, settings.draft.name)
         pair = session.pair
         module: Any = pair.draft.model if pair.head is None and pair.draft is not None else pair.head
         dtype = next(module.parameters()).dtype
-        assert settings.draft is not None
         if settings.draft.method == "new_head":
             torch.manual_seed(settings.seed)
             initialise(module, pair.target.model)
@@ -151,6 +155,7 @@ class Distill(Experiment):
             save_head(session.placed.head.raw, module, self.work / "draft", torch.bfloat16)
         for file in sorted((self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.output / file.name)
+        (self.work / "answers.jsonl").replace(self.output / "answers.jsonl")
         shutil.rmtree(self.work)
         say(f"trained draft: draft=./{self.output}" if not self.output.is_absolute() else f"draft={self.output}")
 

@@ -341,6 +341,11 @@ class Session:
         for prefix, model in zip(("", "draft_"), models, strict=False):
             columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
             columns[f"{prefix}weight_bytes"] = model.placement.bytes_per_device
+        if self.placed is not None and self.placed.head is not None:
+            target = self.placed.models[0]
+            columns["draft_dtype"] = str(target.dtype).removeprefix("torch.")
+            size = self.placed.head.sketch(target.dtype).weight_bytes
+            columns["draft_weight_bytes"] = {str(target.placement.devices[0]): size}
         return columns
 
 

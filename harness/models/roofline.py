@@ -78,6 +78,10 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         if floor_ms is not None and placement.split:
             floor_ms /= placement.num_ranks  # which read their parts at once
         found.append(Roof(sum(read.values()), floor_ms))
+    if placed.head is not None:
+        head = placed.head.sketch(placed.models[0].dtype)
+        # One pass may draft all tokens, so that its rate would say little.
+        found.append(Roof(head.read_bytes + batch_size * num_tokens * head.cache_bytes, None))
     return found if placed.shared_draft is None else found * 2
 
 

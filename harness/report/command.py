@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.config.errors import RunError, SettingError
 from harness.report.accuracy import accuracy_tables
+from harness.report.distill import trained_table
 from harness.report.latency import latency_document
 from harness.report.methods import methods_tables
 from harness.report.others import others_table
@@ -29,7 +30,7 @@ from harness.report.recovery import losses, recovery_tables
 from harness.report.runs import Findings, Run, read
 from harness.report.table import Document, Line, Table
 from harness.report.terminal import WIDE, plain_console, print_document
-from harness.results.schema import CompareRow, EvalRow, LatencyRow, RecoveryRow
+from harness.results.schema import CompareRow, DistillRow, EvalRow, LatencyRow, RecoveryRow
 
 TITLE = "Speculative decoding: what was measured"
 # For looking things up.
@@ -41,9 +42,10 @@ usage: python -m harness report [PATH ...] [output=DIR]
 
 From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
-  PATH        a CSV file of latency, eval, recovery or compare, with any name, AIPerf's profile_export.jsonl, what
-              vLLM's `bench serve` saves, or a directory, which is searched with its subdirectories: results/, the
-              directory of a run (outputs/...) or of a sweep (multirun/...). Default: results/
+  PATH        a CSV file of latency, eval, recovery, compare or distill, with any name, AIPerf's
+              profile_export.jsonl, what vLLM's `bench serve` saves, or a directory, which is searched with its
+              subdirectories: results/, the directory of a run (outputs/...) or of a sweep (multirun/...).
+              Default: results/
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   python -m harness report
@@ -90,6 +92,7 @@ def build(paths: Sequence[str | Path]) -> Report:
     document = [
         *compared,
         *methods_tables(pairs),
+        trained_table(found.of(DistillRow)),
         others_table(found.others),
         published_table(pairs),
         *accuracy_tables(accuracy),

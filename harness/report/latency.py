@@ -47,7 +47,8 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if last.identical_prompts is not None:
         failed = {row.prompt_index for row in prompts if row.error}
         compared = [row for row in prompts if row.arm == last.arm and row.prompt_index not in failed]
-        document.append(Line(_identity(compared)))
+        if compared:
+            document.append(Line(_identity(compared)))
     warnings = [*caveats(rows), _repetition(prompts), *(_failures(row, prompts) for row in sent)]
     if not sent:
         warnings.append(smaller_batch(last))

@@ -14,9 +14,19 @@ from harness.report.others import FILE_NAME as OTHER_FILE
 from harness.report.others import read_other
 from harness.results.files import read_file
 from harness.results.row import Row
-from harness.results.schema import AnswerRow, CompareRow, EvalRow, LatencyPromptRow, LatencyRow, RecoveryRow, RunRow
+from harness.results.schema import (
+    AnswerRow,
+    CompareRow,
+    DistillRow,
+    EvalRow,
+    LatencyPromptRow,
+    LatencyRow,
+    RecoveryRow,
+    RunRow,
+)
 
-_COMMANDS: dict[str, type[RunRow]] = {kind.kind: kind for kind in (LatencyRow, EvalRow, RecoveryRow, CompareRow)}
+_KINDS = (LatencyRow, EvalRow, RecoveryRow, CompareRow, DistillRow)
+_COMMANDS: dict[str, type[RunRow]] = {kind.kind: kind for kind in _KINDS}
 _FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv")
 # A run is shown, be it in part, where it has one of these.
 _FIGURES = ("ms_per_token", "accuracy", "verdict", "regular_ms_per_token")
@@ -97,7 +107,7 @@ class Findings:
 
     def of(self, kind: type[RunRow]) -> list[Run]:
         """The runs of one command."""
-        return [run for run in self.runs if isinstance(run.last, kind)]
+        return [run for run in self.runs if type(run.last) is kind]
 
 
 def read(paths: Sequence[Path]) -> Findings:

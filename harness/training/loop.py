@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.training.losses import lesson, loss_of
+from harness.training.losses import Lesson, lesson, loss_of
+
+# Of lessons, in host memory: each saves the target a pass in every later epoch.
+KEPT_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,19 @@ class Course:
         """Batches in all epochs."""
         return self.epochs * math.ceil(num_texts / self.batch_size)
 
-    def batch(self, texts: Sequence[Text], step: int) -> list[Text]:
-        """The texts of a step; each epoch has its own order."""
-        per_epoch = math.ceil(len(texts) / self.batch_size)
-        epoch, number = divmod(step, per_epoch)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(texts), generator=generator).tolist()
+    def batch(self, texts: Sequence[Text], number: int) -> list[Text]:
+        """The texts of batch `number`, drawn once."""
+        order = self._order(len(texts), 0)
         return [texts[index] for index in order[number * self.batch_size :][: self.batch_size]]
+
+    def number(self, num_texts: int, step: int) -> int:
+        """Which batch a step learns; each epoch has its own order."""
+        epoch, place = divmod(step, per_epoch := math.ceil(num_texts / self.batch_size))
+        return self._order(per_epoch, epoch + 1)[place]
+
+    def _order(self, size: int, stream: int) -> list[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
+        return torch.randperm(size, generator=generator).tolist()
 
     def rate(self, step: int, num_steps: int) -> float:
         """Warms up over 3 % of the steps and falls to a tenth as a cosine."""
@@ -87,13 +96,20 @@ def train(
         for loss in state["losses"]:
             advance(loss)
     losses: list[float] = state["losses"] if first else []
+    kept: dict[int, Lesson] = {}
+    room = KEPT_BYTES
     for step in range(first, num_steps):
         torch.manual_seed(course.seed * 1_000_003 + step)
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
-        tokens, counts = _padded(course.batch(texts, step), device)
+        number = course.number(len(texts), step)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = loss_function(lesson(target, tokens, counts, layers, vocabulary_size))
+            if (given := kept.get(number)) is None:
+                tokens, counts = _padded(course.batch(texts, number), device)
+                given = lesson(target, tokens, counts, layers, vocabulary_size)
+                if (room := room - given.num_bytes) >= 0:
+                    kept[number] = given.to("cpu")
+            loss = loss_function(given.to(device))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -43,6 +43,16 @@ class Lesson:
     wanted: Tensor
     hidden: Tensor | None
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in vars(self).values() if tensor is not None)
+
+    def to(self, device: torch.device | str) -> Lesson:
+        """The same on another device."""
+        hidden = None if self.hidden is None else self.hidden.to(device)
+        return Lesson(self.tokens.to(device), self.counts.to(device), self.wanted.to(device), hidden)
+
     def features(self) -> Tensor:
         """The hidden states side by side [B, n, L * D], in float32."""
         assert self.hidden is not None
@@ -152,15 +162,10 @@ def _block(head: BlockHead, embedding: Any, output: Any, given: Lesson) -> Tenso
     queries[:, :1] = given.tokens[rows].gather(1, anchors)
     states = head(embedding(queries), cache)[:, skipped:]
     ahead = anchors + torch.arange(most, device=device)  # whose next tokens the states predict
-    logits = output(states)
-    if head.markov_head is not None:
-        # The tokens before are the text's own, as in DeepSpec's training.
-        before = given.tokens[rows].gather(1, ahead)
-        logits = logits + head.markov_head["markov_w2"](head.markov_head["markov_w1"](before))
     weights = DECAY ** torch.arange(most, device=device)
     counts = given.counts[rows].gather(1, ahead) * weights
     wanted = given.wanted[rows.unsqueeze(1), ahead]
-    return soft_loss(logits, wanted, counts, _known(head))
+    return soft_loss(output(states), wanted, counts, _known(head))
 
 
 def _known(head: Head) -> Tensor | None:

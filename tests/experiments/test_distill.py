@@ -1,8 +1,9 @@
-"""`distill` through the command line, with the tiny pair."""
+"""`distill` through the command line, with random models of two layers."""
 
 from __future__ import annotations
 
 import functools
+import json
 import signal
 import subprocess
 import sys
@@ -11,14 +12,21 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.config.names import PACKAGE
+from harness.config.settings import ModelSettings
+from harness.models.heads import read_head
+from harness.models.new_heads import new_head, save_head
 from in_process import Harness, in_process
+from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 
 PROMPTS = str(PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl")
 SHORT = (
-    *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=8", "decoding.ignore_eos=true", f"prompts={PROMPTS}"),
-    *("answer_tokens=12", "temperatures=[0.0]", "texts_per_step=8", "save_every=2", "decoding=greedy"),
+    *("model=./target", "prompts=prompts.jsonl", "num_prompts=2", "num_warmup=0", "num_resamples=100"),
+    *("decoding.max_new_tokens=8", "decoding.ignore_eos=true", "decoding=greedy", "results.file=distill.csv"),
+    *("answer_tokens=10", "temperatures=[0.0]", "texts_per_step=4", "save_every=2", "learning_rate=0.003"),
 )
 
 
@@ -28,33 +36,53 @@ def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return functools.partial(in_process(monkeypatch, capsys), "distill")
 
 
+@pytest.fixture
+def models(tmp_path: Path) -> None:
+    """`target`, the shallower `draft`, and ten prompts."""
+    tokenizer = make_tokenizer()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(tokenizer), "initializer_range": 0.2}
+    for seed, (name, layers) in enumerate({"target": 2, "draft": 1}.items()):
+        torch.manual_seed(seed)
+        config = make_config("llama", **sizes, num_hidden_layers=layers)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    prompts = [
+        json.dumps({"prompt": f"{word} and"}) for word in "one two three four five six seven eight nine ten".split()
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
+
+
 def rows(tmp_path: Path) -> pd.DataFrame:
-    return pd.read_csv(tmp_path / "results" / "distill.csv").set_index(["stage", "arm"])
+    return pd.read_csv(tmp_path / "distill.csv").set_index(["stage", "arm"])
 
 
+@pytest.mark.usefixtures("models")
 def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path) -> None:
-    outcome = harness(*SHORT, "draft=tiny_draft", "epochs=4", "learning_rate=0.002")
+    outcome = harness(*SHORT, "draft=./draft", "epochs=10")
     assert outcome.exit_code == 0, outcome.stderr
     assert "Before and after training" in outcome.stdout
+    assert "0 of 0" not in outcome.stdout
     found = rows(tmp_path)
     assert list(found.index) == [(stage, arm) for stage in ("before", "after") for arm in ("regular", "speculative")]
     after = found.loc[("after", "speculative")]
-    assert (after.num_texts, after.num_steps, after.output) == (38, 20, "drafts/tiny-tiny_draft")
+    assert (after.num_texts, after.num_steps, after.output) == (8, 20, "drafts/target-draft")
     assert after.identical_prompts == 2
-    again = harness(*SHORT, "draft=./drafts/tiny-tiny_draft", "output=twice", "epochs=1")
+    again = harness(*SHORT, f"draft=./{after.output}", "output=twice", "epochs=10")
     assert again.exit_code == 0, again.stderr
     # What was stored is what was measured.
-    begun = rows(tmp_path).loc[[("before", "speculative")]].iloc[-1]
+    begun, further = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
     assert begun.acceptance_histogram == after.acceptance_histogram
+    assert further.loss < after.loss
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
 def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp_path: Path) -> None:
-    begun = harness(*SHORT, f"draft={kind}", "epochs=2", "learning_rate=0.003")
+    begun = harness(*SHORT, f"draft={kind}", "epochs=10")
     assert begun.exit_code == 0, begun.stderr
     first = rows(tmp_path).loc[("after", "speculative")]
-    further = harness(*SHORT, f"draft=./drafts/tiny-{kind}", "output=further", "epochs=2", "learning_rate=0.003")
+    assert first.draft_step_bytes > 0
+    further = harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10")
     assert further.exit_code == 0, further.stderr
     assert f"{kind} head" in further.stderr
     before, after = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
@@ -63,28 +91,70 @@ def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp
 
 
 @pytest.mark.slow
-def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "distill", *SHORT, "draft=eagle3", "epochs=2"]
-    whole = subprocess.run([*command, "output=whole"], cwd=tmp_path, capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
+@pytest.mark.usefixtures("models")
+def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(harness: Harness, tmp_path: Path) -> None:
+    arguments = [*SHORT, "draft=eagle3", "epochs=20"]
+    whole = harness(*arguments, "output=whole")
+    assert whole.exit_code == 0, whole.stderr
 
     training = tmp_path / "cut" / "training"
-    cut = subprocess.Popen([*command, "output=cut"], cwd=tmp_path, stderr=subprocess.PIPE)
+    cut = subprocess.Popen(
+        [sys.executable, "-m", "harness", "distill", *arguments, "output=cut"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
     while cut.poll() is None and not (training / "state.pt").exists():
         time.sleep(0.01)
     cut.send_signal(signal.SIGKILL)
     cut.communicate()
     assert (training / "state.pt").exists()
     assert not (tmp_path / "cut" / "config.json").exists()
+    assert torch.load(training / "state.pt")["step"] < 40
 
-    other = subprocess.run([*command, "output=cut", "epochs=3"], cwd=tmp_path, capture_output=True, text=True)
-    assert other.returncode == 2
+    other = harness(*arguments, "output=cut", "epochs=3")
+    assert other.exit_code == 2
     assert "output=cut: holds an unfinished training" in other.stderr
-    resumed = subprocess.run([*command, "output=cut"], cwd=tmp_path, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = harness(*arguments, "output=cut")
+    assert resumed.exit_code == 0, resumed.stderr
     assert not training.exists()
+    assert (tmp_path / "cut" / "answers.jsonl").read_text() == (tmp_path / "whole" / "answers.jsonl").read_text()
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert files[0] == files[1]
+
+
+@pytest.mark.usefixtures("models")
+def test_report_reads_what_was_trained(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert harness(*SHORT, "draft=./draft", "epochs=1").exit_code == 0
+    outcome = in_process(monkeypatch, capsys)("report", "distill.csv", "output=report")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "Drafts before and after training" in outcome.stdout
+    assert all(stage in outcome.stdout for stage in ("before", "after"))
+    # A trained draft is no run of `latency`, and its prompts are others.
+    assert "Speed-up\n" not in outcome.stdout
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("kind", "like", "further"),
+    [("peagle", "eagle3", {"mask_token_id": 3}), ("dspark", "dflash", {"markov_rank": 8})],
+)
+def test_head_that_would_be_trained_wrong_is_refused(
+    kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path
+) -> None:
+    target = as_checkpoint(AutoConfig.from_pretrained(tmp_path / "target"))
+    raw = {
+        **new_head(ModelSettings(name=like, repository="new"), target).raw,
+        "speculators_model_type": kind,
+        **further,
+    }
+    head = read_head(ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False)
+    assert head is not None
+    save_head(raw, head.build().to_empty(device="cpu"), tmp_path / "head", torch.bfloat16)
+    outcome = harness(*SHORT, "draft=./head")
+    rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
+    assert (outcome.exit_code, outcome.complaint) == (2, f"harness: draft=./head: {rule}")
 
 
 @pytest.mark.parametrize(
