@@ -13,8 +13,8 @@ from engines.pair_server import addresses, pair_servers, shipped_pair
 from harness.models.pair import Pair
 from in_process import Harness, in_process
 
-QUICK = ["engine=server", "batch_size=64", "num_prompts=3", "decoding.max_new_tokens=8", "shift=0.4"]
-QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1"]
+QUICK = ["engine=server", "batch_size=64", "num_prompts=1", "decoding.max_new_tokens=8", "shift=0.5"]
+QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1", "false_alarm_rate=1e-6"]
 
 pytestmark = pytest.mark.slow
 
@@ -42,22 +42,30 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair, tmp_path: Path) -> None:
-    outcome = harness("recovery", *QUICK, "num_draws=6000", *started(stack, pair))
+    outcome = harness("recovery", *QUICK, "num_draws=1600", *started(stack, pair))
     assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
     rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
     assert set(rows["check"]) == {"greedy", "sampled"}
     assert "lossy" not in set(rows["verdict"])
 
 
-@pytest.mark.parametrize("changes", [{"temperature_factor": 1.4}, {"fault": "bonus_from_wrong_position"}])
-def test_a_fault_of_the_server_is_caught(harness: Harness, stack: ExitStack, pair: Pair, changes: dict) -> None:
-    outcome = harness("recovery", *QUICK, "num_draws=6000", *started(stack, pair, **changes))
+@pytest.mark.parametrize(
+    ("changes", "draws"),
+    [
+        ({"temperature_factor": 1.4}, ["num_prompts=3", "num_draws=6000"]),
+        ({"fault": "bonus_from_wrong_position"}, ["num_draws=1600"]),
+    ],
+)
+def test_a_fault_of_the_server_is_caught(
+    harness: Harness, stack: ExitStack, pair: Pair, changes: dict, draws: list[str]
+) -> None:
+    outcome = harness("recovery", *QUICK, *draws, *started(stack, pair, **changes))
     assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
     assert "ossy" in outcome.stdout
 
 
 def test_without_token_ids_the_arms_are_compared(harness: Harness, stack: ExitStack, pair: Pair) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
-    outcome = harness("recovery", *QUICK, "num_draws=2000", *servers)
+    outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers)
     assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
     assert "the two arms are compared with each other" in outcome.stderr
