@@ -15,6 +15,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
+from harness.results.columns import described
 from harness.results.row import Row
 from harness.results.schema import (
     KINDS,
@@ -24,7 +25,6 @@ from harness.results.schema import (
     PlanRow,
     RecoveryRow,
     RunRow,
-    described,
     kind_of,
 )
 
@@ -33,7 +33,7 @@ VALUES = {str: "a, b", int: 3, float: 0.1, bool: True, list: [1, None], dict: {"
 
 
 def test_the_description_of_the_columns_is_current() -> None:
-    """`python -m harness.results.schema > docs/columns.md` renews it."""
+    """`python -m harness.results.columns > docs/columns.md` renews it."""
     assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == described()
 
 
