@@ -53,7 +53,9 @@ class VllmEngine(Engine):
         try:
             import vllm
         except ImportError as error:
-            raise SettingError("engine", "needs the vllm package, in an environment of its own", "vllm") from error
+            raise SettingError(
+                "engine", "needs the vllm package: install it into an environment together with harness", "vllm"
+            ) from error
         length = longest + decoding.max_new_tokens + (decoding.most_draft_tokens if settings.draft else 0) + 1
         length = min(length, *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)))
         common = _arguments(settings, planned) | {"max_model_len": length, "max_num_seqs": batch_size}
