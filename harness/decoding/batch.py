@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,6 +54,9 @@ class Change:
 
     ended: Collection[int] = ()
     joining: Sequence[Request] = ()
+
+
+Records = Generator[Iteration, Change | None, None]
 
 
 @dataclass

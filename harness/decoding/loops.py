@@ -5,20 +5,18 @@ A consumer that sends a `Change` after a record lets rows leave and join while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from harness.decoding.adaptive import Constant, DraftLength
-from harness.decoding.batch import Change, Request, Rows, check_finite, regular_record
+from harness.decoding.batch import Change, Records, Request, Rows, check_finite, regular_record
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import RowWarp
-
-Records = Generator[Iteration, Change | None, None]
 
 
 @torch.inference_mode()

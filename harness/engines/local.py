@@ -15,8 +15,8 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
-from harness.decoding.batch import Request
-from harness.decoding.loops import Records, autoregressive, speculative
+from harness.decoding.batch import Records, Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical

@@ -12,8 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from harness.config.errors import in_one_line
-from harness.decoding.batch import Change
-from harness.decoding.loops import Records
+from harness.decoding.batch import Change, Records
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalArm
 from harness.models.failures import as_run_error

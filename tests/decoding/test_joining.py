@@ -13,8 +13,8 @@ from architectures import random_model
 from drafting.test_dflash import block_head
 from drafting.test_eagle import eagle_head, layer_config, target_model
 from drafting.test_medusa import medusa_head
-from harness.decoding.batch import Change, Request
-from harness.decoding.loops import Records, autoregressive, speculative
+from harness.decoding.batch import Change, Records, Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import ONE_BY_ONE, RECURRENT, VOCABULARY, close, random_model
-from harness.decoding.batch import Request
-from harness.decoding.loops import Records, autoregressive, speculative
+from harness.decoding.batch import Records, Request
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
