@@ -12,6 +12,8 @@ import pytest
 
 from in_process import Harness, in_process
 
+TINY = ["tiny", "tiny_dflash", "tiny_draft", "tiny_eagle3", "tiny_medusa", "tinyllama"]
+
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
@@ -23,7 +25,7 @@ def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
     outcome = harness("plan", "-m", "model=tiny", "draft=glob(tiny*)")
     assert outcome.exit_code == 0, outcome.stderr
     jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
-    assert jobs == ["[1/3] draft=tiny", "[2/3] draft=tiny_draft", "[3/3] draft=tinyllama"]
+    assert jobs == [f"[{number}/{len(TINY)}] draft={name}" for number, name in enumerate(TINY, 1)]
 
 
 def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None:
@@ -38,8 +40,8 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
     ("line", "expected"),
     [
         ("harness la", ["latency"]),
-        ("harness ", ["latency", "compare", "eval", "recovery", "plan", "report"]),
-        ("harness latency model=tin", ["model=tiny", "model=tiny_draft", "model=tinyllama"]),
+        ("harness ", ["latency", "compare", "eval", "recovery", "distill", "plan", "serve", "report"]),
+        ("harness latency model=tin", [f"model={name}" for name in TINY]),
         ("harness eval -m draft=ear", ["draft=early_exit"]),
         ("harness recovery decoding.te", ["decoding.temperature="]),
         ("harness report ", []),
@@ -74,4 +76,4 @@ def test_bash_completes(tmp_path: Path, asked: str) -> None:
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run([bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    assert done.stdout == "draft=tiny draft=tiny_draft draft=tinyllama\n", done.stderr
+    assert done.stdout == " ".join(f"draft={name}" for name in TINY) + "\n", done.stderr

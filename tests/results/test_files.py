@@ -31,8 +31,9 @@ import pytest
 
 from harness.config.errors import RunError, SettingError
 from harness.results import files
+from harness.results.columns import described
 from harness.results.files import check_appendable, read_answers, read_file, read_rows, replace_file, replace_rows
-from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow, described
+from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
