@@ -55,6 +55,11 @@ class Change:
     ended: Collection[int] = ()
     joining: Sequence[Request] = ()
 
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """Those of all requests that join, in order."""
+        return [prompt for request in self.joining for prompt in request.prompts]
+
 
 Records = Generator[Iteration, Change | None, None]
 

@@ -26,8 +26,7 @@ def autoregressive(target: Runner, request: Request) -> Records:
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         if change and change.joining:
-            prompts = [prompt for request in change.joining for prompt in request.prompts]
-            record = rows.join(change.joining, (target.add if rows.numbers else target.start)(prompts).logits)
+            record = rows.join(change.joining, (target.add if rows.numbers else target.start)(change.prompts).logits)
         else:
             pending = to_device(rows.next_tokens, rows.uniforms.device).unsqueeze(1)
             logits = target.extend(pending).logits[:, -1]
@@ -71,7 +70,7 @@ def speculative(
     while rows.numbers or (change and change.joining):
         begin: Callable[[], None] | None = None
         if change and change.joining:
-            prompts, is_first = [prompt for request in change.joining for prompt in request.prompts], not rows.numbers
+            prompts, is_first = change.prompts, not rows.numbers
             step = (target.start if is_first else target.add)(prompts)
             record = rows.join(change.joining, step.logits)
             first_tokens = [token for [token] in record.tokens]

@@ -73,6 +73,11 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     return (block * _BLOCK + torch.minimum(place, last)).where(found, size).squeeze(-1)
 
 
+def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """As `inverse_cdf`, but always an index that exists, even of weights that are nan: a GPU survives no other."""
+    return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
+
+
 def draw(
     extend: Callable[[Tensor], Tensor], tokens: Tensor, uniforms: Tensor, warp: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -85,7 +90,6 @@ def draw(
     probabilities: list[Tensor] = []
     for position in range(uniforms.shape[1]):
         probabilities.append(warp(extend(tokens)[:, -1]))
-        # An index that exists, whatever the probabilities are: a GPU would not survive another.
-        drawn.append(inverse_cdf(probabilities[-1], uniforms[:, position]).clamp(max=probabilities[-1].shape[-1] - 1))
+        drawn.append(existing_index(probabilities[-1], uniforms[:, position]))
         tokens = drawn[-1].unsqueeze(1)
     return torch.stack(drawn, dim=1), torch.stack(probabilities, dim=1)

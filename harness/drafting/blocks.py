@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.protocols import Drafter, Step
-from harness.decoding.randomness import inverse_cdf
+from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
 
@@ -153,8 +153,7 @@ class HeadDrafter(Drafter):
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [..., V of the head], uniforms [...] -> tokens of the target [...], probabilities [..., V]."""
         probabilities = self._warp(logits)
-        # An index that exists, whatever the probabilities are: a GPU would not survive another.
-        drawn = inverse_cdf(probabilities, uniforms.to(logits.device)).clamp(max=probabilities.shape[-1] - 1)
+        drawn = existing_index(probabilities, uniforms.to(logits.device))
         if self._tokens is None:
             return drawn, probabilities
         spread = probabilities.new_zeros(*probabilities.shape[:-1], self._vocabulary_size)

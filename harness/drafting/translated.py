@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.randomness import inverse_cdf
+from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
 
@@ -151,7 +151,7 @@ class Intersection(TranslatedDrafter):
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         own = self._common[:, 1].to(logits.device)
         probabilities = self._warp(logits[:, own])
-        return own[inverse_cdf(probabilities, uniforms)], probabilities
+        return own[existing_index(probabilities, uniforms)], probabilities
 
     def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
         tokens = torch.tensor([[self._theirs[token] for token in row] for row in drafted.tolist()], device=self._device)

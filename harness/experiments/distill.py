@@ -15,6 +15,7 @@ import torch
 
 from harness.config.commands import DistillSettings
 from harness.config.errors import SettingError
+from harness.engines.timing import generate
 from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
 from harness.experiments.session import Experiment, Session, in_batches
@@ -126,14 +127,11 @@ class Distill(Experiment):
             store.writelines(kept)
             for number, (temperature, batch) in enumerate(batches):
                 if number >= len(answered):
-                    # Each answer has random numbers of its own, apart from those of the measured prompts.
+                    # Each answer has its own random numbers, apart from those of the measured prompts.
                     first = settings.num_prompts + number * settings.texts_per_step
                     how = dataclasses.replace(decoding, temperature=temperature)
                     prompts, streams = [token_ids[index] for index in batch], range(first, first + len(batch))
-                    tokens: list[list[int]] = [[] for _ in batch]
-                    for record in engine.arms[0].stream(session.ask(prompts, streams, how)):
-                        for row, new in zip(record.rows, record.tokens, strict=True):
-                            tokens[row] += new
+                    tokens = generate(engine, engine.arms[0], session.ask(prompts, streams, how)).tokens
                     answered.append(tokens)
                     store.write(json.dumps(tokens) + "\n")
                     store.flush()
