@@ -19,7 +19,7 @@ from harness.config.names import PACKAGE
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
 MEASURED = 15
-EPOCHS = {"eagle3": 6, "dflash": 7, "medusa": 7}
+EPOCHS = {"eagle3": 8, "dflash": 7, "medusa": 7}
 SETTINGS = [
     *("decoding=greedy", "decoding.ignore_eos=true", "temperatures=[0.0,0.6]", "answer_tokens=121"),
     *("texts_per_step=16", "learning_rate=0.002", "chain=4", f"num_prompts={MEASURED}"),

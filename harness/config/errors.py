@@ -28,8 +28,8 @@ class SettingError(HarnessError):
         self.setting, self.rule, self.value = setting, rule, value
 
     def __str__(self) -> str:
-        shown = "" if self.value is ... else f"={self.value}"
-        return f"{self.setting}{shown}: {self.rule}"
+        shown = list(self.value) if isinstance(self.value, tuple) else self.value  # as it is typed
+        return f"{self.setting}{'' if shown is ... else f'={shown}'}: {self.rule}"
 
 
 class VerdictError(HarnessError):

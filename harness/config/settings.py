@@ -7,7 +7,7 @@ setting, rule and value, and the conversion adds the group that the setting is i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from harness.config.errors import SettingError
@@ -20,6 +20,12 @@ Method = Literal["model", "lookup", "suffix", "early_exit", "server", "new_head"
 TooLong = Literal["refuse", "skip", "truncate"]
 
 _LARGEST_K = 1024
+# Which methods a setting of the draft is for; the others are for all.
+_OF_METHODS: dict[str, tuple[Method, ...]] = {
+    "layers": ("model", "early_exit"),
+    **dict.fromkeys(("max_ngram", "min_ngram"), ("lookup",)),
+    **dict.fromkeys(("threshold", "max_depth", "shared"), ("suffix",)),
+}
 # `auto` chooses K in every iteration, at most so many.
 NumDraftTokens = int | Literal["auto"]
 MOST_DRAFT_TOKENS = 16
@@ -79,8 +85,8 @@ class DraftSettings(ModelSettings):
         method: `model` is a model or a head, which its configuration decides; `lookup` and `suffix` find what followed
             the same tokens before; `early_exit` is the target's own first layers; `server` is whatever a server drafts
             with; `new_head` is for `distill` to train.
-        layers: `early_exit`: how many layers; a head: the hidden states it reads, where they are not those that its
-            configuration names.
+        layers: `early_exit`: how many layers, a quarter of the target's if None; a head: the hidden states it reads,
+            where they are not those that its configuration names.
         sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
         max_ngram, min_ngram: `lookup`: tokens that must have occurred before, at most and at least.
         threshold: `suffix`: a proposal ends where the estimated chance that all of it is accepted falls below this.
@@ -105,9 +111,12 @@ class DraftSettings(ModelSettings):
         rule = f"must be at least draft.min_ngram={self.min_ngram}"
         require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
         require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
-        if self.method == "early_exit":
-            one = self.layers is not None and len(self.layers) == 1
-            require(one, "layers", "must say how many of the target's layers draft=early_exit uses", self.layers)
+        for field in fields(self):
+            own, value = _OF_METHODS.get(field.name, (self.method,)), getattr(self, field.name)
+            rule = f"is for {' and '.join(own).replace('model', 'heads')}, not for draft={self.name}"
+            require(self.method in own or value == field.default, field.name, rule, value)
+        rule = "must be one number, of the target's layers that draft"
+        require(self.method != "early_exit" or len(self.layers or (1,)) == 1, "layers", rule, self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class Change:
     Attributes:
         ended: rows that end here, whatever their request says.
         joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
-            from the last that ever joined. Needs a runner and a drafter with `add`.
+            from the last that ever joined.
     """
 
     ended: Collection[int] = ()

@@ -35,7 +35,7 @@ class Runner(Protocol):
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Add the token ids of more prompts as rows behind the others; the step is theirs. Call `keep` first."""
-        raise NotImplementedError
+        ...
 
     def extend(self, tokens: Tensor) -> Step:
         """Append tokens [B, n] to every row."""
@@ -74,7 +74,7 @@ class Drafter(Protocol):
 
     def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         """Add rows behind the others; arguments as in `start`."""
-        raise NotImplementedError
+        ...
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """Propose up to K tokens per row; `uniforms` [B, K] are the random numbers to draw them with, K >= 1."""

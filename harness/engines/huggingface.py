@@ -16,12 +16,12 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.engines import Schedule
-from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
+from harness.models.checkpoints import recurrent_kind
 from harness.models.pair import Pair, PlannedPair
 from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
@@ -35,6 +35,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Sched
     require(drafts or method in ("lookup", "early_exit"), "draft", rule, name)
     rule = "must be constant: prompt lookup has no other"
     require(method != "lookup" or schedule == "constant", "engine.schedule", rule, schedule)
+    stateful = [one.settings.name for one in planned.checkpoints if recurrent_kind(one.config) is not None]
+    rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
+    require(drafting is None or not stateful, "draft", rule, name)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
@@ -57,12 +60,6 @@ class HuggingFaceEngine(LocalEngine):
 
     def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
         drafting, assistant, lookup = pair.drafting, pair.draft and pair.draft.model, False
-        stateful = [m for m in (pair.target, pair.draft) if m and getattr(m.model, "_is_stateful", False)]
-        if drafting is not None and stateful:
-            rule = (
-                f"must be none with engine=huggingface: {stateful[0].settings.name} takes back no tokens in generate()"
-            )
-            raise SettingError("draft", rule, drafting.name)
         arguments: dict[str, Any] = {"assistant_model": assistant}
         if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
             lookup, arguments = True, {}

@@ -17,7 +17,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Drafter, NonFiniteError, Runner
+from harness.decoding.protocols import NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
@@ -44,16 +44,11 @@ _RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": v
 
 @dataclass(frozen=True)
 class LocalArm:
-    """An arm of the local engine: `decode` runs one of the two loops.
-
-    Attributes:
-        joins: whether requests may join its batches while they run.
-    """
+    """An arm of the local engine: `decode` runs one of the two loops."""
 
     name: str
     decode: Callable[[Request, DecodingSettings], Records]
     pair: Pair
-    joins: bool = False
     tells = frozenset({"origins", "proposals", "probabilities"})
     last_requests = ()
 
@@ -227,12 +222,8 @@ class LocalEngine(Engine):
                 warp=warp,
             )
 
-        joins = type(self._target).add is not Runner.add
-        arms: list[Arm] = [LocalArm("regular", regular, self._pair, joins)]
-        if self._make_drafter is None:
-            return arms
-        joins = joins and type(self._make_drafter(Warp())).add is not Drafter.add
-        return [*arms, LocalArm("speculative", with_draft, self._pair, joins)]
+        arms: list[Arm] = [LocalArm("regular", regular, self._pair)]
+        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._pair)]
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:

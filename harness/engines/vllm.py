@@ -48,7 +48,7 @@ class VllmEngine(Engine):
     def __init__(
         self, settings: RunSettings, decoding: DecodingSettings, planned: PlannedPair, batch_size: int, longest: int
     ) -> None:
-        _check(settings)
+        _check(settings, planned)
         os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
         try:
             import vllm
@@ -189,14 +189,16 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
     }
 
 
-def _check(settings: RunSettings) -> None:
-    """Raise a SettingError for a setting that vLLM has nothing for, before anything loads."""
+def _check(settings: RunSettings, planned: PlannedPair) -> None:
+    """Raise a SettingError for what vLLM has nothing for, before anything loads."""
     plain = dataclasses.replace(PlacementSettings(), reserve_gb=settings.placement.reserve_gb)
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
     if (draft := settings.draft) is not None:
         k, rule = settings.decoding.num_draft_tokens, "must be a model, a head, lookup or suffix with engine=vllm"
         require(draft.method != "early_exit", "draft", rule, draft.name)
+        rule = "must have the model's tokenizer with engine=vllm"
+        require(planned.translation is None, "draft", rule, draft.name)
         rule = "must be null with engine=vllm, which reads the head's"
         require(draft.layers is None, "draft.layers", rule, draft.layers)
         require(isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k)

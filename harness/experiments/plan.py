@@ -17,7 +17,7 @@ from harness.config.machine import cpu_name
 from harness.experiments.session import Session
 from harness.models.checkpoints import Checkpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.early_exit import exit_sketch
+from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
 from harness.models.heads import read_head
 from harness.models.meta import sketch_model
@@ -76,7 +76,9 @@ class Plan:
             else:
                 models.append(head.sketch(models[0].dtype))
         elif settings.draft is not None and settings.draft.method == "early_exit":
-            models.append(exit_sketch(target, settings.draft, models[0].dtype))
+            early = with_layers(settings.draft, target.config)
+            models.append(exit_sketch(target, early, models[0].dtype))
+            self.figures["draft_layers"] = early.layers
         num_draft_tokens = 0 if settings.draft is None else settings.decoding.most_draft_tokens
         asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
         demand = Demand(*asked, num_draft_tokens, settings.runner)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import HarnessError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, DraftSettings
 from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Arm, Engine, Question, Reference
@@ -335,6 +335,8 @@ class Session:
         }
         if self.placed is not None and self.placed.translation is not None:
             columns["translation"] = self.placed.translation.name
+        if self.placed is not None and isinstance(self.placed.drafting, DraftSettings):
+            columns["draft_layers"] = self.placed.drafting.layers
         models = [] if self.placed is None else self.placed.models
         if self.placed is not None and self.placed.shared_draft is not None:
             models = [*models, *models]

@@ -35,6 +35,13 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
+def with_layers(settings: DraftSettings, config: PreTrainedConfig) -> DraftSettings:
+    """The settings, which say a quarter of the layers where they said nothing. Raises SettingError for too many."""
+    layers = settings.layers or (max(1, getattr(config, "num_hidden_layers", 0) // 4),)
+    truncated_config(config, layers[0])
+    return dataclasses.replace(settings, layers=layers)
+
+
 def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype) -> Sketch:
     """A draft that holds no weights of its own but a cache, and reads those of the target's first layers."""
     assert settings.layers is not None

@@ -149,6 +149,9 @@ def read_head(
     reader = _Reader(settings, target, raw)
     kind = reader.kind() if raw else None
     if kind is None:
+        if raw and layers is not None:
+            rule = f"is for heads and early_exit, and draft={settings.name} is a model"
+            raise SettingError("draft.layers", rule, tuple(layers))
         return None
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)

@@ -22,7 +22,7 @@ from harness.config.settings import DraftSettings, Dtype, ModelSettings, Placeme
 from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.early_exit import exit_sketch, truncated_config
+from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.failures import explain
 from harness.models.fit import Case, Demand, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
@@ -296,8 +296,8 @@ def plan_pair(
     if isinstance(draft, DraftSettings) and draft.method == "new_head":
         head, draft = new_head(draft, checkpoints[0]), None
     if isinstance(draft, DraftSettings) and draft.method != "model":
-        if draft.method == "early_exit" and draft.layers:
-            truncated_config(checkpoints[0].config, draft.layers[0])  # refuses what cannot be cut
+        if draft.method == "early_exit":
+            drafting = with_layers(draft, checkpoints[0].config)
         draft = None
     shared = draft if draft is not None and shares_weights(target, draft) else None
     if draft is not None and shared is None:

@@ -34,7 +34,7 @@ class RunRow(Row):
     draft_quantization: str | None = setting("quantization of the draft", "draft.quantization")
     draft_method: str | None = setting("`model` for a model or a head, else the method's name", "draft.method")
     draft_sampling: str | None = setting("how draft tokens are drawn: `target` or `greedy`", "draft.sampling")
-    draft_layers: list[int] | None = setting("layers of `early_exit`, or those a head reads", "draft.layers")
+    draft_layers: list[int] | None = setting("how many layers `early_exit` has, or those a head reads", "draft.layers")
     max_ngram: int | None = setting("longest sequence that `lookup` searches for", "draft.max_ngram", "tokens")
     shared: bool | None = setting("whether `suffix` searches earlier answers of the run", "draft.shared")
     placement: str | None = setting("strategy by which the target was placed", "strategy")

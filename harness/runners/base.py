@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 import transformers
 from packaging.version import Version
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -137,6 +137,12 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
         return (logits,)
     # The layers of one model may be on several devices.
     return logits, torch.stack([output.hidden_states[layer].to(logits.device) for layer in layers], dim=2)
+
+
+def stacked(above: Tensor, below: Tensor) -> Tensor:
+    """States [B, heads, slots, D] of some rows above those of others, padded on the left to the same width."""
+    width = max(above.shape[2], below.shape[2])
+    return torch.cat([nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)])
 
 
 def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
-from harness.runners.base import CacheRunner, run_model
+from harness.runners.base import CacheRunner, run_model, stacked
 
 
 class EagerRunner(CacheRunner):
@@ -41,7 +41,7 @@ class EagerRunner(CacheRunner):
 
     def _append(self, before: Any, num_before: int) -> None:
         for new, old in zip(self._cache.layers, before.layers, strict=True):
-            new.keys, new.values = _stack(old.keys, new.keys), _stack(old.values, new.values)
+            new.keys, new.values = stacked(old.keys, new.keys), stacked(old.values, new.values)
 
     def _roll_back(self, dropped: Sequence[int]) -> None:
         num_slots = self._cache.get_seq_length()
@@ -88,9 +88,3 @@ def _take_slots(states: Tensor, sources: Tensor) -> Tensor:
     heads = torch.arange(num_rows * num_heads, device=states.device).view(num_rows, num_heads, 1)
     flat = (heads * num_slots + sources.unsqueeze(1)).flatten()
     return states.reshape(-1, dimension).index_select(0, flat).view(num_rows, num_heads, -1, dimension)
-
-
-def _stack(above: Tensor, below: Tensor) -> Tensor:
-    """States [B, heads, slots, D] of some rows above those of others, padded on the left to the same width."""
-    width = max(above.shape[2], below.shape[2])
-    return torch.cat([nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)])

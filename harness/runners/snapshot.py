@@ -21,12 +21,12 @@ from transformers import Cache, PreTrainedModel
 
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import to_device
-from harness.runners.base import Options, RollbackError, captured, capturing
+from harness.runners.base import Options, RollbackError, captured, capturing, stacked
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import refusing
 
-# What models call what they hand on from one call to the next.
-_STATES = ("past_key_values", "cache_params", "state")
+# What models call what they hand on from one call to the next, and what attention keeps of it.
+_STATES, _KEYS = ("past_key_values", "cache_params", "state"), ("keys", "values")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a pass of their own.
 _MOST_UNREAD = 16
@@ -43,27 +43,39 @@ class _State:
     held: dict[str, Any] = field(default_factory=dict)
     num_read: int = 0
 
-    def map(self, change: Callable[[Tensor], Tensor], *, keys: bool) -> _State:
-        """With changed tensors. Without `keys` those of attention are shared: models replace them, never write them."""
+    def copied(self) -> _State:
+        """Its keys and values are shared: models replace them, and never write into them."""
+        return _State(_changed(lambda name, held: held if name in _KEYS else held.clone(), self.held), self.num_read)
 
-        def changed(held: Any) -> Any:
-            if isinstance(held, Tensor):
-                return change(held) if held.dim() else held
-            if isinstance(held, dict):
-                return {name: changed(one) for name, one in held.items()}
-            if isinstance(held, list | tuple):
-                return type(held)(map(changed, held))
-            if isinstance(held, Cache):
-                twin = copy.copy(held)
-                twin.layers = [copy.copy(layer) for layer in held.layers]
-                for layer in twin.layers:
-                    for name, one in vars(layer).items():
-                        if keys or name not in ("keys", "values"):
-                            setattr(layer, name, changed(one))
-                return twin
-            return held
+    def select(self, rows: Tensor) -> _State:
+        """These rows alone."""
+        return _State(_changed(lambda _, held: held.index_select(0, rows.to(held.device)), self.held), self.num_read)
 
-        return _State(changed(self.held), self.num_read)
+    def above(self, below: _State) -> _State:
+        """The rows of both. Keys and values of the one that has read less get padding on their left."""
+
+        def joined(name: str, *held: Tensor) -> Tensor:
+            return stacked(*held) if name in _KEYS else torch.cat(held)
+
+        return _State(_changed(joined, self.held, below.held), max(self.num_read, below.num_read))
+
+
+def _changed(change: Callable[..., Tensor], *held: Any, name: str = "") -> Any:
+    """Alike structures made into one, each tensor by `change(name, *tensors)`."""
+    first = held[0]
+    if isinstance(first, Tensor):
+        return change(name, *held) if first.dim() else first
+    if isinstance(first, dict):
+        return {key: _changed(change, *(one[key] for one in held), name=key) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_changed(change, *parts) for parts in zip(*held, strict=True))
+    if isinstance(first, Cache):
+        twin = copy.copy(first)
+        twin.layers = [copy.copy(layer) for layer in first.layers]
+        for layer, *parts in zip(twin.layers, *(one.layers for one in held), strict=True):
+            vars(layer).update(_changed(change, *map(vars, parts)))
+        return twin
+    return max(held) if isinstance(first, int) else first  # the tokens that a window has seen
 
 
 class SnapshotRunner(Runner):
@@ -105,7 +117,21 @@ class SnapshotRunner(Runner):
             raise RollbackError(f"{type(self._model).__name__} hands no state on from token to token")
         return Step(logits[:, -1], *hidden)
 
-    add = Runner.add
+    @torch.inference_mode()
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        if self._extended.shape[1]:
+            raise ValueError("keep what was extended before adding rows")
+        above, padding, unread = self._state, self._padding, self._unread
+        step = self.start(prompts)
+        assert above is not None
+        assert self._state is not None
+        below, self._state = self._state, above.above(self._state)
+        # Slots count from the first of the row that has read most.
+        shifts = [self._state.num_read - one.num_read for one in (above, below)]
+        self._padding = [slots + shifts[0] for slots in padding] + [slots + shifts[1] for slots in self._padding]
+        self._unread = [*unread, *self._unread]
+        self._extended = self._extended.new_empty(len(self._padding), 0)
+        return step
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
@@ -122,7 +148,7 @@ class SnapshotRunner(Runner):
         assert self._state is not None
         state, lengths = self._state, list(map(len, self._unread))
         if self._takes_back and not (self._keeps_first and self._extended.shape[1] == 1 and not any(lengths)):
-            state = state.map(Tensor.clone, keys=False)
+            state = state.copied()
         else:
             self._state = None
         self._ahead, outputs = self._forward(state, self._unread_and_extended())
@@ -157,7 +183,7 @@ class SnapshotRunner(Runner):
             return
         assert self._state is not None
         index = to_device(rows, self._device)
-        self._state = self._state.map(lambda held: held.index_select(0, index.to(held.device)), keys=True)
+        self._state = self._state.select(index)
         self._padding = [self._padding[row] for row in rows]
         self._unread = [self._unread[row] for row in rows]
         self._extended = self._extended[index]

@@ -39,10 +39,6 @@ class _Batch:
         if not self.rows:
             self.close()
 
-    def takes(self, joining: list[Answer]) -> bool:
-        """Whether one more may join, besides these: some models and drafters take one answer at a time."""
-        return (not self.rows and not joining) or (self._arm is not None and self._arm.joins)
-
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration; where answers join, read their prompts instead."""
         self.rows |= dict(enumerate(joining, self._num_joined))
@@ -156,10 +152,9 @@ class Scheduler:
             # What must be alone waits for those that run, and not for those that wait.
             room = 0 if self._alone else self._max_rows - self.num_running
             for answer in list(self._waiting):
-                batch = self._batches.setdefault(answer.arm, _Batch(partial(self._open_arm, answer.arm)))
-                own = joining.setdefault(answer.arm, [])
-                if room > sum(map(len, joining.values())) and batch.takes(own) and not answer.cancelled:
-                    own.append(answer)
+                self._batches.setdefault(answer.arm, _Batch(partial(self._open_arm, answer.arm)))
+                if room > sum(map(len, joining.values())) and not answer.cancelled:
+                    joining.setdefault(answer.arm, []).append(answer)
                     self._waiting.remove(answer)
                 elif answer.cancelled:
                     self._waiting.remove(answer)

@@ -49,6 +49,15 @@ def test_a_complete_mapping_becomes_settings() -> None:
         ({"placement": {"reserve_gb": -1}}, "placement.reserve_gb=-1.0: must not be negative"),
         ({"placement": {"device_map": [1]}}, "placement.device_map=[1]: must be a mapping"),
         ({"draft": {**MODEL, "quantization": "2bit"}}, "draft.quantization=2bit: must be one of none, 8bit, 4bit"),
+        (
+            {"draft": {"name": "lookup", "method": "lookup", "layers": [3]}},
+            "draft.layers=[3]: is for heads and early_exit, not for draft=lookup",
+        ),
+        ({"draft": {**MODEL, "max_ngram": 2}}, "draft.max_ngram=2: is for lookup, not for draft=m"),
+        (
+            {"draft": {"name": "early_exit", "method": "early_exit", "layers": [3, 4]}},
+            "draft.layers=[3, 4]: must be one number, of the target's layers that draft",
+        ),
         ({"prompts": {"name": "p", "file": "p.csv"}}, "prompts.file=p.csv: must be a preset, a .txt or a .jsonl file"),
     ],
 )

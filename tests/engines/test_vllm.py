@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.config.settings import DecodingSettings, DraftSettings
+from drafting.test_translated import spaced_tokenizer
+from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings
 from harness.engines.vllm import speculative_config
 from in_process import Harness, in_process
 
@@ -59,17 +61,31 @@ def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, ex
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["draft=early_exit", "draft.layers=[2]"], "draft=early_exit: must be a model, a head, lookup or suffix"),
+        (["draft=early_exit"], "draft=early_exit: must be a model, a head, lookup or suffix"),
         (["model.quantization=8bit"], "model.quantization=8bit: must be none or 4bit with engine=vllm"),
         (["placement=cpu"], "placement=cpu: must be auto with engine=vllm"),
         (["decoding.rule=block"], "decoding.rule=block: needs engine=local"),
         (["engine=local", "+engine.tensor_parallel_size=2"], "engine.tensor_parallel_size=2: needs engine=vllm"),
     ],
 )
-def test_what_vllm_does_not_do(harness: Harness, settings: list[str], complaint: str) -> None:
+def test_what_vllm_does_not_do(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, settings: list[str], complaint: str
+) -> None:
+    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
     outcome = harness("latency", *QUICK, *settings)
     assert outcome.exit_code == 2
     assert outcome.complaint.startswith(f"harness: {complaint}")
+
+
+def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
+    outcome = harness("latency", *QUICK, f"model={save_model().name}", f"draft={draft}")
+    rule = "must have the model's tokenizer with engine=vllm"
+    assert (outcome.exit_code, outcome.complaint) == (2, f"harness: draft={draft}: {rule}")
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ METHODS = {
     "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=3"),
     "suffix": (["draft=suffix"], "draft suffix: no weights", "K=3"),
     "shared suffix": (["draft=suffix", "draft.shared=true"], "draft suffix: no weights", "searches earlier answers"),
-    "early exit": (["draft=early_exit_1"], "draft early_exit_1: the first 1 layers of the model", "K=3"),
+    "early exit": (["draft=early_exit"], "draft early_exit: the first 6 layers of the model", "K=3"),
     "by argmax": (["draft.sampling=greedy"], "draft tiny_draft: float32", "drafts by argmax"),
     "block": (["decoding.rule=block"], "draft tiny_draft: float32", "rule block"),
     "typical": (["decoding.rule=typical"], "draft tiny_draft: float32", "rule typical (lossy)"),

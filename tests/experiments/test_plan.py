@@ -223,6 +223,12 @@ def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) 
     row = outcome.row
     assert row["draft_bytes"] == 0
     assert row["draft_cache_bytes"] == row["cache_bytes"] // 4  # 8 of 32 layers
+    # Which is what it takes unless it is told.
+    usual = plan("model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB", "runner=eager")
+    assert {name: usual.row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")} == {
+        name: row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")
+    }
+    assert usual.row["draft_layers"] == "[8]"
     # The first layers read more than their share of the weights, because the output matrix is read as well.
     assert 5 / (1 + 4 * 0.3) < row["highest_speedup"] < 5 / (1 + 4 * 0.25)
 

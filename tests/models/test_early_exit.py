@@ -8,14 +8,15 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, random_model
 from decoding.test_loops import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
+from harness.config.settings import DraftSettings
 from harness.decoding.loops import speculative
 from harness.drafting.model import ModelDrafter
-from harness.models.early_exit import truncated, truncated_config
+from harness.models.early_exit import truncated, truncated_config, with_layers
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 
@@ -87,6 +88,13 @@ def test_a_model_that_accelerate_dispatched() -> None:
     assert hasattr(dispatched, "_hf_hook")
     assert torch.equal(logits(truncated(dispatched, 1)), expected)
     assert torch.equal(logits(dispatched), before)
+
+
+@pytest.mark.parametrize(("total", "asked", "layers"), [(32, None, 8), (3, None, 1), (24, (12,), 12)])
+def test_a_quarter_of_the_layers_draft_unless_it_is_said(total: int, asked: tuple[int, ...], layers: int) -> None:
+    settings = DraftSettings(name="early_exit", method="early_exit", layers=asked)
+    config = AutoConfig.for_model("llama", num_hidden_layers=total)
+    assert with_layers(settings, config).layers == (layers,)
 
 
 @pytest.mark.parametrize("num_layers", [0, 3, 4])

@@ -257,6 +257,14 @@ def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> N
     assert isinstance(read_head(preset, target(), weights=False).config, BlockConfig)  # type: ignore[union-attr]
 
 
+def test_a_draft_model_has_no_layers_to_choose(tmp_path: Path) -> None:
+    plain = settings(tmp_path / "nowhere", architecture={"model_type": "llama"})
+    with pytest.raises(
+        SettingError, match=r"draft\.layers=\[3\]: is for heads and early_exit, and draft=.* is a model"
+    ):
+        read_head(plain, target(), layers=(3,), weights=False)
+
+
 @pytest.mark.parametrize("raw", [{"model_type": "llama", "hidden_size": 32}, None])
 def test_other_repositories_are_no_heads(raw: Mapping[str, Any] | None, tmp_path: Path) -> None:
     if raw is not None:

@@ -88,6 +88,36 @@ def test_speculative_text_is_that_of_generate(name: str, method: str, batch: lis
     assert method == "lookup" or max(accepted) > 0
 
 
+@pytest.mark.parametrize("name", [*RECURRENT, "gemma2"])
+def test_rows_join_a_batch_that_runs(name: str) -> None:
+    model, generator = random_model(name), torch.Generator().manual_seed(3)
+    runner, sequences = SnapshotRunner(model), [list(prompt) for prompt in PROMPTS[:2]]
+
+    @torch.inference_mode()
+    def expected(sequence: list[int]) -> torch.Tensor:
+        return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
+
+    def extend(counts: list[int]) -> None:
+        fed = torch.randint(3, VOCABULARY, (len(sequences), 3), generator=generator)
+        logits = runner.extend(fed).logits
+        for row, (tokens, count) in enumerate(zip(fed.tolist(), counts, strict=True)):
+            assert close(logits[row], expected([*sequences[row], *tokens])[-3:], 1e-4)
+            sequences[row] += tokens[:count]
+        runner.keep(counts)
+
+    runner.start(sequences)
+    # A longer prompt than what was read, while a row has unread tokens; then a shorter one, after a row has left.
+    for counts, rows, new in [([1, 3], [0, 1], PROMPTS[2]), ([3, 0, 2], [2, 0], [7, 8])]:
+        extend(counts)
+        runner.select(rows)
+        assert close(runner.add([new]).logits[0], expected(new)[-1])
+        sequences = [*(sequences[row] for row in rows), list(new)]
+        extend([3] * len(sequences))
+    runner.extend(torch.ones(3, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match="before adding"):
+        runner.add(PROMPTS[:1])
+
+
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_wrong_passes_over_several_tokens_are_found(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
