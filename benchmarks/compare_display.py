@@ -28,7 +28,7 @@ from harness.config.names import PACKAGE
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
-from harness.engines.timing import Lap, run_lap
+from harness.engines.timing import Generation, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console
 from harness.experiments.prompts import load_prompts
 from harness.models.fit import Demand
@@ -108,7 +108,7 @@ def measure(
     return seconds, frames, first_frames
 
 
-def timed(draw: Callable[[Lap], None], frames: list[float], lap: Lap) -> None:
+def timed(draw: Callable[[Generation], None], frames: list[float], lap: Generation) -> None:
     """Draw a frame, and note how long the screen took."""
     began = time.perf_counter()
     draw(lap)

@@ -199,9 +199,8 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         contenders["speculative without a cache"] = without_cache(pair, decoding)
 
     seconds = common.take_turns(contenders, questions)
-    acceptance = Acceptance()
-    for engine, arm, _ in watched.values():
-        acceptance += generate(engine, arm, questions[0]).acceptance
+    generations = [generate(engine, arm, questions[0]) for engine, arm, _ in watched.values()]
+    acceptance = sum((generation.acceptance for generation in generations), Acceptance())
 
     lines = []
     for name, own in seconds.items():
@@ -233,7 +232,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         "acceptance_rate": acceptance.acceptance_rate,
         "floor_ms": roof.floor_ms,
         "draft_floor_ms": draft_roof.floor_ms,
-        "peak_memory_bytes": engine.peak_memory_bytes(),
+        "peak_memory_bytes": max(generation.peak_memory_bytes or 0 for generation in generations) or None,
         "estimated_s": estimated,
         "seconds": time.perf_counter() - began,
         **environment_columns(placed.device_names()),

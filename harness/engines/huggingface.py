@@ -87,7 +87,7 @@ class HuggingFaceEngine(LocalEngine):
 
 
 @dataclass(frozen=True)
-class HuggingFaceArm:
+class HuggingFaceArm(Arm):
     """An arm of Hugging Face's engine: `generate` in the engine's thread.
 
     Attributes:
@@ -103,7 +103,6 @@ class HuggingFaceArm:
     schedule: Schedule = "constant"
     lookup: bool = False
     tells = frozenset({"origins", "proposals"})
-    last_requests = ()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. A first record of the speculative arm has accepted tokens already."""

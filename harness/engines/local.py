@@ -28,9 +28,8 @@ from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verificati
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases, Watched
-from harness.models import devices
+from harness.models.devices import synchronize
 from harness.models.pair import Pair
-from harness.models.ranks import check_agreement
 from harness.models.tokenizers import shared_vocabulary_size, vocabulary_size
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
@@ -43,14 +42,13 @@ _RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": v
 
 
 @dataclass(frozen=True)
-class LocalArm:
+class LocalArm(Arm):
     """An arm of the local engine: `decode` runs one of the two loops."""
 
     name: str
     decode: Callable[[Request, DecodingSettings], Records]
     pair: Pair
     tells = frozenset({"origins", "proposals", "probabilities"})
-    last_requests = ()
 
     def stream(self, question: Question) -> Records:
         """See `Arm.stream`. It takes a `batch.Change` after each record."""
@@ -105,7 +103,7 @@ class LocalEngine(Engine):
         fault: Fault = "none",
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._pair, self._fault = pair, fault
+        self._pair, self._fault, self.devices = pair, fault, pair.devices
         self._device = pair.target.input_device
         size, k, warp = shared_vocabulary_size(pair), decoding.most_draft_tokens, _warp(decoding)
         slots = longest_prompt + decoding.max_new_tokens + k + 1
@@ -153,7 +151,7 @@ class LocalEngine(Engine):
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`."""
-        clocks = [Phases(self.synchronize) for _ in self.arms]
+        clocks = [Phases(functools.partial(synchronize, self.devices)) for _ in self.arms]
         return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 
     def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
@@ -177,25 +175,6 @@ class LocalEngine(Engine):
         drafter.start(prompts, first_tokens, self._target.start(prompts))
         probabilities = drafter.propose(1, torch.zeros(len(prompts), 1, device=self._device)).probabilities
         return None if probabilities is None else probabilities[:, 0]
-
-    def synchronize(self) -> None:
-        """See `Engine.synchronize`."""
-        devices.synchronize(self._pair.devices)
-
-    def reset_peak_memory(self) -> None:
-        """See `Engine.reset_peak_memory`."""
-        devices.reset_peak_memory(self._pair.devices)
-
-    def peak_memory_bytes(self) -> int | None:
-        """See `Engine.peak_memory_bytes`."""
-        return devices.peak_memory_bytes(self._pair.devices)
-
-    def check(self, tokens: list[list[int]]) -> None:
-        """See `Engine.check`."""
-        check_agreement(tokens)
-
-    def close(self) -> None:
-        """See `Engine.close`. The pair is the caller's."""
 
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
         # What it learns from one question serves the next.

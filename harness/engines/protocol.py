@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.config.settings import DecodingSettings
@@ -37,7 +38,7 @@ class Question:
         return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
-class Arm(Protocol):
+class Arm:
     """One way of generating, `regular` or `speculative`.
 
     Attributes:
@@ -46,13 +47,9 @@ class Arm(Protocol):
             is told, because records do not have it.
     """
 
-    tells: frozenset[str]
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def last_requests(self) -> Sequence[RequestRecord]: ...
+    name: str
+    tells: frozenset[str] = frozenset()
+    last_requests: Sequence[RequestRecord] = ()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """Records as they are decided; the first one holds every row's first token.
@@ -60,6 +57,7 @@ class Arm(Protocol):
         Everything that is not decoding is done before the iterator is returned. Nothing is decoded until its first
         `next`, where a clock may start.
         """
+        raise NotImplementedError
 
 
 class Reference(Protocol):
@@ -91,6 +89,7 @@ class Engine:
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
+        devices: that compute in this process, where they can be waited for and their memory be read.
         runner: what runs the models, for the column `runner`.
         setup_seconds: what preparing took.
         tells_tokens: whether its tokens are those that the model drew, and not read from text.
@@ -98,6 +97,7 @@ class Engine:
     """
 
     arms: Sequence[Arm]
+    devices: Sequence[torch.device] = ()
     tells_tokens: bool = True
     queues: bool = False
     runner: str | None = None
@@ -111,19 +111,6 @@ class Engine:
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """The same arms under stopwatches, each with its own, where the engine can tell its phases."""
         return ()
-
-    def synchronize(self) -> None:
-        """Wait until everything that was queued is done."""
-
-    def check(self, tokens: list[list[int]]) -> None:
-        """Raise a RunError unless all processes that share the models generated these tokens."""
-
-    def reset_peak_memory(self) -> None:
-        """Start `peak_memory_bytes` from zero."""
-
-    def peak_memory_bytes(self) -> int | None:
-        """The most bytes allocated since the last reset, summed over GPUs; None where that is not known."""
-        return None
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
-from harness.engines.timing import Generation, Lap
+from harness.engines.timing import Generation
 from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
@@ -23,7 +23,7 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
         "time_ms": 1000 * generation.seconds,
         "ms_per_token": ms_per_token,
         "tokens_per_second": 1000 / ms_per_token,
-        "time_to_first_token_ms": 1000 * generation.seconds_to_first_token,
+        "time_to_first_token_ms": 1000 * generation.decided[0],
     }
     return {f"{arm}_{name}": value for name, value in columns.items()}
 
@@ -43,7 +43,7 @@ def outcome(engine: Engine, question: Question, regular: Generation, speculative
     }
 
 
-def find_rejections(lap: Lap, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:
+def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:
     """Every rejection that the text went through, in order."""
     found = []
     num_generated = 0
@@ -68,7 +68,7 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(token)) if "\N{REPLACEMENT CHARACTER}" in text else text
 
 
-def told(lap: Lap, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> dict[str, Any]:
+def told(lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> dict[str, Any]:
     """A lap as JSON: when each record was decided, its tokens with their text, origin and what they replaced."""
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)}
@@ -86,7 +86,7 @@ def told(lap: Lap, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) ->
         "name": lap.arm,
         "seconds": lap.seconds,
         "num_tokens": position,
-        "ms_per_token": lap.generation.ms_per_token,
-        "time_to_first_token_ms": 1000 * lap.generation.seconds_to_first_token,
+        "ms_per_token": lap.ms_per_token,
+        "time_to_first_token_ms": 1000 * lap.decided[0],
         "steps": steps,
     }

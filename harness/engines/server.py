@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Drafted, RequestError, RequestRecord, as_records
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
@@ -85,7 +85,7 @@ class ServerEngine(Engine):
 
 
 @dataclass
-class ServerArm:
+class ServerArm(Arm):
     """One server."""
 
     name: str
@@ -94,8 +94,6 @@ class ServerArm:
     settings: EngineSettings
     batch_size: int
     loop: asyncio.AbstractEventLoop
-    last_requests: list[RequestRecord] = field(default_factory=list)
-    tells = frozenset[str]()
     tells_tokens: bool = False
 
     def stream(self, question: Question) -> Iterator[Iteration]:

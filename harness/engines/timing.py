@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,8 @@ from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Drafted, RequestRecord
+from harness.models import devices
+from harness.models.ranks import check_agreement
 from harness.results.acceptance import Acceptance
 
 # Seconds between two frames. A frame also stays for a multiple of its cost, so that a long text or a slow terminal
@@ -21,23 +22,27 @@ FRAME_S = 0.1
 _COST_FACTOR = 9.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generation:
-    """The prompts of one question through one arm.
+    """One question through one arm: its records while it runs, and what became of each prompt in the end.
 
     Attributes:
-        requests: one per prompt; of an arm without requests, as if its rows had been some.
-        seconds: from the prompts to the last token of the last row.
-        seconds_to_first_token: from the prompts to the first token of every row.
-        num_iterations: turns of the loop after the first token.
+        iterations: the records; `generate` drops them, because they may hold tensors.
+        decided: seconds on the arm's clock at which each record was decided.
+        seconds: what the clock shows; in the end, from the prompts to the last token of the last row.
+        started_ns: when it began, on the wall clock.
+        requests: one per prompt, see `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
-        peak_memory_bytes: the most that GPUs held meanwhile, where somebody looked.
+        peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
 
-    requests: list[RequestRecord]
-    seconds: float
-    seconds_to_first_token: float
-    num_iterations: int
+    arm: str
+    iterations: list[Iteration] = field(default_factory=list)
+    decided: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    question: Question | None = None
+    started_ns: int = 0
+    requests: Sequence[RequestRecord] = ()
     sent: bool = False
     peak_memory_bytes: int | None = None
 
@@ -47,13 +52,8 @@ class Generation:
         return [request.token_ids for request in self.requests]
 
     @property
-    def outcomes(self) -> list[list[tuple[int, int]]]:
-        """(num_proposed, num_accepted) of each row's iterations, where they are known."""
-        return [request.outcomes for request in self.requests]
-
-    @property
     def acceptance(self) -> Acceptance:
-        return Acceptance.of(outcome for row in self.outcomes for outcome in row)
+        return Acceptance.of(outcome for request in self.requests for outcome in request.outcomes)
 
     @property
     def ms_per_token(self) -> float:
@@ -67,48 +67,23 @@ class Generation:
             return {self.requests[0].index: self.ms_per_token}
         return {one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered}
 
-
-@dataclass
-class Lap:
-    """The records of one question through one arm, while it runs.
-
-    Attributes:
-        decided: seconds on the arm's clock at which each record was decided.
-        seconds: what the clock shows.
-        started_ns: when it began, on the wall clock.
-        requests: of the arm, where it has its own records of them.
-        sent: see `Generation`.
-    """
-
-    arm: str
-    iterations: list[Iteration] = field(default_factory=list)
-    decided: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    question: Question | None = None
-    started_ns: int = 0
-    requests: Sequence[RequestRecord] = ()
-    sent: bool = False
-
-    @functools.cached_property
-    def generation(self) -> Generation:
-        """The sums over all records, once there are all."""
-        requests = list(self.requests) or self._rows()
-        return Generation(requests, self.seconds, self.decided[0], len(self.iterations) - 1, self.sent)
-
-    def _rows(self) -> list[RequestRecord]:
-        rows = [RequestRecord(row, 0, self.started_ns) for row in self.iterations[0].rows]
+    def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
+        """Note what became of each prompt: from the arm's records of requests, else as if its rows had been some."""
+        if requests:
+            self.requests = requests
+            return
+        self.requests = [RequestRecord(row, 0, self.started_ns) for row in self.iterations[0].rows]
         if self.question is not None:
-            for request, index, prompt in zip(rows, self.question.indices, self.question.prompts, strict=True):
+            for request, index, prompt in zip(self.requests, self.question.indices, self.question.prompts, strict=True):
                 request.index, request.num_prompt_tokens = index, len(prompt)
-        outcomes: list[list[tuple[int, int]]] = [[] for _ in rows]
+        outcomes: list[list[tuple[int, int]]] = [[] for _ in self.requests]
         for seconds, one in zip(self.decided, self.iterations, strict=True):
             for row, new, proposed, accepted in zip(one.rows, one.tokens, one.proposed, one.num_accepted, strict=True):
-                rows[row].add(new, seconds)
+                self.requests[row].add(new, seconds)
                 if proposed or one.verdict is not None:
                     outcomes[row].append((len(proposed), accepted))
-        for request, found in zip(rows, outcomes, strict=True):
+        for request, found in zip(self.requests, outcomes, strict=True):
             request.drafted = Drafted.of(found) if found else None
-        return rows
 
 
 @contextmanager
@@ -142,10 +117,10 @@ def run_lap(
     engine: Engine,
     arm: Arm,
     question: Question,
-    draw: Callable[[Lap], None] | None = None,
+    draw: Callable[[Generation], None] | None = None,
     *,
     allow_failures: bool = False,
-) -> Lap:
+) -> Generation:
     """Run `arm` to the end and time it. Records are only collected while the clock runs, and read afterwards.
 
     The clock is stopped for `draw`, which is called at the first token and whenever a frame is due. Decoding is
@@ -157,36 +132,41 @@ def run_lap(
     Raises:
         RunError: processes that share the models came to different tokens, or a request failed.
     """
-    lap = Lap(arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues)
+    generation = Generation(arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues)
     next_frame = 0.0
+    devices.reset_peak_memory(engine.devices)
     with without_garbage_collection():
         records = arm.stream(question)
-        engine.synchronize()
+        devices.synchronize(engine.devices)
         # Moved forward by every stop of the clock.
         started = time.perf_counter()
         for iteration in records:
             # Tokens in a record are numbers on the host, so the device has finished them.
             now = time.perf_counter()
-            lap.seconds = now - started
-            lap.iterations.append(iteration)
-            lap.decided.append(lap.seconds)
+            generation.seconds = now - started
+            generation.iterations.append(iteration)
+            generation.decided.append(generation.seconds)
             if draw is not None and now >= next_frame:
-                engine.synchronize()
+                devices.synchronize(engine.devices)
                 stopped = time.perf_counter()
-                draw(lap)
+                draw(generation)
                 cost = time.perf_counter() - stopped
                 started += cost
                 next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
-        engine.synchronize()
-        lap.seconds = time.perf_counter() - started
-    lap.requests = arm.last_requests
-    errors = [str(request.error) for request in lap.requests if request.error is not None]
+        devices.synchronize(engine.devices)
+        generation.seconds = time.perf_counter() - started
+    generation.finish(arm.last_requests)
+    generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)
+    errors = [str(request.error) for request in generation.requests if request.error is not None]
     if errors and not allow_failures:
-        raise RunError(f"{arm.name}: {len(errors)} of {len(lap.requests)} requests failed, the first with {errors[0]}")
-    engine.check(lap.generation.tokens)
-    return lap
+        count = f"{len(errors)} of {len(generation.requests)}"
+        raise RunError(f"{arm.name}: {count} requests failed, the first with {errors[0]}")
+    check_agreement(generation.tokens)
+    return generation
 
 
 def generate(engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False) -> Generation:
-    """The sums over a lap; see `run_lap`."""
-    return run_lap(engine, arm, question, allow_failures=allow_failures).generation
+    """As `run_lap`, without the records."""
+    generation = run_lap(engine, arm, question, allow_failures=allow_failures)
+    generation.iterations = []
+    return generation

@@ -8,14 +8,14 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Drafted, RequestRecord, as_records
 from harness.models.checkpoints import source
 from harness.models.devices import free_memory
@@ -116,7 +116,7 @@ class VllmEngine(Engine):
 
 
 @dataclass
-class VllmArm:
+class VllmArm(Arm):
     """An arm: one of vLLM's engines, with the `arguments` that start it and its bytes on all GPUs together.
 
     Acceptance is in `last_requests`, because vLLM reports it when a text has ended.
@@ -127,8 +127,6 @@ class VllmArm:
     arguments: dict[str, Any]
     num_bytes: int
     llm: Any = None
-    last_requests: list[RequestRecord] = field(default_factory=list)
-    tells = frozenset[str]()
     _ids = itertools.count()
 
     def stream(self, question: Question) -> Iterator[Iteration]:

@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.race import figures, find_rejections, outcome, token_text
-from harness.engines.timing import Lap, generate, quick_collections, run_lap
+from harness.engines.timing import Generation, generate, quick_collections, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console, show_race
 from harness.experiments.compare_lines import piped_lines, typed_lines
 from harness.experiments.progress import say
@@ -133,7 +133,7 @@ class Compare(Experiment):
         settings: Any = session.settings
         if not settings.json and not self._interactive:
             self._say(f"> {prompt}", "bold")
-        laps: dict[str, Lap] = {}
+        laps: dict[str, Generation] = {}
         rejected: list[Rejection] = []
         found: dict[str, Any] = {"prompt_index": self._num_races, "prompt": prompt, "num_prompt_tokens": len(token_ids)}
         session.status, session.error = "ok", None
@@ -144,9 +144,9 @@ class Compare(Experiment):
                 question = session.ask([token_ids], [self._num_races + 1])
                 for arm in engine.arms:
                     laps[arm.name] = self._lap(session, engine, arm, question)
-                    found |= figures(arm.name, laps[arm.name].generation, session.tokenizer)
+                    found |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
-                    found |= outcome(engine, question, *(lap.generation for lap in laps.values()))
+                    found |= outcome(engine, question, *laps.values())
                     if "proposals" in engine.arms[-1].tells:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         found["num_rejections"] = len(rejected)
@@ -163,7 +163,7 @@ class Compare(Experiment):
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
-    def _lap(self, session: Session, engine: Engine, arm: Arm, question: Question) -> Lap:
+    def _lap(self, session: Session, engine: Engine, arm: Arm, question: Question) -> Generation:
         settings: Any = session.settings
         if settings.json or settings.view == "race":
             return run_lap(engine, arm, question)
@@ -217,7 +217,7 @@ def _describe(session: Session) -> str:
 
 
 def _record(
-    row: CompareRow, speculative: Lap | None, rejected: Sequence[Rejection], tokenizer: PreTrainedTokenizerBase
+    row: CompareRow, speculative: Generation | None, rejected: Sequence[Rejection], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     """The row as JSON, with the origin of each token, and every rejection."""
     record = {name: getattr(row, name) for name in row.columns()}

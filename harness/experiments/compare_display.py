@@ -18,7 +18,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from harness.decoding.protocols import Origin
-from harness.engines.timing import FRAME_S, Lap
+from harness.engines.timing import FRAME_S, Generation
 from harness.models.detokenizer import Detokenizer
 from harness.report.table import visible
 from harness.report.terminal import LastingConsole
@@ -73,7 +73,7 @@ class Lane:
         self._num_shown = 0
         self._origin = Origin.TARGET
 
-    def show(self, lap: Lap, at: float = math.inf) -> None:
+    def show(self, lap: Generation, at: float = math.inf) -> None:
         """Bring the lane up to what was decided in the first `at` seconds of the lap."""
         count = bisect_right(lap.decided, at)
         for iteration in lap.iterations[self._num_shown : count]:
@@ -125,7 +125,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
 
 
 @contextlib.contextmanager
-def live(lane: Lane) -> Iterator[Callable[[Lap], None] | None]:
+def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
     """Gives the function that draws the lane while its arm decodes, None without a terminal; leaves the whole text.
 
     A generation that is broken off leaves what was drawn of it.
@@ -137,7 +137,7 @@ def live(lane: Lane) -> Iterator[Callable[[Lap], None] | None]:
         with _screen(lane.console) as screen:
             screen([lane])
 
-            def draw(lap: Lap) -> None:
+            def draw(lap: Generation) -> None:
                 lane.show(lap)
                 screen([lane])
 
@@ -150,7 +150,7 @@ def live(lane: Lane) -> Iterator[Callable[[Lap], None] | None]:
 
 def show_race(
     console: Console,
-    laps: Sequence[Lap],
+    laps: Sequence[Generation],
     tokenizer: PreTrainedTokenizerBase,
     prompt: Sequence[int],
     legend: bool = True,

@@ -158,12 +158,12 @@ def _by_question(rows: Sequence[AnswerRow]) -> Answers:
 
 def _read(session: Session, arm: str, batch: Sequence[Problem], generation: Generation) -> Iterator[AnswerRow]:
     """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
-    for problem, tokens, outcomes in zip(batch, generation.tokens, generation.outcomes, strict=True):
-        text = session.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    for problem, request in zip(batch, generation.requests, strict=True):
+        text = session.tokenizer.decode(request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         completion, answer = read_answer(str(text))
         yield session.row(
             AnswerRow,
-            Acceptance.of(outcomes),
+            Acceptance.of(request.outcomes),
             prompt_index=problem.index,
             seed=problem.seed,
             arm=arm,
@@ -173,9 +173,9 @@ def _read(session: Session, arm: str, batch: Sequence[Problem], generation: Gene
             completion=completion,
             answer=answer,
             correct=answer == problem.expected,
-            num_tokens=len(tokens),
+            num_tokens=len(request.token_ids),
             time_ms=1000 * generation.seconds / len(batch),
-            outcomes=[list(outcome) for outcome in outcomes],
+            outcomes=[list(outcome) for outcome in request.outcomes],
             answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 

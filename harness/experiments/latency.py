@@ -125,7 +125,7 @@ class Latency(Experiment):
         if placed is not None:
             self.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
-                self.profiles = profile_arms(engine, questions[0], session.directory, placed.devices)
+                self.profiles = profile_arms(engine, questions[0], session.directory)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm. What was not measured, or could not be, is None."""
@@ -231,8 +231,8 @@ class Latency(Experiment):
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
         # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
         turned = [generation for generation in speculative.generations if not generation.sent]
-        if num_iterations := sum(generation.num_iterations for generation in turned):
-            seconds = sum(generation.seconds - generation.seconds_to_first_token for generation in turned)
+        if num_iterations := sum(len(generation.decided) - 1 for generation in turned):
+            seconds = sum(generation.seconds - generation.decided[0] for generation in turned)
             columns["iteration_ms"] = 1000 * seconds / num_iterations
         if speculative.divergences:
             columns["identical_prompts"] = list(speculative.divergences.values()).count(None)

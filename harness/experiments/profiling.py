@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from harness.engines.protocol import Arm, Engine, Question
+from harness.models.devices import synchronize
 from harness.report.table import Column, Table, TableRow, number, percent
 
 # A few iterations say it all, and a trace of more takes long to open.
@@ -20,7 +19,7 @@ NUM_TOKENS = 8
 _NUM_OPERATORS = 8
 
 
-def profile_arms(engine: Engine, question: Question, directory: Path, devices: Sequence[torch.device]) -> list[Table]:
+def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Table]:
     """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into `directory`.
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
@@ -28,7 +27,7 @@ def profile_arms(engine: Engine, question: Question, directory: Path, devices: S
     decoding = question.decoding
     decoding = dataclasses.replace(decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens))
     shortened = dataclasses.replace(question, decoding=decoding)
-    on_gpu = any(device.type == "cuda" for device in devices)
+    on_gpu = any(device.type == "cuda" for device in engine.devices)
     return [_profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz", on_gpu) for arm in engine.arms]
 
 
@@ -38,7 +37,7 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: b
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     with profile(activities=activities) as profiler:
         num_iterations = sum(1 for _ in arm.stream(question))
-        engine.synchronize()
+        synchronize(engine.devices)
     profiler.export_chrome_trace(str(file))
     # On a GPU kernels are listed, because those of a CUDA graph belong to no operator.
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, DraftSettings
 from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
-from harness.engines.protocol import Arm, Engine, Question, Reference
+from harness.engines.protocol import Engine, Question, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
@@ -265,11 +264,6 @@ class Session:
         engine = self.engine
         assert engine is not None
 
-        def answer(question: Question, arm: Arm) -> Generation:
-            engine.reset_peak_memory()
-            generation = generate(engine, arm, question, allow_failures=allow_failures)
-            return dataclasses.replace(generation, peak_memory_bytes=engine.peak_memory_bytes())
-
         with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs on what the other has warmed.
@@ -278,8 +272,8 @@ class Session:
                 for arm in arms:
                     # Just before its first question, because an engine may hold one arm at a time.
                     for _ in range(0 if number else num_warmup):
-                        answer(warmup or question, arm)
-                    generations[arm.name] = answer(question, arm)
+                        generate(engine, arm, warmup or question, allow_failures=allow_failures)
+                    generations[arm.name] = generate(engine, arm, question, allow_failures=allow_failures)
                 for name, generation in generations.items():
                     self.export(name, generation.requests)
                 advance(note(question, generations) or "measuring")

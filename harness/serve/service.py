@@ -100,8 +100,8 @@ class Service:
                 "prompt": body.prompt,
                 "temperature": question.decoding.temperature,
                 "arms": [told(lap, self.tokenizer, ids) for lap in laps],
-                "acceptance": laps[-1].generation.acceptance.columns(),
-                "identical": len({tuple(lap.generation.tokens[0]) for lap in laps}) == 1,
+                "acceptance": laps[-1].acceptance.columns(),
+                "identical": len({tuple(lap.tokens[0]) for lap in laps}) == 1,
             }
 
         return self.scheduler.alone(run)

@@ -15,7 +15,7 @@ from engines.echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
-from harness.engines.timing import Lap
+from harness.engines.timing import Generation
 from harness.models.fit import Demand
 from harness.models.pair import Pair, plan_pair
 
@@ -75,11 +75,12 @@ class PairServer(EchoServer):
         decoding = DecodingSettings(temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens)
         indices = [next(self._indices) for _ in bodies]
         question = Question([body["prompt"] for body in bodies], decoding, 0, indices)
-        lap = Lap("any")
+        lap = Generation("any")
         for record in self.arm.stream(question):
             lap.iterations.append(record)
             lap.decided.append(0.0)
-        return self.spoil(lap.generation.tokens)
+        lap.finish()
+        return self.spoil(lap.tokens)
 
 
 def _settings(body: dict[str, Any]) -> tuple[float, int]:

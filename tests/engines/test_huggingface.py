@@ -153,7 +153,7 @@ def test_a_failure_in_generate_is_raised(engine: HuggingFaceEngine) -> None:
 
 def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
     generation = generate(engine, engine.arms[1], ask())
-    assert 0 < generation.seconds_to_first_token < generation.seconds
+    assert 0 < generation.decided[0] < generation.seconds
     assert generation.acceptance.num_proposed > 0
 
 

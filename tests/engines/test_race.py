@@ -15,7 +15,7 @@ from harness.decoding.verify import Verdict
 from harness.engines import timing
 from harness.engines.protocol import Question
 from harness.engines.race import find_rejections, outcome
-from harness.engines.timing import Lap, run_lap
+from harness.engines.timing import Generation, run_lap
 from harness.results.acceptance import Rejection
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
@@ -42,6 +42,7 @@ class Engine:
 
     last_requests = ()
     queues = False
+    devices = ()
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0
@@ -59,10 +60,6 @@ class Engine:
     def reference(self) -> Engine:
         return self
 
-    def synchronize(self) -> None: ...
-
-    def check(self, tokens: list[list[int]]) -> None: ...
-
     def logits(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         self.prompts = prompts
         return torch.arange(10.0)[None]
@@ -73,15 +70,15 @@ def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch
     engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
     seen = []
 
-    def draw(lap: Lap) -> None:
+    def draw(lap: Generation) -> None:
         seen.append((len(lap.iterations), lap.seconds))
         engine.now += 1
 
     lap = run_lap(engine, engine, QUESTION, draw)
     assert seen == [(1, 2), (3, 12)]
     assert lap.decided == [2, 10, 12, 13]
-    assert lap.seconds == lap.generation.seconds == 13.25
-    assert lap.generation.seconds_to_first_token == 2
+    assert lap.seconds == 13.25
+    assert lap.decided[0] == 2
     assert engine.now == 15.25
 
 
@@ -95,7 +92,7 @@ def test_frames_are_a_tenth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -
 def test_without_frames_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
     lap = run_lap(engine, engine, QUESTION)
-    assert (lap.decided, lap.seconds, lap.generation.tokens) == ([2, 10, 12, 13], 13.25, [[0, 1, 2, 3]])
+    assert (lap.decided, lap.seconds, lap.tokens) == ([2, 10, 12, 13], 13.25, [[0, 1, 2, 3]])
 
 
 class Digits:
@@ -110,13 +107,13 @@ def test_every_rejection_of_the_text_is_found() -> None:
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
         speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token, before the rejection
     ]
-    found = find_rejections(Lap("speculative", iterations), Digits())  # type: ignore[arg-type]
+    found = find_rejections(Generation("speculative", iterations), Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
 
 
 def test_an_engine_may_tell_no_probabilities() -> None:
     silent = Iteration([0], [[7]], [[Origin.RECOVERED]], [[8, 9]], [0])
-    assert find_rejections(Lap("speculative", [silent]), Digits()) == [Rejection(0, "8", None, None, "7")]  # type: ignore[arg-type]
+    assert find_rejections(Generation("speculative", [silent]), Digits()) == [Rejection(0, "8", None, None, "7")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +134,11 @@ def test_where_texts_differ(
     question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
     engine: Any = Engine(monkeypatch)
     laps = [
-        Lap(name, [regular(token) for token in tokens], [1.0] * len(tokens), 6.0).generation
+        Generation(name, [regular(token) for token in tokens], [1.0] * len(tokens), 6.0)
         for name, tokens in [("regular", [1, 2, 3]), ("speculative", actual)]
     ]
+    for lap in laps:
+        lap.finish()
     figures = outcome(engine, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)

@@ -104,7 +104,7 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
     assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
     assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
     generation = generate(engine, engine.arms[0], ask(max_new_tokens=8))
-    assert generation.outcomes == [[(4, 2), (4, 2), (4, 0)]] or dialect != "vllm"
+    assert [request.outcomes for request in generation.requests] == [[(4, 2), (4, 2), (4, 0)]] or dialect != "vllm"
 
 
 def test_llama_cpp_says_less(open_engine: Open) -> None:

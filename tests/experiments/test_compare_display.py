@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.timing import Lap
+from harness.engines.timing import Generation
 from harness.experiments import compare_display
 from harness.experiments.compare_display import Lane, live, plain_console, show_race, view
 
@@ -28,7 +28,7 @@ def iteration(tokens: list[int], origins: list[Origin]) -> Iteration:
 
 
 @pytest.fixture
-def lap(tokenizer: Any) -> Lap:
+def lap(tokenizer: Any) -> Generation:
     """The chain's speculative lap: half of 漢 comes with one iteration, the rest with the next."""
     tokens = [token for word in CHAIN[1:] for token in tokenizer(word)["input_ids"]]
     draft = Origin.DRAFT
@@ -39,7 +39,7 @@ def lap(tokenizer: Any) -> Lap:
         iteration(tokens[4:7], [draft, draft, Origin.BONUS]),
         iteration(tokens[7:], [draft, draft, draft, draft, Origin.BONUS]),
     ]
-    return Lap("speculative", iterations, [1.0, 2.0, 3.0, 4.0, 5.0], 6.0)
+    return Generation("speculative", iterations, [1.0, 2.0, 3.0, 4.0, 5.0], 6.0)
 
 
 def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
@@ -66,7 +66,7 @@ class Words:
 def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
     """A lane in which each word is a token of its origin."""
     lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
-    lane.show(Lap(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0))
+    lane.show(Generation(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0))
     lane.end()
     return lane
 
@@ -138,7 +138,7 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
         assert max(Text(line).cell_len for line in lines) <= width
 
 
-def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Lap) -> None:
+def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Generation) -> None:
     screen = console(False)
     lane = Lane(screen, "speculative", tokenizer, [1])
     with live(lane) as draw:
@@ -148,11 +148,11 @@ def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Lap) ->
     assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
 
 
-def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
+def test_half_a_character_waits(tokenizer: Any, lap: Generation) -> None:
     screen = console(True, color_system=None)
     with live(Lane(screen, "speculative", tokenizer, [1])) as draw:
         assert draw is not None
-        draw(Lap("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+        draw(Generation("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
     assert "one [two]" in printed(screen)
     # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.
     *frames, last = printed(screen).split("speculative")
@@ -161,20 +161,20 @@ def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(
-    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, lap: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     screen = console(True, color_system=None)
     monkeypatch.setattr(compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt))
-    show_race(screen, [Lap("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1])
+    show_race(screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1])
     last = printed(screen).splitlines()[-6:]
     start = MARKED.split("字")[0].strip()
     assert any(line.count(start) == 2 for line in last), last
 
 
-def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Lap) -> None:
+def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Generation) -> None:
     lane = Lane(console(False), "speculative", tokenizer, [1])
     shown = []
     for at in (0.5, 1.0, 3.5, 100.0):

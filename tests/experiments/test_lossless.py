@@ -218,7 +218,7 @@ def test_two_samples_are_compared_without_the_exact_distribution(moved: float, v
     def sample(second: list[float]) -> list[Generation]:
         chances = [[0.5, 0.3, 0.2], second, [0.4, 0.3, 0.3]]
         rows = np.stack([generator.choice(3, 4000, p=each) for each in chances], axis=1).tolist()
-        return [Generation([RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)], 1.0, 1.0, 3)]
+        return [Generation("any", requests=[RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)])]
 
     plain = [0.6, 0.2, 0.2]
     check = compare_samples(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]), 3, 1e-9, 0.2)
