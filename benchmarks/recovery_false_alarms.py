@@ -21,7 +21,7 @@ from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import choose_contexts
-from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, check_sampled, together
+from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
 from harness.experiments.outcomes import exact_outcomes
 
 # As the command's: one false alarm in a thousand million runs.
@@ -49,7 +49,7 @@ def main() -> None:
     contexts = [list(context.token_ids) for context in choose_contexts(engine, prompts, decoding)]
     least = MIN_EXPECTED * len(contexts) / max(options.draws, options.fault_draws)
     outcomes = [exact_outcomes(engine, context, decoding, options.num_tokens, least) for context in contexts]
-    level = FALSE_ALARM_RATE / (len(contexts) + 1)
+    test = SampledTest(options.num_tokens, FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
 
     def draw(faulty: LocalEngine, context: list[int], seed: int, streams: range) -> Iterator[Generation]:
         for first in range(0, len(streams), BATCH_SIZE):
@@ -63,7 +63,7 @@ def main() -> None:
         checks = []
         for position, (context, exact) in enumerate(zip(contexts, outcomes, strict=True)):
             draws = draw(faulty, context, seed, range(position * num_draws, (position + 1) * num_draws))
-            checks.append(check_sampled(draws, exact, options.num_tokens, level, options.shift))
+            checks.append(test.check(draws, exact))
         return [*checks, together(checks)]
 
     rows = []

@@ -125,81 +125,60 @@ def together(checks: Sequence[SampledCheck]) -> SampledCheck:
     return functools.reduce(operator.add, checks)
 
 
-def check_sampled(
-    generations: Iterable[Generation], outcomes: Outcomes, num_tokens: int, significance_level: float, shift: float
-) -> SampledCheck:
-    """Compare continuations of one prompt with `outcomes`, the exact ones.
+@dataclass(frozen=True)
+class SampledTest:
+    """What the draws after one prompt are tested for.
 
-    Args:
-        generations: batches of the arm under test, with `num_tokens` new tokens per row.
+    Attributes:
+        num_tokens: counted of each continuation.
         significance_level: this test's share of the false-alarm rate.
         shift: total variation of a token's distribution that must be seen.
     """
-    outcomes = outcomes.first(num_tokens)
-    counts, acceptance = outcomes.count([]), Acceptance()
-    for generation in generations:
-        counts += outcomes.count(generation.tokens)
-        acceptance += generation.acceptance
-    return _checked(counts, outcomes, num_tokens, significance_level, shift, acceptance)
 
+    num_tokens: int
+    significance_level: float
+    shift: float
 
-def expected_check(
-    outcomes: Outcomes, num_tokens: int, num_draws: int, significance_level: float, shift: float
-) -> SampledCheck:
-    """The check of so many draws that are spread exactly as they should be: it has the power that they would have."""
-    outcomes = outcomes.first(num_tokens)
-    counts = outcomes.probabilities * num_draws
-    return _checked(counts, outcomes, num_tokens, significance_level, shift, Acceptance())
+    def check(self, generations: Iterable[Generation], outcomes: Outcomes) -> SampledCheck:
+        """Compare continuations of one prompt, `num_tokens` new tokens per row, with `outcomes`, the exact ones."""
+        outcomes = outcomes.first(self.num_tokens)
+        counts, acceptance = outcomes.count([]), Acceptance()
+        for generation in generations:
+            counts += outcomes.count(generation.tokens)
+            acceptance += generation.acceptance
+        return self._check([counts], outcomes, acceptance)
 
+    def expected(self, outcomes: Outcomes, num_draws: int) -> SampledCheck:
+        """The check of so many draws that are spread exactly as they should be: it has the power they would have."""
+        outcomes = outcomes.first(self.num_tokens)
+        return self._check([outcomes.probabilities * num_draws], outcomes, Acceptance())
 
-def _checked(
-    counts: ArrayLike,
-    outcomes: Outcomes,
-    num_tokens: int,
-    significance_level: float,
-    shift: float,
-    acceptance: Acceptance,
-) -> SampledCheck:
-    exact, num_draws = outcomes.probabilities, round(np.sum(counts))
-    others = outcomes.cached_probabilities, outcomes.shifted(1, shift), outcomes.shifted(2, shift)
-    # Noncentralities: of what rounding may do, and of the shifts.
-    rounding, *visible = (num_draws * chi_square_distance(exact, other, num_draws, MIN_EXPECTED) for other in others)
-    result = chi_square_test(counts, exact, MIN_EXPECTED)
-    return SampledCheck(
-        num_tokens,
-        SHARE_OF_LEVEL * significance_level,
-        1,
-        num_draws,
-        result.statistic,
-        result.degrees_of_freedom,
-        ROUNDING_ALLOWANCE * rounding,
-        np.array(visible),
-        acceptance,
-    )
+    def compare(self, regular: Sequence[Generation], other: Sequence[Generation]) -> SampledCheck:
+        """Compare as many continuations of one prompt by two arms: a χ² test that both have one distribution.
 
+        It takes twice the draws of `check` to see the same shift, and half of them are the regular arm's.
+        """
+        samples = [[tokens for generation in arm for tokens in generation.tokens] for arm in (regular, other)]
+        outcomes = observed_outcomes([*samples[0], *samples[1]], self.num_tokens, 2 * MIN_EXPECTED)
+        acceptance = sum((generation.acceptance for generation in other), Acceptance())
+        return self._check([outcomes.count(sample) for sample in samples], outcomes, acceptance)
 
-def compare_samples(
-    regular: Sequence[Generation], other: Sequence[Generation], num_tokens: int, significance_level: float, shift: float
-) -> SampledCheck:
-    """Compare as many continuations of one prompt by two arms: a χ² test that both have one distribution.
-
-    It takes twice the draws of `check_sampled` to see the same shift, and half of them are the regular arm's.
-    """
-    samples = [[tokens for generation in arm for tokens in generation.tokens] for arm in (regular, other)]
-    outcomes = observed_outcomes([*samples[0], *samples[1]], num_tokens, 2 * MIN_EXPECTED)
-    counts, num_draws = [outcomes.count(sample) for sample in samples], len(samples[1])
-    pooled = (counts[0] + counts[1]) / (2 * num_draws)
-    results = [chi_square_test(each, pooled, MIN_EXPECTED) for each in counts]
-    shifted = [outcomes.shifted(position, shift) for position in (1, 2)]
-    visible = [num_draws / 2 * chi_square_distance(pooled, one, num_draws, MIN_EXPECTED) for one in shifted]
-    return SampledCheck(
-        num_tokens,
-        SHARE_OF_LEVEL * significance_level,
-        1,
-        num_draws,
-        sum(result.statistic for result in results),
-        results[0].degrees_of_freedom,
-        0.0,
-        np.array(visible),
-        sum((generation.acceptance for generation in other), Acceptance()),
-    )
+    def _check(self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance) -> SampledCheck:
+        """Of one sample, or of two whose common distribution is in `outcomes`."""
+        exact, num_draws = outcomes.probabilities, round(np.sum(counts[-1]))
+        results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
+        others = outcomes.cached_probabilities, *(outcomes.shifted(position, self.shift) for position in (1, 2))
+        # Noncentralities: of what rounding may do, and of the shifts.
+        distances = [chi_square_distance(exact, other, num_draws, MIN_EXPECTED) for other in others]
+        rounding, *visible = (num_draws / len(counts) * distance for distance in distances)
+        return SampledCheck(
+            self.num_tokens,
+            SHARE_OF_LEVEL * self.significance_level,
+            1,
+            num_draws,
+            sum(result.statistic for result in results),
+            results[0].degrees_of_freedom,
+            ROUNDING_ALLOWANCE * rounding,
+            np.array(visible),
+            acceptance,
+        )

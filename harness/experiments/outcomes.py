@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Reference
@@ -121,23 +124,17 @@ def observed_outcomes(continuations: Sequence[Sequence[int]], num_tokens: int, m
 def exact_probabilities(logits: Tensor, decoding: DecodingSettings) -> Floats:
     """Logits [B, V] -> probabilities [B, V] in float64, with the settings' temperature, top-k and top-p.
 
-    Written again on purpose: target and draft share `decoding.warp`, so a mistake there would not look like a loss.
+    By other code on purpose: target and draft share `decoding.warp`, so a mistake there would not look like a loss.
     """
-    values = logits.double().cpu().numpy()
+    values: Any = logits.double().cpu()
     if decoding.temperature == 0:
-        return np.eye(values.shape[-1])[values.argmax(-1)]
+        return one_hot(values.argmax(-1), values.shape[-1]).double().numpy()
     values = values / decoding.temperature
-    if 0 < decoding.top_k < values.shape[-1]:
-        smallest_kept = np.sort(values, axis=-1)[:, -decoding.top_k, None]
-        values = np.where(values >= smallest_kept, values, -np.inf)
-    weights = np.exp(values - values.max(-1, keepdims=True))
-    probabilities = weights / weights.sum(-1, keepdims=True)
+    if decoding.top_k > 0:
+        values = TopKLogitsWarper(decoding.top_k)(values, values)
     if decoding.top_p < 1:
-        order = np.argsort(-probabilities, axis=-1, kind="stable")
-        descending = np.take_along_axis(probabilities, order, -1)
-        kept = np.where(descending.cumsum(-1) - descending < decoding.top_p, descending, 0)
-        np.put_along_axis(probabilities, order, kept / kept.sum(-1, keepdims=True), -1)
-    return np.asarray(probabilities)
+        values = TopPLogitsWarper(decoding.top_p)(values, values)
+    return np.asarray(values.softmax(-1))
 
 
 def _cells(prefixes: Mapping[Prefix, float]) -> Floats:

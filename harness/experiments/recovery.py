@@ -13,16 +13,7 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
-from harness.experiments.lossless import (
-    MIN_EXPECTED,
-    REQUIRED_POWER,
-    GreedyCheck,
-    SampledCheck,
-    check_sampled,
-    compare_samples,
-    expected_check,
-    together,
-)
+from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, GreedyCheck, SampledCheck, SampledTest, together
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
@@ -133,39 +124,37 @@ class Recovery(Experiment):
         streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
-        checks: dict[NumDraftTokens, list[SampledCheck]] = {number: [] for number in numbers}
+        tests = [SampledTest(num_counted_tokens(number), level, settings.shift) for number in numbers]
 
         def draw(arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
                 yield generate(engine, arm, session.ask([context.token_ids] * len(batch), batch, asked))
                 advance(None)
 
+        checks: list[list[SampledCheck]] = [[] for _ in numbers]
         num_batches = len(streams) * len(in_batches(streams[0], size)) * (1 if reference else 2)
         with progress("drawing", num_batches) as advance, quick_collections():
             rare = MIN_EXPECTED / num_draws
             exact: list[Outcomes | None] = [None] * len(contexts)
             if reference is not None:
                 exact = [exact_outcomes(reference, found.token_ids, decoding, num_counted, rare) for found in contexts]
-            for place, number in enumerate(numbers):
-                num_tokens = num_counted_tokens(number)
-                asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=num_tokens)
+            for place, (number, test) in enumerate(zip(numbers, tests, strict=True)):
+                asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens)
                 engine = session.open(size, CONTEXT_TOKENS, asked, fault=settings.fault)
                 for context, outcomes, drawn in zip(contexts, exact, streams[place :: len(numbers)], strict=True):
                     draws = draw(engine.arms[-1], context, asked, drawn)
                     if outcomes is None:
-                        both = list(draw(engine.arms[0], context, asked, drawn)), list(draws)
-                        check = compare_samples(*both, num_tokens, level, settings.shift)
+                        check = test.compare(list(draw(engine.arms[0], context, asked, drawn)), list(draws))
                     else:
-                        check = check_sampled(draws, outcomes, num_tokens, level, settings.shift)
-                    checks[number].append(check)
+                        check = test.check(draws, outcomes)
+                    checks[place].append(check)
                     prompt_index = self.prompts[context.prompt_index].index
                     self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
-        for number in numbers:
-            check, needed = together(checks[number]), None
+        for number, test, found in zip(numbers, tests, checks, strict=True):
+            check, needed = together(found), None
             if check.verdict == "undecided" and reference is not None:
                 say("working out how many draws would be enough")
-                num_tokens = num_counted_tokens(number)
-                enough = draws_needed(reference, contexts, decoding, num_tokens, num_draws, level, settings.shift)
+                enough = draws_needed(reference, contexts, decoding, test, num_draws)
                 needed = enough and enough * len(contexts) * len(numbers)
             self._add_sampled(number, check, num_draws_needed=needed)
 
@@ -180,27 +169,18 @@ EXPERIMENT = Recovery
 
 
 def draws_needed(
-    reference: Reference,
-    contexts: Sequence[Context],
-    decoding: DecodingSettings,
-    num_tokens: int,
-    num_draws: int,
-    level: float,
-    shift: float,
+    reference: Reference, contexts: Sequence[Context], decoding: DecodingSettings, test: SampledTest, num_draws: int
 ) -> int | None:
     """How many draws after each context would be enough for a verdict, where `num_draws` were not.
 
     From the power that they would have. None where even the most that are looked at would not do.
     """
     for draws in (num_draws * factor for factor in _FACTORS):
-        known = [
-            exact_outcomes(reference, context.token_ids, decoding, num_tokens, MIN_EXPECTED / draws)
-            for context in contexts
-        ]
+        rare = MIN_EXPECTED / draws
+        known = [exact_outcomes(reference, one.token_ids, decoding, test.num_tokens, rare) for one in contexts]
 
         def decides(number: int, known: Sequence[Outcomes] = known) -> bool:
-            checks = (expected_check(outcomes, num_tokens, number, level, shift) for outcomes in known)
-            return together(list(checks)).power >= REQUIRED_POWER
+            return together([test.expected(outcomes, number) for outcomes in known]).power >= REQUIRED_POWER
 
         if decides(draws):
             # Twentieths of the last step are exact enough.

@@ -5,6 +5,7 @@ The sampled tests have a false-alarm rate of 1e-9.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -27,9 +28,7 @@ from harness.experiments.lossless import (
     REQUIRED_POWER,
     GreedyCheck,
     SampledCheck,
-    check_sampled,
-    compare_samples,
-    expected_check,
+    SampledTest,
     together,
 )
 from harness.experiments.outcomes import Outcomes, exact_outcomes
@@ -89,7 +88,7 @@ def sample(
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
     exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype)
-    return check_sampled(draws(), exact, num_tokens, significance_level=1e-9, shift=0.15)
+    return SampledTest(num_tokens, significance_level=1e-9, shift=0.15).check(draws(), exact)
 
 
 def compare(fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3) -> GreedyCheck:
@@ -183,7 +182,7 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
 
 @pytest.mark.parametrize("num_tokens", [3, 5])
 def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> None:
-    decoding, level, shift = DecodingSettings(temperature=0.7), 1e-9, 0.2
+    decoding, test = DecodingSettings(temperature=0.7), SampledTest(num_tokens, 1e-9, shift=0.2)
     contexts = [Context(0, len(PROMPT), tuple(PROMPT)), Context(1, 2, (2, 7))]
 
     def power(num_draws: int) -> float:
@@ -191,20 +190,23 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
             exact_outcomes(engine(), context.token_ids, decoding, num_tokens, MIN_EXPECTED / num_draws)
             for context in contexts
         ]
-        return together([expected_check(one, num_tokens, num_draws, level, shift) for one in known]).power
+        return together([test.expected(one, num_draws) for one in known]).power
 
     few = 300
     assert power(few) < REQUIRED_POWER
-    needed = draws_needed(engine(), contexts, decoding, num_tokens, few, level, shift)
+    needed = draws_needed(engine(), contexts, decoding, test, few)
     assert needed is not None
     assert power(needed) >= 0.97
     assert power(int(0.8 * needed)) < REQUIRED_POWER
-    assert draws_needed(engine(), contexts, decoding, num_tokens, few, level, shift=0.001) is None
+    subtle = dataclasses.replace(test, shift=0.001)
+    assert draws_needed(engine(), contexts, decoding, subtle, few) is None
 
 
 def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
     check = sample(num_draws=NUM_DRAWS)
-    expected = expected_check(outcomes(DecodingSettings(temperature=0.7), torch.float32), 3, NUM_DRAWS, 1e-9, 0.15)
+    expected = SampledTest(3, 1e-9, 0.15).expected(
+        outcomes(DecodingSettings(temperature=0.7), torch.float32), NUM_DRAWS
+    )
     assert expected.num_draws == check.num_draws
     assert expected.power == pytest.approx(check.power)
     assert expected.statistic < 1e-6
@@ -221,7 +223,7 @@ def test_two_samples_are_compared_without_the_exact_distribution(moved: float, v
         return [Generation("any", requests=[RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)])]
 
     plain = [0.6, 0.2, 0.2]
-    check = compare_samples(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]), 3, 1e-9, 0.2)
+    check = SampledTest(3, 1e-9, 0.2).compare(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]))
     assert check.verdict == verdict
     assert check.num_draws == 4000
     # Of 27 texts the rare ones count together.
