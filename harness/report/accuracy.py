@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from harness.report.latency import ACCEPTED, ARM
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, interval, number, percent
-from harness.report.words import (
-    Name,
-    arm_name,
-    common_settings,
-    lossy_warning,
-    settings_line,
-    smaller_batch,
-    title,
-    told_apart,
-)
+from harness.report.table import Column, Document, Line, Table, interval, number
+from harness.report.words import Name, common_settings, lossy_warning, settings_line, smaller_batch, title, told_apart
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.schema import EvalRow
 
-# A row with the name of its run, None for a run alone.
-_Named = tuple[Name | None, EvalRow]
+
+class Named(NamedTuple):
+    """A run and one of its rows, with what distinguishes the run from others."""
+
+    name: Name
+    run: Run
+    row: EvalRow
+
+
+# In percent.
+_bounds = functools.partial(interval, digits=1, scale=100)
 
 
 def eval_document(rows: Sequence[EvalRow]) -> Document:
@@ -29,23 +32,24 @@ def eval_document(rows: Sequence[EvalRow]) -> Document:
     if all(row.accuracy is None for row in merged):
         return []
     # Without what a single seed has no room for in 80 columns.
-    table = _table([(None, row) for row in _of_one_run(rows)], without={"K", "difference", "McNemar p"})
+    table = _table(_alone(Run(list(rows))), without={"K", "difference", "McNemar p"})
     return [Line(title(merged[0]), "strong"), Line(settings_line(rows), "dim"), table, *_sentences(merged)]
 
 
-def accuracy_tables(runs: Sequence[Run]) -> list[Table]:
-    """One run with all its seeds, or several, each merged over its seeds; [] without runs."""
-    lines: list[_Named] = [(name, row) for name, run in named_runs(runs) for row in merged_rows(run.rows)]
-    if len(runs) == 1:
-        lines = [(None, row) for row in _of_one_run(runs[0].rows)]
-    about = f"{common_settings([row for _, row in lines])}. Difference: speculative minus regular, percentage points."
-    return [_table(lines, {"parsed"}, "Accuracy", about)] if lines else []
+def accuracy_table(runs: Sequence[Run]) -> Table:
+    """One run with all its seeds, or several, each merged over its seeds."""
+    lines = [named._replace(row=row) for named in named_runs(runs) for row in merged_rows(named.run.rows)]
+    lines = _alone(runs[0]) if len(runs) == 1 else lines
+    about = (
+        f"{common_settings([line.row for line in lines])}. Difference: speculative minus regular, percentage points."
+    )
+    return _table(lines, {"parsed"}, "Accuracy", about)
 
 
-def named_runs(runs: Sequence[Run]) -> list[tuple[Name, Run]]:
-    """Runs with what distinguishes them, by pair and K."""
-    named = zip(told_apart([run.last for run in runs]), runs, strict=True)
-    return sorted(named, key=lambda item: (item[0].group, item[0].place))
+def named_runs(runs: Sequence[Run]) -> list[Named]:
+    """By pair and K."""
+    lasts = [run.last for run in runs]
+    return sorted(map(Named, told_apart(lasts), runs, lasts), key=lambda named: (named.name.group, named.name.place))
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -53,56 +57,50 @@ def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
     return [row for row in rows if row.seed == "all"]
 
 
-def _of_one_run(rows: Sequence[EvalRow]) -> Sequence[EvalRow]:
+def _alone(run: Run) -> list[Named]:
     """With one seed the merged row repeats the seed's."""
-    return rows if len({row.seed for row in rows}) > 2 else merged_rows(rows)
+    rows = run.rows if len({row.seed for row in run.rows}) > 2 else merged_rows(run.rows)
+    return [Named(Name("", None), run, row) for row in rows]
 
 
-def _table(lines: Sequence[_Named], without: set[str], title: str = "", about: str = "") -> Table:
-    with_seeds = len({row.seed for _, row in lines}) > 1
+def _table(lines: Sequence[Named], without: set[str], title: str = "", about: str = "") -> Table:
+    with_seeds = len({row.seed for _, _, row in lines}) > 1
     columns = (
-        Column("pair", text=True, of=lambda line: line[0] and line[0].cell, optional=True, once=True),
-        Column("K", of=lambda line: line[1].num_draft_tokens, optional=True),
-        Column("arm", text=True, of=lambda line: arm_name(line[1])),
-        Column("seed", of=lambda line: line[1].seed if with_seeds else None, optional=True),
-        Column("asked", of=lambda line: line[1].num_prompts),
-        Column("correct %\n± Wald", of=lambda line: _with_margin(line[1].accuracy, line[1].wald_high)),
-        Column("Wilson\n95 %", of=lambda line: _percents(line[1].wilson_low, line[1].wilson_high)),
-        Column("parsed", of=lambda line: line[1].num_parsed, optional=True),
-        Column("difference", of=lambda line: _difference(line[1]), optional=True),
-        Column("McNemar p", "{:.2g}".format, lambda line: line[1].mcnemar_p_value, optional=True),
-        Column("ms per\nanswer", number(), lambda line: line[1].ms_per_answer),
-        Column("accepted", percent, lambda line: line[1].acceptance_rate),
-        Column("pub-\nlished %", _published, lambda line: line[1].published_accuracy, optional=True),
+        Column("pair", text=True, of="name.cell", optional=True, once=True),
+        Column("K", of="row.num_draft_tokens", optional=True),
+        ARM[0].at("row"),
+        Column("seed", of=lambda line: line.row.seed if with_seeds else None, optional=True),
+        Column("asked", of="row.num_prompts"),
+        Column("correct %\n± Wald", of=_with_margin),
+        Column("Wilson\n95 %", of=lambda line: _bounds(line.row.wilson_low, line.row.wilson_high)),
+        Column("parsed", of="row.num_parsed", optional=True),
+        Column("difference", of=_difference, optional=True),
+        Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
+        Column("ms per\nanswer", number(), "row.ms_per_answer"),
+        ACCEPTED.at("row"),
+        Column("pub-\nlished %", lambda value: f"{100 * value:.1f}", "row.published_accuracy", optional=True),
     )
     return Table.of(
         "accuracy",
         title,
         lines,
         [column for column in columns if column.heading not in without],
-        strong=lambda line: with_seeds and line[1].seed == "all",
-        faint=lambda line: line[1].status != "ok",
+        strong=lambda line: with_seeds and line.row.seed == "all",
+        faint=lambda line: line.row.status != "ok",
         about=about,
-        notes=(MULTIPLICATION_NOTE,) if any(row.published_accuracy is not None for _, row in lines) else (),
+        notes=(MULTIPLICATION_NOTE,) if any(row.published_accuracy is not None for _, _, row in lines) else (),
     )
 
 
-def _published(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _with_margin(estimate: float | None, high: float | None) -> str | None:
+def _with_margin(line: Named) -> str | None:
     """`42.5 ± 3.1`, in percent."""
-    return None if estimate is None or high is None else f"{100 * estimate:.1f} ± {100 * (high - estimate):.1f}"
+    rate, high = line.row.accuracy, line.row.wald_high
+    return None if rate is None or high is None else f"{100 * rate:.1f} ± {100 * (high - rate):.1f}"
 
 
-def _difference(row: EvalRow) -> str | None:
-    bounds = _percents(row.difference_low, row.difference_high)
-    return None if row.difference is None else f"{100 * row.difference:+.1f}\n{bounds}"
-
-
-def _percents(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else interval(100 * low, 100 * high, digits=1)
+def _difference(line: Named) -> str | None:
+    bounds = _bounds(line.row.difference_low, line.row.difference_high)
+    return None if line.row.difference is None else f"{100 * line.row.difference:+.1f}\n{bounds}"
 
 
 def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
@@ -111,7 +109,7 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         found = "No significant difference between the arms: speculative minus regular is"
         if row.mcnemar_p_value < 0.05:
             found = "The speculative arm differs:"
-        bounds = _percents(row.difference_low, row.difference_high)
+        bounds = _bounds(row.difference_low, row.difference_high)
         figures = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
         lines.append(Line(f"{found} {100 * row.difference:+.1f} percentage points ({figures}).", "strong"))
     if row.identical_prompts is not None and row.num_prompts is not None:

@@ -9,26 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.errors import RunError, SettingError
-from harness.report.accuracy import accuracy_tables
+from harness.report.accuracy import accuracy_table
 from harness.report.distill import trained_table
 from harness.report.latency import latency_document
-from harness.report.methods import methods_tables
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
 from harness.report.pairs import (
     Pair,
     Prompts,
-    all_published_table,
     fastest,
     latency_pairs,
     latency_tables,
-    published_table,
+    methods_tables,
+    published_tables,
 )
-from harness.report.races import races_document
-from harness.report.recovery import losses, recovery_tables
-from harness.report.runs import Findings, Run, read
-from harness.report.table import Document, Line, Table
+from harness.report.races import races_table
+from harness.report.recovery import losses, recovery_table
+from harness.report.runs import Run, read
+from harness.report.table import Document, Line, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
 from harness.results.schema import CompareRow, DistillRow, EvalRow, LatencyRow, RecoveryRow
 
@@ -84,30 +83,31 @@ def build(paths: Sequence[str | Path]) -> Report:
     found = read([Path(path) for path in paths])
     latency, accuracy, recovery = (found.of(kind) for kind in (LatencyRow, EvalRow, RecoveryRow))
     pairs = latency_pairs(latency)
-    races = [row for run in found.of(CompareRow) for row in run.rows]
     # A single run in detail, several compared.
-    compared: Sequence[Table | Line | None] = latency_tables(pairs, found.prompts)
+    compared: Document = latency_tables(pairs, found.prompts)
     if len(latency) == 1 and latency[0].status == "ok":
         compared = latency_document(latency[0].rows, found.prompts.get(latency[0].last.run, ()))
     document = [
         *compared,
         *methods_tables(pairs),
-        trained_table(found.of(DistillRow)),
+        trained_table([row for run in found.of(DistillRow) for row in run.rows]),
         others_table(found.others),
-        published_table(pairs),
-        *accuracy_tables(accuracy),
-        *recovery_tables(recovery),
-        *races_document(races),
+        *published_tables(pairs),
+        accuracy_table(accuracy),
+        recovery_table(recovery),
+        races_table([row for run in found.of(CompareRow) for row in run.rows]),
         failures_table(found.failures),
         environment_table(found.runs),
-        all_published_table(),
         files_table(found.files),
         *(Line(note, "warning") for note in found.notes),
     ]
-    found_out = [*losses(accuracy, recovery), _unfinished(found)]
-    sentences = [fastest(pairs), *(Line(text, "strong") for text in found_out if text)]
-    headlines = [line for line in sentences if line]
-    return Report(headlines, [part for part in document if part], pairs, accuracy, found.prompts)
+    counts = Counter(failure.status for failure in found.failures)
+    unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
+    found_out = losses(accuracy, recovery)
+    if unfinished:
+        found_out.append(f"Without a full result: {unfinished}; the reasons are listed below.")
+    headlines = [*fastest(pairs), *(Line(text, "strong") for text in found_out)]
+    return Report(headlines, without_empty(document), pairs, accuracy, found.prompts)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -132,12 +132,6 @@ def main(arguments: Sequence[str]) -> None:
     written = _write(report, output)
     print_document([*report.headlines, *report.parts], plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
-
-
-def _unfinished(found: Findings) -> str | None:
-    counts = Counter(failure.status for failure in found.failures)
-    said = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"Without a full result: {said}; the reasons are listed below." if said else None
 
 
 def _write(report: Report, output: Path) -> list[Path]:

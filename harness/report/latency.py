@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from harness.config.amounts import amount
-from harness.report.table import Column, Document, Line, Style, Table, interval, number, percent, times
+from harness.report.table import Column, Document, Line, Table, interval, number, percent, times
 from harness.report.words import arm_name, lossy_warning, settings_line, smaller_batch, title, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
@@ -31,15 +31,15 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
         return []
     regular, last = rows[0], rows[-1]
     document: list[Table | Line] = [Line(title(regular), "strong"), Line(settings_line(rows), "dim")]
-    document.append(Table.of("arms", "", rows, _ARMS))
+    document.append(Table.of("arms", "", rows, (*ARM, SPEEDUP)))
     sent = [row for row in rows if row.requests_per_second is not None]
     if sent:
-        document.append(Table.of("requests", "", sent, (_ARMS[0], *REQUESTS)))
+        document.append(Table.of("requests", "", sent, (ARM[0], *REQUESTS)))
     if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
-        style: Style = "plain" if last.speedup_low is None else "strong"
-        document += [Line(f"Speculative decoding {said}.", style), _reason(regular, last)]
+        document.append(Line(f"Speculative decoding {said}.", "plain" if last.speedup_low is None else "strong"))
+        document.append(_reason(regular, last))
     elif roof := _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms):
         document.append(Table.of_lines("reason", [("target reads", roof)]))
     if len(categories := by_category(prompts, last)) > 1:
@@ -47,14 +47,13 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if last.identical_prompts is not None:
         failed = {row.prompt_index for row in prompts if row.error}
         compared = [row for row in prompts if row.arm == last.arm and row.prompt_index not in failed]
-        if compared:
-            document.append(Line(_identity(compared)))
-    warnings = [*caveats(rows), _repetition(prompts), *(_failures(row, prompts) for row in sent)]
-    if not sent:
-        warnings.append(smaller_batch(last))
+        document += [Line(_identity(compared))] if compared else []
+    warnings = [*caveats(rows), *_of_prompts(rows, prompts)]
+    if not sent and (smaller := smaller_batch(last)):
+        warnings.append(smaller)
     if last.status != "ok":
         warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
-    return [*document, *(Line(warning, "warning") for warning in warnings if warning)]
+    return [*document, *(Line(warning, "warning") for warning in warnings)]
 
 
 def speedup_bounds(row: LatencyRow) -> str | None:
@@ -75,17 +74,11 @@ def finding(row: LatencyRow) -> str | None:
     return None if (row.speedup or 0) > 1 else "does not pay"
 
 
-def brake(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """What limits the speed-up most; None for a pair that gains, or whose costs are not known."""
-    return None if row.speedup is None or row.speedup >= 1 else held_back(regular, row)
-
-
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     """What limits the speed-up most; None where the costs are not known."""
-    costs = costs_in_steps(regular, row)
+    costs, (length, proposed) = costs_in_steps(regular, row), per_iteration(row)
     if costs is None or row.predicted_speedup is None:
         return None
-    length, proposed = per_iteration(row)
     return why_not(length or 1.0, *costs, proposed or 0.0)
 
 
@@ -99,20 +92,13 @@ def why_not(length: float, draft: float, verify: float, num_proposed: float) -> 
         num_proposed: draft tokens per iteration (K).
     """
     drafting = num_proposed * draft
-    ideal, cause = max(
-        (
-            length / verify,
-            f"the draft is too slow: one of its steps costs {draft:.2f} of the target's; if it were free",
-        ),
-        (
-            length / (drafting + min(verify, 1)),
-            f"verification costs too much: {num_proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
-        ),
-        (
-            (num_proposed + 1) / (drafting + verify),
-            f"acceptance is too low: {length:.2f} of {num_proposed + 1:.3g} tokens per iteration; with all of them",
-        ),
+    causes = (
+        f"the draft is too slow: one of its steps costs {draft:.2f} of the target's; if it were free",
+        f"verification costs too much: {num_proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
+        f"acceptance is too low: {length:.2f} of {num_proposed + 1:.3g} tokens per iteration; with all of them",
     )
+    ideals = length / verify, length / (drafting + min(verify, 1)), (num_proposed + 1) / (drafting + verify)
+    ideal, cause = max(zip(ideals, causes, strict=True))
     return f"{cause} it would be {ideal:.2f}× instead of {length / (drafting + verify):.2f}×"
 
 
@@ -142,8 +128,7 @@ def share_of_predicted(row: LatencyRow) -> float | None:
     return row.speedup / row.predicted_speedup if row.speedup and row.predicted_speedup else None
 
 
-@dataclass(frozen=True)
-class Category:
+class Category(NamedTuple):
     """One category of prompts, as far as both arms finished them."""
 
     name: str
@@ -155,59 +140,86 @@ class Category:
 
 def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
     """Speed-up and acceptance by category. Not for batches, which have one time for all their prompts."""
-    timed = [p for p in prompts if p.time_ms and p.num_tokens and p.category and not p.error]
+    own_time = row.arm != "regular" and (row.batch_size == 1 or row.requests_per_second is not None)
+    timed = [p for p in prompts if own_time and p.time_ms and p.num_tokens and p.category and not p.error]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
     members: dict[str, list[LatencyPromptRow]] = {}
-    own_time = row.batch_size == 1 or row.requests_per_second is not None
-    for prompt in timed if own_time and row.arm != "regular" else ():
+    for prompt in timed:
         if prompt.arm == row.arm and prompt.prompt_index in regular:
             members.setdefault(str(prompt.category), []).append(prompt)
-    found = []
-    for name, fast in members.items():
-        slow = [regular[prompt.prompt_index] for prompt in fast]
-        regular_ms, ms = ([(p.time_ms or 0) / (p.num_tokens or 1) for p in arm] for arm in (slow, fast))
-        histograms = [prompt.acceptance_histogram or [] for prompt in fast]
-        iterations = sum(map(sum, histograms))
-        accepted = sum(count * often for histogram in histograms for count, often in enumerate(histogram))
-        proposed = sum(sum(prompt.acceptance_histogram or []) * (prompt.mean_proposed or 0) for prompt in fast)
-        found.append(
-            Category(
-                name,
-                len(fast),
-                ratio_of_totals(regular_ms, ms, _NUM_RESAMPLES, seed=0),
-                accepted / proposed if proposed else None,
-                1 + accepted / iterations if iterations else None,
-            )
-        )
-    return found
+    return [_category(name, [regular[p.prompt_index] for p in fast], fast) for name, fast in members.items()]
+
+
+def _category(name: str, slow: Sequence[LatencyPromptRow], fast: Sequence[LatencyPromptRow]) -> Category:
+    """Of the same prompts in both arms."""
+    regular_ms, ms = ([(p.time_ms or 0) / (p.num_tokens or 1) for p in arm] for arm in (slow, fast))
+    speedup = ratio_of_totals(regular_ms, ms, _NUM_RESAMPLES, seed=0)
+    histograms = [(prompt.acceptance_histogram or [], prompt.mean_proposed or 0) for prompt in fast]
+    iterations = sum(sum(histogram) for histogram, _ in histograms)
+    proposed = sum(sum(histogram) * mean for histogram, mean in histograms)
+    accepted = sum(count * often for histogram, _ in histograms for count, often in enumerate(histogram))
+    rate, length = accepted / proposed if proposed else None, 1 + accepted / iterations if iterations else None
+    return Category(name, len(fast), speedup, rate, length)
 
 
 def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     """What limits the figures of these rows, each sentence once."""
-    found: dict[str | None, None] = {}
+    return list(dict.fromkeys(text for row in rows for text in _caveats(row)))
+
+
+def _caveats(row: LatencyRow) -> Iterator[str]:
+    if row.test:
+        done = f"num_prompts={row.num_prompts} decoding.max_new_tokens={row.max_new_tokens}"
+        yield f"test=true sets {done}: it shows that a pair works, not how fast it is."
+    if row.weights == "random":
+        meaningless = "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
+        yield f"weights=random: times are those of the architecture; {meaningless}"
+    if row.synthetic:
+        coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
+        yield f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}: {coin}."
+    if lossy := lossy_warning(row):
+        yield lossy
+    target, _, draft = (row.runner or "").partition("+")
+    if draft and target in _SLOW_RUNNERS and draft not in _SLOW_RUNNERS:
+        yield f"runner {row.runner}: the target ran without what speeds up its draft, which flatters the speed-up."
+    if too_long := too_long_warning(row):
+        yield too_long
+    if row.shared and row.arm != "regular":
+        again = "a prompt asked twice, as by num_warmup, finds its own answer"
+        yield f"draft.shared=true: the order of prompts matters, and {again}."
+
+
+def _of_prompts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> Iterator[str]:
+    """What limits the figures of one run: prompts that repeat each other, and requests that failed."""
+    texts = Counter(prompt.prompt for prompt in prompts if prompt.arm == "regular")
+    if (most := max(texts.values(), default=0)) > 1 and 2 * most > texts.total():
+        yield f"{most} of {texts.total()} prompts are the same: the interval covers repetition, not prompts."
     for row in rows:
-        if row.test:
-            done = f"num_prompts={row.num_prompts} decoding.max_new_tokens={row.max_new_tokens}"
-            found[f"test=true sets {done}: it shows that a pair works, not how fast it is."] = None
-        if row.weights == "random":
-            meaningless = "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
-            found[f"weights=random: times are those of the architecture; {meaningless}"] = None
-        if row.synthetic:
-            setting = f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}"
-            coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
-            found[f"{setting}: {coin}."] = None
-        found |= dict.fromkeys((lossy_warning(row), _flattery(row), too_long_warning(row), _memory(row)))
-    return [text for text in found if text]
+        if row.num_failed:
+            first = next((f": {prompt.error}" for prompt in prompts if prompt.arm == row.arm and prompt.error), "")
+            yield f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{first}."
 
 
-# The columns of the table of arms, and of that of categories.
-_ARMS = (
+def _time(row: LatencyRow) -> str | None:
+    spread = "" if row.ms_per_token_std is None else f" ± {row.ms_per_token_std:.2f}"
+    return f"{row.ms_per_token:.2f}{spread}" if row.ms_per_token else None
+
+
+def _percentiles(row: LatencyRow, name: str) -> str:
+    found = [getattr(row, f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
+    return " / ".join("–" if ms is None else f"{ms:.1f}" for ms in found)
+
+
+# Columns about a row, which other tables have as well.
+SPEEDUP = Column("speed-up", times, "speedup")
+BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
+ACCEPTED = Column("accepted", percent, "acceptance_rate")
+ARM = (
     Column("arm", text=True, of=arm_name),
-    Column("ms/token", of=lambda row: row.ms_per_token and f"{row.ms_per_token:.2f}{_spread(row.ms_per_token_std)}"),
+    Column("ms/token", of=_time),
     Column("tokens/s", number(1), "tokens_per_second"),
     Column("first token ms", number(1), "time_to_first_token_ms"),
     Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
-    Column("speed-up", times, "speedup"),
 )
 REQUESTS = (
     Column("first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")),
@@ -225,23 +237,6 @@ _CATEGORIES = (
     Column("acceptance", percent, "acceptance_rate"),
     Column("tokens/iteration", number(), "mean_acceptance_length"),
 )
-
-
-def _percentiles(row: LatencyRow, name: str) -> str | None:
-    found = [getattr(row, f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
-    return " / ".join("–" if ms is None else f"{ms:.1f}" for ms in found)
-
-
-def _failures(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
-    """How many requests of an arm failed, and how the first one did."""
-    errors = [prompt.error for prompt in prompts if prompt.arm == row.arm and prompt.error]
-    if not row.num_failed:
-        return None
-    return f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{f': {errors[0]}' if errors else ''}."
-
-
-def _spread(std: float | None) -> str:
-    return "" if std is None else f" ± {std:.2f}"
 
 
 def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
@@ -271,7 +266,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         )
         if (row.batch_size or 1) > 1:
             lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
-    lines["why"] = brake(regular, row)
+    lines["why"] = held_back(regular, row) if (row.speedup or 1) < 1 else None
     return Table.of_lines("reason", [(name, text) for name, text in lines.items() if text])
 
 
@@ -296,31 +291,5 @@ def _identity(prompts: Sequence[LatencyPromptRow]) -> str:
     if any(prompt.logit_margin is None for prompt in parted):
         return f"{said}; without the model's logits here, nothing says whether a tie explains it."
     margin = max(abs(prompt.logit_margin or 0.0) for prompt in parted)
-    return (
-        f"{said}; the"
-        f" largest logit margin at a difference is {margin:.2g} (near 0: a tie that rounding broke differently)."
-    )
-
-
-def _flattery(row: LatencyRow) -> str | None:
-    """A warning where the draft has a faster runner than the target."""
-    target, _, draft = (row.runner or "").partition("+")
-    if not draft or target not in _SLOW_RUNNERS or draft in _SLOW_RUNNERS:
-        return None
-    return f"runner {row.runner}: the target ran without what speeds up its draft, which flatters the speed-up."
-
-
-def _memory(row: LatencyRow) -> str | None:
-    """A warning where a draft remembers earlier answers."""
-    if not row.shared or row.arm == "regular":
-        return None
-    again = "a prompt asked twice, as by num_warmup, finds its own answer"
-    return f"draft.shared=true: the order of prompts matters, and {again}."
-
-
-def _repetition(prompts: Sequence[LatencyPromptRow]) -> str | None:
-    texts = Counter(prompt.prompt for prompt in prompts if prompt.arm == "regular")
-    most = max(texts.values(), default=0)
-    if most <= 1 or 2 * most <= texts.total():
-        return None
-    return f"{most} of {texts.total()} prompts are the same: the interval covers repetition, not prompts."
+    broke = "near 0: a tie that rounding broke differently"
+    return f"{said}; the largest logit margin at a difference is {margin:.2g} ({broke})."

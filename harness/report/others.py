@@ -1,4 +1,4 @@
-"""Measurements by other tools beside ours: AIPerf's `profile_export.jsonl`, and what vLLM's `bench serve` saves."""
+"""Measurements by other tools next to ours: AIPerf's `profile_export.jsonl`, and what vLLM's `bench serve` saves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.results.schema import LatencyRow
 
 # What the two name their files by default. Our own lines per request repeat what our rows say.
 FILE_NAME = re.compile(r"profile_export\.jsonl|.*qps.*(?<!\.pytorch)\.json")
-# vLLM's `--append-result` writes one behind the other.
+# vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 
 _COLUMNS = (
@@ -49,9 +49,9 @@ def read_other(file: Path) -> list[LatencyRow]:
         return []
 
 
-def others_table(rows: Sequence[LatencyRow]) -> Table | None:
-    """One line per file; None without any."""
-    return Table.of("others", "Measured with other tools", rows, _COLUMNS) if rows else None
+def others_table(rows: Sequence[LatencyRow]) -> Table:
+    """One line per file."""
+    return Table.of("others", "Measured with other tools", rows, _COLUMNS)
 
 
 def _aiperf(file: Path, records: Sequence[Mapping[str, Any]]) -> LatencyRow | None:

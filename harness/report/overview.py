@@ -14,7 +14,7 @@ from harness.report.words import pair_name, short_commit
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 
 
-def failures_table(failures: Sequence[Run]) -> Table | None:
+def failures_table(failures: Sequence[Run]) -> Table:
     """Runs without a full result, with their reasons."""
     columns = (
         Column("command", text=True, of="command"),
@@ -23,22 +23,20 @@ def failures_table(failures: Sequence[Run]) -> Table | None:
         Column("reason", text=True, of="reason"),
         Column("where", text=True, of=lambda run: run.directory or run.file),
     )
-    return Table.of("failures", "Failed and unfinished", failures, columns) if failures else None
+    return Table.of("failures", "Failed and unfinished", failures, columns)
 
 
-def environment_table(runs: Sequence[Run]) -> Table | None:
+def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran, a column for each set of devices and versions."""
     places: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         key = tuple(getattr(run.last, name) for name in ("devices", "num_threads", *_VERSIONS))
         places.setdefault(key, []).append(run)
-    if not places:
-        return None
     described = [_place(there) for there in places.values()]
     headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
     columns = tuple(Column(heading, text=True) for heading in ("", *headings))
-    rows = [TableRow((name, *(place[name] for place in described))) for name in described[0]]
-    return Table("environment", "Environment", columns, tuple(row for row in rows if any(row.cells[1:])))
+    rows = [(name, *(place[name] for place in described)) for name in (described or [{}])[0]]
+    return Table("environment", "Environment", columns, tuple(TableRow(row) for row in rows if any(row[1:])))
 
 
 def files_table(files: Mapping[Path, int]) -> Table:

@@ -1,16 +1,20 @@
-"""Many runs of `latency`: pairs by speed-up, the best K of each, and the tables that compare them."""
+"""Many runs of `latency`: pairs by speed-up, the best K of each, what drafts best, and the tables that compare them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import make_interp_spline
 
 from harness.config.amounts import amount
 from harness.report import latency
 from harness.report.runs import Run
-from harness.report.table import Column, Line, Style, Table, TableRow, interval, number, percent, times
-from harness.report.words import Name, arm_name, common_settings, told_apart
+from harness.report.table import Column, Line, Table, interval, number, percent, times
+from harness.report.words import Name, common_settings, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyPromptRow, LatencyRow
 
@@ -77,9 +81,9 @@ def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return [sorted(group, key=lambda pair: pair.name.place) for group in found.values()]
 
 
-def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> list[Table | None]:
-    """The tables that compare runs, as far as there is something to compare."""
-    return [pairs_table(pairs), _categories(pairs, prompts), _reasons(pairs), _arms(pairs)] if pairs else []
+def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> list[Table]:
+    """The tables that compare runs."""
+    return [pairs_table(pairs), _categories(pairs, prompts), _reasons(pairs), _arms(pairs)]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
@@ -89,10 +93,10 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
         *_PAIR,
         Column("regular\nms/token", number(), "regular.ms_per_token"),
         Column("spec.\nms/token", number(), lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token),
-        Column("speed-up", times, "row.speedup"),
-        Column("95 %\ninterval", of=lambda pair: latency.speedup_bounds(pair.row)),
+        latency.SPEEDUP.at("row"),
+        latency.BOUNDS.at("row"),
         Column("predicted", times, "row.predicted_speedup"),
-        Column("accepted", percent, "row.acceptance_rate"),
+        latency.ACCEPTED.at("row"),
         Column("", of=_remark, optional=True),
         Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
     )
@@ -104,28 +108,28 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     return Table.of("pairs", "Speed-up", pairs, columns, **_MARKED, about=common_settings(rows), notes=tuple(notes))
 
 
-def fastest(pairs: Sequence[Pair]) -> Line | None:
-    """The sentence about the fastest pair; in bold if its speed-up has an interval."""
+def fastest(pairs: Sequence[Pair]) -> list[Line]:
+    """The sentence about the fastest pair, if there is one; in bold if its speed-up has an interval."""
     # Random weights, or a coin in place of the rule, are no finding where there is a real one.
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
     best = next((pair for pair in pairs if pair.best), None)
     if best is None:
         measured = [pair for pair in pairs if pair.row.ms_per_token and not pair.row.draft and not pair.partial]
         alone = [f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured]
-        return Line(f"Without a draft: {'; '.join(alone)}.", "strong") if alone else None
+        return [Line(f"Without a draft: {'; '.join(alone)}.", "strong")] if alone else []
     row, name, several = best.row, best.name.label(", "), len(groups(pairs)) > 1
-    speedup = latency.speedup_in_words(row)
-    style: Style = "plain" if row.speedup_low is None else "strong"
+    said = f"{'Fastest: ' if several else ''}{name}: {latency.speedup_in_words(row)}"
+    if row.predicted_speedup:
+        said += f"; theory predicts {times(row.predicted_speedup)}"
     if several and (row.speedup or 0) < 1:
-        return Line(f"No pair gains; the best, {name}, is at {speedup}.", style)
-    if found := latency.finding(row):
-        return Line(f"{name} {found}: {speedup}.", style)
-    theory = f"; theory predicts {times(row.predicted_speedup)}" if row.predicted_speedup else ""
-    return Line(f"{'Fastest: ' if several else ''}{name}: {speedup}{theory}.", style)
+        said = f"No pair gains; the best, {name}, is at {latency.speedup_in_words(row)}"
+    elif found := latency.finding(row):
+        said = f"{name} {found}: {latency.speedup_in_words(row)}"
+    return [Line(f"{said}.", "plain" if row.speedup_low is None else "strong")]
 
 
-def published_table(pairs: Sequence[Pair]) -> Table | None:
-    """Published figures next to ours, for the pairs that others measured."""
+def published_tables(pairs: Sequence[Pair]) -> list[Table]:
+    """Published figures next to ours, for the pairs that others measured; and every published figure we know of."""
     found: dict[tuple[int, str | None], _Next] = {}
     alone = [pair for pair in pairs if pair.row.speedup is None and not pair.partial]
     for pair in (*(pair for pair in pairs if pair.best), *alone):
@@ -138,29 +142,18 @@ def published_table(pairs: Sequence[Pair]) -> Table | None:
         Column("pair", text=True, of="name"),
         Column("published by", text=True, of="theirs.source"),
         Column("their hardware", text=True, of=lambda found: found.theirs.hardware or "not stated"),
-        Column("our hardware", text=True, of="ours.devices"),
+        Column("our hardware", text=True, of="ours.devices", optional=True),
         Column("their\nms/token", _published_ms, "theirs.ms_per_token"),
-        Column("our\nms/token", number(), "ours.ms_per_token"),
+        Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
-        Column("our\nspeed-up", times, "ours.speedup"),
-        Column("95 %\ninterval", of=lambda found: latency.speedup_bounds(found.ours)),
+        Column("our\nspeed-up", times, "ours.speedup", optional=True),
+        replace(latency.BOUNDS.at("ours"), optional=True),
     )
     about = "Other hardware, prompts and code: compare speed-ups rather than times."
-    table = Table.of("published", "Next to published figures", found.values(), columns, about=about)
-    return table if found else None
-
-
-def all_published_table() -> Table:
-    """Every published figure that we know of."""
-    columns = (
-        Column("pair", text=True, of="named"),
-        Column("published by", text=True, of="source"),
-        Column("hardware", text=True, of="hardware"),
-        Column("ms/token", _published_ms, "ms_per_token"),
-        Column("speed-up", of="speedup_text"),
-        Column("correct products %, regular / speculative", of="accuracy_text"),
-    )
-    return Table.of("all_published", "All published figures", FIGURES, columns, in_full=True)
+    next_to_ours = Table.of("published", "Next to published figures", found.values(), columns, about=about)
+    correct = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
+    every = [_Next(figure.named, figure, None) for figure in FIGURES]
+    return [next_to_ours, Table.of("all_published", "All published figures", every, (*columns, correct), in_full=True)]
 
 
 def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
@@ -171,43 +164,83 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
     1 at K = 0. Empty where no run has these figures.
     """
     known = [
-        (pair.name.num_draft_tokens, alpha, *costs)
+        (pair.name.num_draft_tokens, pair.row.conditional_acceptance_rate, *costs)
         for pair in group
-        if isinstance(pair.name.num_draft_tokens, int)
-        and (costs := latency.costs_in_steps(pair.regular, pair.row))
-        and (alpha := pair.row.conditional_acceptance_rate) is not None
+        if isinstance(pair.name.num_draft_tokens, int) and pair.row.conditional_acceptance_rate is not None
+        if (costs := latency.costs_in_steps(pair.regular, pair.row))
     ]
     if not known:
         return []
-    alpha = min(sum(alpha for _, alpha, _, _ in known) / len(known), 1 - 1e-9)
-    draft = sum(draft for _, _, draft, _ in known) / len(known)
-    verify = {0: 1.0} | {k: verify for k, _, _, verify in known}
-    return [
-        (k, (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + _between(verify, k)))
-        for k in range(1, max(max(verify) + 2, 8) + 1)
-    ]
+    _, alpha, draft, _ = np.mean(known, axis=0)
+    alpha = min(alpha, 1 - 1e-9)
+    measured, verify = zip(*sorted(({0: 1.0} | {k: verify for k, _, _, verify in known}).items()), strict=True)
+    k = np.arange(1, max(measured[-1] + 2, 8) + 1)
+    speedups = (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + make_interp_spline(measured, verify, k=1)(k))
+    return list(zip(k.tolist(), speedups.tolist(), strict=True))
 
 
-def _between(points: Mapping[int, float], x: int) -> float:
-    """The polyline through the points at x; past the last point its last piece goes on."""
-    places = sorted(points)
-    right = max(1, next((index for index, place in enumerate(places) if place >= x), len(places) - 1))
-    a, b = places[right - 1], places[right]
-    return points[a] + (points[b] - points[a]) * (x - a) / (b - a)
+def methods_tables(pairs: Sequence[Pair]) -> list[Table]:
+    """What drafts best: one table per target and conditions with several methods, each method at its best K."""
+    found: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in pairs:
+        if pair.best and pair.row.draft:
+            found.setdefault(tuple(getattr(pair.row, name) for name in _CONDITIONS), []).append(pair)
+    several = [group for group in found.values() if len({pair.name.group for pair in group}) > 1]
+    return [_methods(place, group, len(several) > 1) for place, group in enumerate(several)]
 
 
-@dataclass(frozen=True)
-class _Next:
-    """A published figure next to ours."""
+def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
+    """Methods by speed-up, with what each costs and what holds it back."""
+    row = group[0].row
+    about = (
+        "Each at its best K. Tokens per iteration count those that proposed nothing; c is the cost of a draft token and"
+        " v that of a verification, in steps of the target; memory is the draft's own weights."
+    )
+    columns = (
+        Column(
+            "method", text=True, of=lambda pair: " · ".join([pair.row.draft, *pair.name.settings, *pair.name.further])
+        ),
+        *_PAIR[1:],
+        latency.SPEEDUP.at("row"),
+        latency.BOUNDS.at("row"),
+        Column("tokens per\niteration", number(), lambda pair: latency.per_iteration(pair.row)[0]),
+        Column("c", lambda costs: f"{costs[0]:.3f}", _costs),
+        Column("v", lambda costs: f"{costs[1]:.2f}", _costs),
+        Column("memory", of=_memory),
+        Column("held back most", text=True, of=_held_back),
+    )
+    title = f"What drafts best for {row.model}" + (f", batches of {row.batch_size}" if one_of_several else "")
+    by_speedup = sorted(group, key=attrgetter("worth"), reverse=True)
+    return Table.of(f"methods{place or ''}", title, by_speedup, columns, about=about)
+
+
+def _costs(pair: Pair) -> tuple[float, float] | None:
+    return latency.costs_in_steps(pair.regular, pair.row)
+
+
+def _held_back(pair: Pair) -> str | None:
+    return latency.held_back(pair.regular, pair.row)
+
+
+def _memory(pair: Pair) -> str | None:
+    sizes = pair.row.draft_weight_bytes
+    known = {"lookup": "none", "suffix": "none", "early_exit": "shared"}
+    return known.get(pair.row.draft_method or "", amount(sum(sizes.values())) if sizes else None)
+
+
+class _Next(NamedTuple):
+    """A published figure next to ours, where we have one."""
 
     name: str
     theirs: Published
-    ours: LatencyRow
+    ours: LatencyRow | None
 
 
+# Methods compare under the same conditions only.
+_CONDITIONS = (
+    "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts weights".split()
+)
 _PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens"))
-
-
 _MARKED = {"strong": "marked", "faint": "partial"}
 
 
@@ -217,30 +250,37 @@ def _remark(pair: Pair) -> str | None:
     return "best K" if pair.chosen else None
 
 
-def _categories(pairs: Sequence[Pair], prompts: Prompts) -> Table | None:
+def _categories(pairs: Sequence[Pair], prompts: Prompts) -> Table:
     """Pairs by category: speed-up with interval, and tokens per iteration."""
-    cells: dict[str, dict[str, str]] = {}
+    found = {
+        pair.name.label(): {category.name: category for category in categories}
+        for pair in pairs
+        if pair.best and len(categories := latency.by_category(prompts.get(pair.row.run, ()), pair.row)) > 1
+    }
     counts: dict[str, int] = {}
-    for pair in pairs:
-        found = latency.by_category(prompts.get(pair.row.run, ()), pair.row) if pair.best else []
-        for category in found if len(found) > 1 else ():
-            bounds = interval(category.speedup.low, category.speedup.high)
-            length = category.mean_acceptance_length
-            texts = (times(category.speedup.estimate), bounds, length and f"{length:.2f} tokens")
-            cells.setdefault(pair.name.label(), {})[category.name] = "\n".join(text for text in texts if text)
-            counts[category.name] = max(category.num_prompts, counts.get(category.name, 0))
-    rows = (TableRow((name, *(of_pair.get(category) for category in counts))) for name, of_pair in cells.items())
-    columns = (Column("pair", text=True), *(Column(f"{category} ({count})") for category, count in counts.items()))
+    for category in (category for of_pair in found.values() for category in of_pair.values()):
+        counts[category.name] = max(category.num_prompts, counts.get(category.name, 0))
+
+    def column(name: str) -> Column:
+        return Column(f"{name} ({counts[name]})", _category, lambda item: item[1].get(name))
+
+    columns = (Column("pair", text=True, of=lambda item: item[0]), *map(column, counts))
     about = "Speed-up, its 95 % interval, and tokens per iteration; in brackets the number of prompts."
-    return Table("categories", "Pairs by category of prompts", columns, tuple(rows), about) if cells else None
+    return Table.of("categories", "Pairs by category of prompts", found.items(), columns, about=about)
 
 
-def _reasons(pairs: Sequence[Pair]) -> Table | None:
+def _category(found: latency.Category) -> str:
+    length = found.mean_acceptance_length and f"{found.mean_acceptance_length:.2f} tokens"
+    parts = times(found.speedup.estimate), interval(found.speedup.low, found.speedup.high), length
+    return "\n".join(part for part in parts if part)
+
+
+def _reasons(pairs: Sequence[Pair]) -> Table:
     """Why a pair is as fast as it is: acceptance, costs, and what holds it back."""
     reasoned = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
     columns = (
         *_PAIR,
-        Column("accepted", percent, "row.acceptance_rate"),
+        latency.ACCEPTED.at("row"),
         Column("of those\ntested", percent, "row.conditional_acceptance_rate"),
         Column("tokens per\niteration", number(), "row.mean_acceptance_length"),
         Column("drafting\nms", number(), "row.draft_ms"),
@@ -252,32 +292,29 @@ def _reasons(pairs: Sequence[Pair]) -> Table | None:
     )
     times_and_yield = "Where an iteration's time goes, and how many tokens it yields."
     about = f"{times_and_yield} Of predicted: measured over predicted speed-up."
-    brakes = [(pair.name.label(), latency.brake(pair.regular, pair.row)) for pair in pairs if pair.best]
-    notes = tuple(f"{name}: {why}." for name, why in brakes if why)
-    table = Table.of("reasons", "The reason", reasoned, columns, **_MARKED, about=about, notes=notes)
-    return table if reasoned else None
+    losing = [(pair.name.label(), _held_back(pair)) for pair in pairs if pair.best and (pair.row.speedup or 1) < 1]
+    notes = tuple(f"{name}: {why}." for name, why in losing if why)
+    return Table.of("reasons", "The reason", reasoned, columns, **_MARKED, about=about, notes=notes)
+
+
+def _positions(rates: Sequence[float | None]) -> str:
+    return " ".join("–" if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
 def _arms(pairs: Sequence[Pair]) -> Table:
     """Every arm's own figures."""
     arms = [(pair, row) for pair in pairs for row in pair.run.rows]
+    of_rows = (
+        *latency.ARM,
+        Column("median\nms/token", number(), "ms_per_token_median"),
+        Column("greedy texts\nidentical", of=_identical, optional=True),
+    )
     columns = (
-        Column("pair", text=True, of=lambda arm: arm[0].name.cell, once=True),
-        Column("arm", text=True, of=lambda arm: arm_name(arm[1])),
+        _PAIR[0].at(itemgetter(0)),
         Column("K", of=lambda arm: arm[0].name.num_draft_tokens if arm[1] is arm[0].row else None),
-        Column("ms/token", number(), lambda arm: arm[1].ms_per_token),
-        Column("std", number(), lambda arm: arm[1].ms_per_token_std),
-        Column("median", number(), lambda arm: arm[1].ms_per_token_median),
-        Column("tokens/s", number(1), lambda arm: arm[1].tokens_per_second),
-        Column("first\ntoken ms", number(1), lambda arm: arm[1].time_to_first_token_ms),
-        Column("peak\nmemory", amount, lambda arm: arm[1].peak_memory_bytes, optional=True),
-        Column("greedy texts\nidentical", of=lambda arm: _identical(arm[1]), optional=True),
+        *(column.at(itemgetter(1)) for column in of_rows),
     )
     return Table.of("all_arms", "Times of each arm", arms, columns, faint=lambda arm: arm[0].partial, in_full=True)
-
-
-def _positions(rates: Sequence[float | None]) -> str:
-    return " ".join("–" if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
 def _identical(row: LatencyRow) -> str | None:

@@ -132,7 +132,7 @@ def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:
 
 def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
     """Correct answers of both arms with Wald's bounds; published ones where there are any."""
-    for name, run in named_runs(runs):
+    for name, run, _ in named_runs(runs):
         points = {}
         for row in merged_rows(run.rows):
             if row.accuracy is not None:

@@ -41,8 +41,8 @@ def rejections(found: Sequence[Rejection]) -> Document:
     return [Table("rejections", "", columns, tuple(map(TableRow, found)), notes=(note,), look="plain")]
 
 
-def races_document(rows: Sequence[CompareRow]) -> Document:
-    """One table row per pair and settings, over all races that were timed; empty without any."""
+def races_table(rows: Sequence[CompareRow]) -> Table:
+    """One row per pair and settings, over all races that were timed."""
     groups: dict[tuple[str, int | str | None], list[CompareRow]] = {}
     for row in rows:
         if row.regular_ms_per_token is not None:
@@ -65,7 +65,7 @@ def races_document(rows: Sequence[CompareRow]) -> Document:
         Column("accepted", percent),
     )
     about = "Single prompts, timed once each: an impression, not a measurement."
-    return [Table("races", "Prompts raced in compare", columns, tuple(lines), about)] if lines else []
+    return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
 
 
 def _quoted(token: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.runs import Run
@@ -21,15 +21,8 @@ _HEADLINES = {
 }
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The verdict over all checks of a run.
-
-    Attributes:
-        verdict: `lossless`, `lossy` or `undecided`.
-        sentence: with the numbers that it is based on.
-        in_short: one line for an error message.
-    """
+class Summary(NamedTuple):
+    """`lossless`, `lossy` or `undecided` over all checks of a run; why, in numbers; and in one line for an error."""
 
     verdict: str
     sentence: str
@@ -49,77 +42,69 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
         weakest = min(undecided, key=lambda row: row.power or 0)
+        advice = "raise num_draws, shift or decoding.temperature"
+        if needed := max(row.num_draws_needed or 0 for row in rows):
+            # To two digits, upwards.
+            unit = 10 ** (len(str(needed)) - 2)
+            advice = f"num_draws={-(-needed // unit) * unit} would be enough"
         with_k = f" with K={weakest.num_draft_tokens}" if weakest.num_draft_tokens else ""
         why = (
-            f"{weakest.num_draws:,} draws{with_k} would see a shift of"
-            f" {weakest.shift:.0%} in a token's distribution with a chance of only {_share(weakest.power)};"
-            f" {_advice(rows)}"
+            f"{weakest.num_draws:,} draws{with_k} would see a shift of {weakest.shift:.0%} in a token's distribution"
+            f" with a chance of only {_share(weakest.power)}; {advice}"
         )
         return Summary("undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}")
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
 
 
-def _advice(rows: Sequence[RecoveryRow]) -> str:
-    """What to do for a verdict."""
-    needed = max((row.num_draws_needed or 0 for row in rows), default=0)
-    if not needed:
-        return "raise num_draws, shift or decoding.temperature"
-    # To two digits, upwards.
-    unit = 10 ** (len(str(needed)) - 2)
-    return f"num_draws={-(-needed // unit) * unit} would be enough"
-
-
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     """What `recovery` prints of its own run; empty where no check was finished."""
-    row, checks = rows[0], _checks(rows)
+    row = rows[0]
     if row.check is None:
         return []
     # The last check has the temperature, the first one the number of prompts.
     asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts)
-    lines = [Line(title(row), "strong"), Line(f"{settings_line([asked])} · seed {row.seed}", "dim")]
+    settings = f"{settings_line([asked])} · seed {row.seed}"
+    document: list[Table | Line] = [Line(title(row), "strong"), Line(settings, "dim"), _checks(rows)]
     if row.status != "ok":
         unfinished = f"{row.status}: these checks were finished, and no verdict follows from them."
-        return [*lines, checks, Line(unfinished, "warning")]
-    notes = []
+        return [*document, Line(unfinished, "warning")]
     if row.fault != "none":
-        notes.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
+        document.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
     if made_up := labels(row):
-        notes.append(Line(f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"))
+        document.append(Line(f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"))
     if cut := too_long_warning(row):
-        notes.append(Line(cut, "warning"))
+        document.append(Line(cut, "warning"))
     summary = summarise(rows)
-    fine_print = [Line(text, "dim") for text in _fine_print(rows)]
-    return [*lines, checks, *notes, Line(summary.sentence, _STYLES[summary.verdict]), *fine_print]
+    return [*document, Line(summary.sentence, _STYLES[summary.verdict]), *_fine_print(rows)]
 
 
-def recovery_tables(runs: Sequence[Run]) -> list[Table]:
-    """The checks of one run, or one row per run; [] without runs."""
+def recovery_table(runs: Sequence[Run]) -> Table:
+    """The checks of one run, or one row per run."""
     if len(runs) == 1:
         about, said = common_settings(runs[0].rows), f"Verdict: {_in_words(runs[0])}."
-        return [dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))]
+        return dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))
     columns = (
-        Column("pair", text=True, of=lambda named: named[0].cell),
-        Column("K", of=lambda named: named[0].num_draft_tokens),
-        Column("verdict", text=True, of=lambda named: _in_words(named[1])),
-        Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named[1].rows, "greedy")), None)),
-        Column("draws", "{:,}".format, lambda named: _num_draws(named[1].rows) or None),
-        Column("smallest p-value", _p_value, lambda named: _least("p_value", named[1].rows)),
-        Column("power", percent, lambda named: _least("power", _of_all_prompts(named[1].rows))),
+        Column("pair", text=True, of="name.cell"),
+        Column("K", of="name.num_draft_tokens"),
+        Column("verdict", text=True, of=lambda named: _in_words(named.run)),
+        Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named.run.rows, "greedy")), None)),
+        Column("draws", "{:,}".format, lambda named: _num_draws(named.run.rows) or None),
+        Column("smallest p-value", _p_value, lambda named: _least("p_value", named.run.rows)),
+        Column("power", percent, lambda named: _least("power", _of_all_prompts(named.run.rows))),
     )
     about = "Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests."
     shifts = {row.shift for run in runs for row in run.rows} - {None}
     note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
-    table = Table.of(
+    return Table.of(
         "recovery",
         _TITLE,
         named_runs(runs),
         columns,
-        strong=lambda named: _verdict(named[1]) == "lossy",
-        faint=lambda named: named[1].status != "ok",
+        strong=lambda named: _verdict(named.run) == "lossy",
+        faint=lambda named: named.run.status != "ok",
         about=about,
         notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
     )
-    return [table] if runs else []
 
 
 def _verdict(run: Run) -> str:
@@ -229,20 +214,19 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
     return "; ".join(findings)
 
 
-def _fine_print(rows: Sequence[RecoveryRow]) -> list[str]:
+def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
     sampled = _of(rows, "sampled")
     if not sampled:
-        return ["At temperature 0 the output has one possible value; nothing was sampled."]
+        return [Line("At temperature 0 the output has one possible value; nothing was sampled.", "dim")]
     row, weakest = sampled[0], _least("power", _of_all_prompts(sampled))
-    lines = [
+    text = (
         f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
         f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} in a token's distribution is seen with a"
         f" chance of {_share(weakest)}."
-    ]
+    )
     rounding = max(row.rounding or 0 for row in sampled)
-    if rounding >= 0.01:
-        lines.append(f"The tests attribute a χ² of up to {rounding:.2g} to the rounding of {row.dtype}.")
-    return lines
+    attributed = f"The tests attribute a χ² of up to {rounding:.2g} to the rounding of {row.dtype}."
+    return [Line(text, "dim"), *([Line(attributed, "dim")] if rounding >= 0.01 else [])]
 
 
 def _p_value(value: float) -> str:

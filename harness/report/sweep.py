@@ -8,15 +8,14 @@ from typing import Any
 
 from rich.text import Text
 
-from harness.report.accuracy import accuracy_tables, merged_rows
+from harness.report.accuracy import accuracy_table, merged_rows
 from harness.report.latency import speedup_bounds
-from harness.report.methods import methods_tables
 from harness.report.overview import failures_table
-from harness.report.pairs import latency_pairs, pairs_table
+from harness.report.pairs import latency_pairs, methods_tables, pairs_table
 from harness.report.plan import plan_document
-from harness.report.recovery import recovery_tables, summarise
+from harness.report.recovery import recovery_table, summarise
 from harness.report.runs import group, merge
-from harness.report.table import Document, Line, Table, times
+from harness.report.table import Document, Line, Table, times, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
 
@@ -50,14 +49,13 @@ def sweep_document(command: str, rows: Rows) -> Document:
     if command == "plan":
         return plan_document(rows)
     runs, failures = merge(group(rows))
-    tables: list[Table | None] = []
-    if command == "latency" and runs:
+    document: list[Table] = [failures_table(failures)]
+    if command == "latency":
         pairs = latency_pairs(runs)
-        tables += [pairs_table(pairs), *methods_tables(pairs)]
-    elif command != "latency":
-        tables += accuracy_tables(runs) if command == "eval" else recovery_tables(runs)
-    tables.append(failures_table(failures))
-    return [table for table in tables if table] or [Line("Nothing was measured.")]
+        document = [pairs_table(pairs), *methods_tables(pairs), *document]
+    else:
+        document.insert(0, accuracy_table(runs) if command == "eval" else recovery_table(runs))
+    return without_empty(document) or [Line("Nothing was measured.")]
 
 
 def exit_code(command: str, rows: Rows) -> int:

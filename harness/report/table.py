@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 # Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, on which None stays None.
@@ -32,6 +33,10 @@ class Column:
     text: bool = False
     optional: bool = False
     once: bool = False
+
+    def at(self, path: Of) -> Column:
+        """The same of what items have at a path."""
+        return replace(self, of=lambda item: _value(_value(item, path), self.of))
 
 
 @dataclass(frozen=True)
@@ -110,15 +115,18 @@ class Line:
 
 
 def _value(item: Any, of: Of) -> Any:
-    if callable(of):
-        return of(item)
-    for name in of.split("."):
-        item = None if item is None else getattr(item, name)
+    for step in (of,) if callable(of) else map(attrgetter, of.split(".")):
+        item = None if item is None else step(item)
     return item
 
 
 # In reading order.
 Document = Sequence[Table | Line]
+
+
+def without_empty(document: Document) -> Document:
+    """Without tables that have no rows."""
+    return [part for part in document if isinstance(part, Line) or part.rows]
 
 
 # ESC becomes ␛. The last ones are the delete character, and the controls that begin sequences on some terminals.
@@ -140,6 +148,8 @@ def number(digits: int = 2) -> Callable[[float], str]:
     return f"{{:.{digits}f}}".format
 
 
-def interval(low: float | None, high: float | None, digits: int = 2) -> str | None:
+def interval(low: float | None, high: float | None, digits: int = 2, scale: float = 1) -> str | None:
     """`2.18 to 2.42`; None where there is none."""
-    return None if low is None or high is None or math.isnan(low + high) else f"{low:.{digits}f} to {high:.{digits}f}"
+    if low is None or high is None or math.isnan(low + high):
+        return None
+    return f"{scale * low:.{digits}f} to {scale * high:.{digits}f}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.accuracy import accuracy_tables, eval_document
+from harness.report.accuracy import accuracy_table, eval_document
 from harness.report.runs import Run
 from harness.report.table import Table
 from harness.report.terminal import print_document
@@ -90,21 +90,21 @@ def test_nothing_answered_prints_nothing() -> None:
 
 
 def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:
-    (detailed,) = accuracy_tables([Run(rows("0", "1"))])
+    detailed = accuracy_table([Run(rows("0", "1"))])
     assert len(detailed.rows) == 6
     assert "difference" in headings(detailed)
     assert "pair" not in headings(detailed)
     runs = [Run(rows("0", "1", run="2", model="30B")), Run(rows("0", "1")), Run(rows("0", run="3", draft=None)[:3])]
-    (compared,) = accuracy_tables(runs)
+    compared = accuracy_table(runs)
     assert "seed" not in headings(compared)
     texts = compared.shown()[1]
     assert [line[0].split("\n")[0] for line in texts] == ["13B", "13B with 7B", "", "30B with 7B", ""]
     assert texts[2][headings(compared).index("difference")] == "+1.0\n-2.0 to 4.0"
     assert texts[2][headings(compared).index("K")] == "4"
-    assert accuracy_tables([]) == []
+    assert accuracy_table([]).rows == ()
 
 
 def test_an_unfinished_run_is_faint() -> None:
     stopped = [dataclasses.replace(row, status="interrupted", run="2", temperature=0.0) for row in rows("0")]
-    (table,) = accuracy_tables([Run(rows("0")), Run(stopped)])
+    table = accuracy_table([Run(rows("0")), Run(stopped)])
     assert sorted(row.faint for row in table.rows) == [False, False, True, True]

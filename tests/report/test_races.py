@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.report.races import races_document, rejections, verdict
-from harness.report.table import Line, Table
+from harness.report.races import races_table, rejections, verdict
+from harness.report.table import Line
 from harness.report.terminal import print_document
 from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
@@ -79,10 +79,9 @@ def test_races_of_a_pair_are_one_row() -> None:
         CompareRow(**(ROW | {"num_draft_tokens": 2})),
         CompareRow(**(ROW | {"regular_ms_per_token": None, "speedup": None})),
     ]
-    (table,) = races_document(rows)
-    assert isinstance(table, Table)
+    table = races_table(rows)
     assert table.shown()[1] == [
         ("13B with 7B\ngreedy", "4", "2", "2.50×", "2.00 to 3.00", "50.0%"),
         ("13B with 7B\ngreedy", "2", "1", "2.00×", "", "75.0%"),
     ]
-    assert races_document(rows[3:]) == []
+    assert races_table(rows[3:]).rows == ()

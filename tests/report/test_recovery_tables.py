@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.recovery import losses, recovery_document, recovery_tables, summarise
+from harness.report.recovery import losses, recovery_document, recovery_table, summarise
 from harness.report.runs import Run
 from harness.report.table import Line, Table
 from harness.report.terminal import print_document
@@ -95,12 +95,12 @@ def test_a_run_without_a_check_prints_nothing() -> None:
 
 
 def test_one_run_is_shown_by_its_checks() -> None:
-    (table,) = recovery_tables([Run(rows())])
+    table = recovery_table([Run(rows())])
     assert [row.cells[0] for row in table.rows] == ["greedy", "sampled, 5 prompts"]
     printed_table = next(part for part in recovery_document(rows()) if isinstance(part, Table))
     assert printed_table.rows == table.rows
     assert table.notes == ("Verdict: lossless.",)
-    (table,) = recovery_tables([Run(rows(fault="lenience"))])
+    table = recovery_table([Run(rows(fault="lenience"))])
     assert table.notes == ("Verdict: lossless (a planted fault that was missed).",)
 
 
@@ -111,14 +111,14 @@ def test_several_runs_are_one_row_each() -> None:
         Run(rows({}, {}, {"power": 0.991})),
         Run(rows(run="3", status="interrupted", num_draft_tokens=8)),
     ]
-    (table,) = recovery_tables(runs)
+    table = recovery_table(runs)
     by_verdict = {texts[2]: texts for texts in table.shown()[1]}
     assert set(by_verdict) == {"lossy (a planted fault)", "lossless", "interrupted"}
     assert by_verdict["lossless"][3:] == ("15 of 15", "25,000", "0.57", "99.1%")
     assert by_verdict["lossy (a planted fault)"][5] == "< 1e-300"
     assert [row.strong for row in table.rows if row.cells[2].startswith("lossy")] == [True]
     assert "5%" in table.notes[0]
-    assert recovery_tables([]) == []
+    assert recovery_table([]).rows == ()
 
 
 def test_losses_are_said_of_real_checks_alone() -> None:
