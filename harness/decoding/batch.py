@@ -50,6 +50,9 @@ class Change:
         ended: rows that end here, whatever their request says.
         joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
             from the last that ever joined.
+
+    A loop that works ahead stops doing so at the first one, even an empty one. One that changes the batch must not come
+    after a record without one.
     """
 
     ended: Collection[int] = ()
@@ -74,6 +77,7 @@ class Rows:
         next_tokens: the last token of each, which the target has not read yet.
         ended: whether the last record was a row's last.
         uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are never used.
+        vocabulary_size: of the target's logits.
     """
 
     warp: RowWarp
@@ -85,6 +89,7 @@ class Rows:
     ended: list[bool] = field(default_factory=list)
     uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
     num_joined: int = 0
+    vocabulary_size: int = 0
 
     def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
         """Append the rows of some requests, with the first tokens that the logits [B, V] after their prompts give."""
@@ -93,7 +98,8 @@ class Rows:
         tokens = []
         for request, part in zip(joining, parts, strict=True):
             tokens += inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET]).tolist()
-        check_finite(tokens, logits.shape[-1], [0] * len(tokens))
+        self.vocabulary_size = logits.shape[-1]
+        self.check_finite(tokens, [0] * len(tokens))
         parts = [*([self.uniforms] if self.numbers else []), *(request.uniforms for request in joining)]
         length = max(part.shape[1] for part in parts)
         self.uniforms = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
@@ -108,6 +114,19 @@ class Rows:
         self.ended = [False] * len(self.ended) + ended
         self.warp.rows = [one.warp for one in self.requests]
         return regular_record(numbers, [[token] for token in tokens])
+
+    def check_finite(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
+        for token, position in zip(tokens, positions, strict=True):
+            if token >= self.vocabulary_size:
+                raise NonFiniteError("model", position)
+
+    def all_outlast(self, count: int) -> bool:
+        """Whether every row goes on after its next `count` tokens, whatever they are."""
+        return all(
+            not request.stop_tokens and generated + count < request.max_new_tokens
+            for request, generated in zip(self.requests, self.num_generated, strict=True)
+        )
 
     def take(self, decided: Sequence[list[int]]) -> list[list[int]]:
         """Give each row the tokens that were decided, at least one; returns those that it may take."""
@@ -144,13 +163,6 @@ class Rows:
         # A row near its end may not need them all; positions beyond the stream are never decided.
         index = index.clamp(max=uniforms.shape[1] - 1)
         return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]
-
-
-def check_finite(tokens: list[int], vocabulary_size: int, positions: Sequence[int]) -> None:
-    """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
-    for token, position in zip(tokens, positions, strict=True):
-        if token >= vocabulary_size:
-            raise NonFiniteError("model", position)
 
 
 def regular_record(rows: list[int], tokens: list[list[int]]) -> Iteration:

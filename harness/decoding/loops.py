@@ -5,42 +5,60 @@ A consumer that sends a `Change` after a record lets rows leave and join while t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
-from harness.decoding.batch import Change, Records, Request, Rows, check_finite, regular_record
+from harness.decoding.batch import Change, Records, Request, Rows, regular_record
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import to_device, to_host
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import RowWarp
 
 
 @torch.inference_mode()
-def autoregressive(target: Runner, request: Request) -> Records:
-    """Regular decoding: one token per row and forward pass."""
+def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Records:
+    """Regular decoding: one token per row and forward pass.
+
+    With `ahead` the device goes on while the host reads: a step is queued before the tokens of the one before it are
+    read, where these cannot end a row and the consumer sends nothing. It changes no record, only when each is yielded.
+    """
     rows = Rows(RowWarp())
+    queued: Tensor | None = None
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         if change and change.joining:
             record = rows.join(change.joining, (target.add if rows.numbers else target.start)(change.prompts).logits)
         else:
-            pending = to_device(rows.next_tokens, rows.uniforms.device).unsqueeze(1)
-            logits = target.extend(pending).logits[:, -1]
-            target.keep([1] * len(rows.numbers))
-            uniforms = rows.uniforms_from(rows.num_generated, 1)[:, 0, Purpose.TARGET]
-            tokens = [[token] for token in inverse_cdf(rows.warp(logits), uniforms).tolist()]
-            check_finite([token for [token] in tokens], logits.shape[-1], rows.num_generated)
-            record = regular_record(rows.numbers, rows.take(tokens))
+            if queued is None:
+                queued = _step(target, rows, to_device(rows.next_tokens, rows.uniforms.device), rows.num_generated)
+            read, drawn, queued = to_host(queued), queued, None
+            if ahead and change is None and rows.all_outlast(1):
+                # A token that does not exist is noticed when it is read, and no model survives to be fed it.
+                pending = drawn.clamp(max=rows.vocabulary_size - 1)
+                queued = _step(target, rows, pending, [count + 1 for count in rows.num_generated])
+            tokens = read()
+            rows.check_finite(tokens, rows.num_generated)
+            record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
+        if queued is not None and (len(going_on) < len(rows.numbers) or (change and change.joining)):
+            raise ValueError("a batch that is worked on ahead cannot change")
         if len(going_on) < len(rows.numbers):
             if going_on:
                 target.select(going_on)
             rows.select(going_on)
+
+
+def _step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]) -> Tensor:
+    """Queue one turn of `autoregressive` over the last token of each row -> the tokens [B] at these positions."""
+    logits = target.extend(pending.unsqueeze(1)).logits[:, -1]
+    target.keep([1] * len(rows.numbers))
+    return inverse_cdf(rows.warp(logits), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
 
 
 @torch.inference_mode()
@@ -150,7 +168,7 @@ def _iterate(
             if row[column] < width:
                 raise NonFiniteError(role, count + row[column])
     positions = [count + accepted for count, accepted in zip(rows.num_generated, num_accepted, strict=True)]
-    check_finite(next_tokens, step.logits.shape[-1], positions)
+    rows.check_finite(next_tokens, positions)
     target.keep([count + 1 for count in num_accepted])
 
     accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]

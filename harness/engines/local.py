@@ -124,6 +124,8 @@ class LocalEngine(Engine):
         runners = (self._target, draft_runner)
         prepared = any(isinstance(runner, PreparedRunner) for runner in runners)
         self._choices = [0, *numbers] if prepared else range(k + 1)
+        # Only there does a device wait for the host. Elsewhere working ahead would just delay records.
+        self._ahead = prepared and self._device.type == "cuda"
         self.setup_seconds = sum(runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner))
         if share_prefix:
             self._target = sharing(self._target)
@@ -182,7 +184,7 @@ class LocalEngine(Engine):
         target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
-            return autoregressive(target, request)
+            return autoregressive(target, request, self._ahead)
 
         def with_draft(request: Request, decoding: DecodingSettings) -> Records:
             assert self._make_drafter is not None
