@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from harness.config.settings import DraftSettings
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.warp import Warp
 from harness.drafting.lookup import LookupDrafter
@@ -20,7 +19,7 @@ MakeDrafter = Callable[[Warp], Drafter]
 def draft_model(pair: Pair) -> LoadedModel | None:
     """The model that drafts, if it is one: the draft, or the target's own first layers."""
     settings = pair.drafting
-    if not isinstance(settings, DraftSettings) or settings.method != "early_exit" or settings.layers is None:
+    if settings is None or settings.method != "early_exit" or settings.layers is None:
         return pair.draft
     return dataclasses.replace(pair.target, settings=settings, model=truncated(pair.target.model, settings.layers[0]))
 
@@ -32,7 +31,7 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
         runner: of `draft_model`, if there is one.
     """
     settings, device = pair.drafting, pair.target.input_device
-    greedy = isinstance(settings, DraftSettings) and settings.sampling == "greedy"
+    greedy = settings is not None and settings.sampling == "greedy"
 
     def draw_as(warp: Warp) -> Warp:
         return Warp(0) if greedy else warp
@@ -44,7 +43,7 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
     if pair.head is not None:
         head, target = pair.head, pair.target.model
         return lambda warp: head.drafter(target, draw_as(warp))
-    if not isinstance(settings, DraftSettings):
+    if settings is None:
         return None
     if settings.method == "lookup":
         return lambda warp: LookupDrafter(settings.max_ngram, settings.min_ngram, device=device)

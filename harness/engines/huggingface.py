@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.engines import Schedule
-from harness.config.settings import DecodingSettings, DraftSettings, require
+from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Arm, Question
@@ -29,8 +29,8 @@ from harness.models.tokenizers import load_tokenizer, vocabulary_size
 def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Schedule) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
     drafting = planned.drafting
-    name, method = drafting and drafting.name, drafting.method if isinstance(drafting, DraftSettings) else "model"
-    drafts = drafting is None or planned.shared_draft is not None or len(planned.checkpoints) > 1
+    name, method = drafting and drafting.name, drafting and drafting.method
+    drafts = drafting is None or planned.shared or len(planned.checkpoints) > 1
     rule = "must be a model, lookup or early_exit with engine=huggingface"
     require(drafts or method in ("lookup", "early_exit"), "draft", rule, name)
     rule = "must be constant: prompt lookup has no other"
@@ -61,9 +61,9 @@ class HuggingFaceEngine(LocalEngine):
     def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
         drafting, assistant, lookup = pair.drafting, pair.draft and pair.draft.model, False
         arguments: dict[str, Any] = {"assistant_model": assistant}
-        if isinstance(drafting, DraftSettings) and drafting.method == "lookup":
+        if drafting is not None and drafting.method == "lookup":
             lookup, arguments = True, {}
-        elif isinstance(drafting, DraftSettings) and drafting.method == "early_exit" and drafting.layers:
+        elif drafting is not None and drafting.method == "early_exit" and drafting.layers:
             assistant, arguments = pair.target.model, {"assistant_early_exit": drafting.layers[0]}
         elif pair.draft is not None and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1:
             # By these numbers `generate` tells whether both have one tokenizer.

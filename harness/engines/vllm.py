@@ -74,7 +74,7 @@ class VllmEngine(Engine):
         target, *drafts = planned.sketches
         self.arms: list[VllmArm] = [arm("regular", [target])]
         if settings.draft is not None:
-            drafts += [target] if planned.shared_draft else [planned.head.sketch(target.dtype)] if planned.head else []
+            drafts += [target] if planned.shared else []
             config: dict[str, Any] = {"speculative_config": speculative_config(planned, decoding)}
             config |= {"per_request_spec_decode_metrics": "detailed"}
             self.arms.append(arm("speculative", [target, *drafts], **config))

@@ -42,7 +42,7 @@ def encode_set(
         counts["num_truncated"] = len(long)
     else:
         advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
-        planned.check_context(token_ids, new_tokens, said=f"{found}; the longest", advice=advice)
+        planned.check_context(token_ids, new_tokens, said=f"{found}; the longest has {{}} tokens; ", advice=advice)
     if described := prompt_set.described(prompts):
         say(described)
     if template == "never" and (num_chats := sum(len(chat) > 1 for chat in chats)):

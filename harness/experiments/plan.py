@@ -14,20 +14,17 @@ import torch
 from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
+from harness.config.settings import PlacementSettings
 from harness.experiments.session import Session
-from harness.models.checkpoints import Checkpoint, read_checkpoint
+from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.early_exit import exit_sketch, with_layers
-from harness.models.fit import Case, Demand, Memory, Misfit, Placement, effective_placement, fit
-from harness.models.heads import read_head
-from harness.models.meta import sketch_model
-from harness.models.pair import resolve_dtype, shares_weights
-from harness.models.quantization import check_quantization
+from harness.models.fit import Case, Demand, Memory, Misfit, Placement, fit
+from harness.models.pair import sketch_pair
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import fit_regardless, remedies
 from harness.models.roofline import known_gpu, known_gpus
-from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import PADDING, check_context, check_local, check_sizes
+from harness.models.sketch import device_name, offloads
+from harness.models.tokenizers import PADDING, check_local, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
 from harness.results.schema import PlanRow
@@ -51,6 +48,11 @@ class Machine:
     def num_gpus(self) -> int:
         return len(self.free) - 1
 
+    def device_of(self, checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
+        """The kind of device that a model with this placement is on."""
+        on_gpu = self.num_gpus and how.strategy != "cpu"
+        return torch.device(("meta" if self.pretended else "cuda") if on_gpu else "cpu")
+
 
 class Plan:
     """An `Experiment` that decodes nothing: sketches of the models, placed on a machine that may be pretended."""
@@ -63,26 +65,15 @@ class Plan:
         quiet_libraries()
         settings, machine = self.settings, find_machine(self.settings)
         session.devices = [machine.name]
-        target = read_checkpoint("model", settings.model, weights=False)
-        models = [_sketch(target, settings, machine)]
-        draft = settings.draft if settings.draft is not None and settings.draft.method == "model" else None
-        shared = draft is not None and shares_weights(settings.model, draft)
-        if draft is not None and not shared:
-            head = read_head(draft, target, layers=draft.layers, weights=False)
-            if head is None:
-                drafting = read_checkpoint("draft", draft, weights=False)
-                (check_local if settings.weights == "stored" else check_sizes)(target, drafting)
-                models.append(_sketch(drafting, settings, machine))
-            else:
-                models.append(head.sketch(models[0].dtype))
-        elif settings.draft is not None and settings.draft.method == "early_exit":
-            early = with_layers(settings.draft, target.config)
-            models.append(exit_sketch(target, early, models[0].dtype))
-            self.figures["draft_layers"] = early.layers
+        pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of)
+        length, new_tokens = settings.prompt_length, settings.decoding.max_new_tokens
+        pair.check_context([[0] * length], new_tokens, "prompt_length", said="", value=length)
+        if len(pair.checkpoints) > 1:
+            (check_local if settings.weights == "stored" else check_sizes)(*pair.checkpoints)
+        self.figures["draft_layers"] = pair.drafting and pair.drafting.layers
         num_draft_tokens = 0 if settings.draft is None else settings.decoding.most_draft_tokens
-        asked = settings.batch_size, settings.prompt_length, settings.decoding.max_new_tokens
-        demand = Demand(*asked, num_draft_tokens, settings.runner)
-        case = Case(tuple(models), settings.placement, machine.free, demand, shared)
+        demand = Demand(settings.batch_size, length, new_tokens, num_draft_tokens, settings.runner)
+        case = pair.case(machine.free, demand)
         try:
             found = fit(case)
         except Misfit as misfit:
@@ -139,16 +130,6 @@ def find_machine(settings: PlanSettings) -> Machine:
         if number and machine.num_gpus and number > machine.num_gpus:
             raise SettingError(f"{setting}.gpus", f"must not exceed the number of GPUs, {machine.num_gpus}", number)
     return machine
-
-
-def _sketch(checkpoint: Checkpoint, settings: PlanSettings, machine: Machine) -> Sketch:
-    role, model = checkpoint.role, checkpoint.settings
-    check_quantization(checkpoint)
-    length = settings.prompt_length
-    check_context(checkpoint, length, settings.decoding.max_new_tokens, "prompt_length", value=length)
-    on_gpu = machine.num_gpus and effective_placement(role, model, settings.placement).strategy != "cpu"
-    device = torch.device(("meta" if machine.pretended else "cuda") if on_gpu else "cpu")
-    return sketch_model(checkpoint, resolve_dtype(model.dtype or settings.dtype, checkpoint.config, device))
 
 
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:

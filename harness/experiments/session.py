@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import HarnessError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings, DraftSettings
+from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Engine, Question, Reference
@@ -329,10 +329,10 @@ class Session:
         }
         if self.placed is not None and self.placed.translation is not None:
             columns["translation"] = self.placed.translation.name
-        if self.placed is not None and isinstance(self.placed.drafting, DraftSettings):
+        if self.placed is not None and self.placed.drafting is not None:
             columns["draft_layers"] = self.placed.drafting.layers
         models = [] if self.placed is None else self.placed.models
-        if self.placed is not None and self.placed.shared_draft is not None:
+        if self.placed is not None and self.placed.shared:
             models = [*models, *models]
         for prefix, model in zip(("", "draft_"), models, strict=False):
             columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
@@ -340,8 +340,7 @@ class Session:
         if self.placed is not None and self.placed.head is not None:
             target = self.placed.models[0]
             columns["draft_dtype"] = str(target.dtype).removeprefix("torch.")
-            size = self.placed.head.sketch(target.dtype).weight_bytes
-            columns["draft_weight_bytes"] = {str(target.placement.devices[0]): size}
+            columns["draft_weight_bytes"] = {str(target.placement.devices[0]): self.placed.sketches[1].weight_bytes}
         return columns
 
 

@@ -5,7 +5,8 @@ No model is needed, so any machine can be pretended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.packing import balanced, filled, roomiest
 from harness.models.ranks import world
 from harness.models.sketch import DeviceMap, Sketch, device_name, offloads
 from harness.runners.static import BUCKET
@@ -217,45 +217,34 @@ def _ways(case: Case, sketch: Sketch, room: Memory, limit: list[int], whole_draf
 
 
 def _place(case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offload: bool) -> Placement:
-    """In the first way there is room for; with the last layers outside the GPUs where that is allowed and necessary."""
-    how = case.how(sketch)
+    """In the first way there is room for; with the last layers outside the GPUs where that is allowed and necessary.
+
+    Those are computed on the first device, which holds their caches and has room to bring in one of them.
+    """
+    how, away = case.how(sketch), case.placement.offload
     if how.device_map is not None:
         return _place_explicitly(case, sketch, how.device_map)
     for gpus in ways:
         devices: list[int | str] = [*gpus] or ["cpu"]
-        rooms = [room[device] for device in devices]
-        tokens, graphs = case.held(sketch, whole=len(devices) == 1, on_gpu=bool(gpus))
-        loads = [size + cache * tokens for size, cache in zip(sketch.block_bytes, sketch.block_caches, strict=True)]
-        loads[-1] += graphs
-        where = filled(loads, rooms) if how.strategy == "sequential" else balanced(loads, rooms)
-        places = [devices[index] for index in where]
-        if not places and offload:
-            places = _offloaded(case, sketch, room, devices)
-        if places:
+        for num_away in range(len(sketch.blocks) if offload and away not in devices else 1):
+            num_here = len(sketch.blocks) - num_away
+            tokens, graphs = case.held(sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus))
+            caches = [cache * tokens for cache in sketch.block_caches]
+            sizes = sketch.plain_bytes if num_away and not gpus else sketch.block_bytes
+            loads = [size + cache for size, cache in zip(sizes, caches, strict=True)][:num_here]
+            loads[-1] += graphs
+            rooms = [room[device] for device in devices]
+            rooms[0] -= max(sketch.plain_bytes[num_here:], default=0) + sum(caches[num_here:])
+            shared_out = filled if num_away or how.strategy == "sequential" else balanced
+            if not (where := shared_out(loads, rooms)):
+                continue
+            places = [*(devices[index] for index in where), *[away] * num_away]
             names = {name: place for block, place in zip(sketch.blocks, places, strict=True) for name in block.modules}
             placed = _measured(case, sketch, {"": places[0]} if len(set(places)) == 1 else names)
             # A model that turns out to be on one of several GPUs needs more there, for graphs.
             if all(placed.taken(device) <= n for device, n in room.items()):
                 return placed
     raise _misfit(case, sketch, {device: room[device] for device in devices})
-
-
-def _offloaded(case: Case, sketch: Sketch, room: Memory, devices: list[int | str]) -> list[int | str]:
-    """Where each block goes if the last ones, as few as possible, are outside; empty if that does not help.
-
-    They are computed on the first device, which holds their caches and has room to bring in one of them.
-    """
-    outside, on_gpu = case.placement.offload, devices != ["cpu"]
-    if outside in devices:
-        return []
-    tokens, _ = case.held(sketch, whole=False, on_gpu=on_gpu)
-    plain, caches = sketch.plain_bytes, [cache * tokens for cache in sketch.block_caches]
-    loads = [size + cache for size, cache in zip(sketch.block_bytes if on_gpu else plain, caches, strict=True)]
-    for count in range(len(plain) - 1, 0, -1):
-        first = room[devices[0]] - max(plain[count:]) - sum(caches[count:])
-        if where := filled(loads[:count], [first, *(room[device] for device in devices[1:])]):
-            return [*(devices[index] for index in where), *[outside] * (len(plain) - count)]
-    return []
 
 
 def _place_explicitly(case: Case, sketch: Sketch, given: Mapping[str, Any]) -> Placement:
@@ -356,3 +345,31 @@ def _misfit(case: Case, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Mis
     where = " next to the model" if sketch.role == "draft" else ""
     needs = f"its weights need {amount(sketch.weight_bytes)} in {held}{cache}"
     return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {needs}, {free}")
+
+
+def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    """For each load, in order, the index of the first room that still has place; empty if the rooms do not suffice."""
+    index, left, where = 0, rooms[0], []
+    for load in loads:
+        while load > left:
+            index += 1
+            if index == len(rooms):
+                return []
+            left = rooms[index]
+        left -= load
+        where.append(index)
+    return where
+
+
+def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    """As `filled`, with no room filled further than necessary."""
+
+    def up_to(limit: int) -> list[int]:
+        return filled(loads, [min(limit, room) for room in rooms])
+
+    return up_to(bisect.bisect_left(range(max(rooms)), True, key=lambda limit: bool(up_to(limit))))
+
+
+def roomiest(gpus: Sequence[int], room: Mapping[int | str, int], count: int) -> list[int]:
+    """Those with the most room, the first where they are equal, in their own order."""
+    return sorted(sorted(gpus, key=lambda gpu: (-room[gpu], gpu))[:count])

@@ -114,21 +114,18 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[int]) -> tu
     parts: dict[int, Part] = {}
     pieces: dict[str, list[int]] = {}
     makers: dict[object, tuple[str, str]] = {}
-
-    def walk(name: str, module: nn.Module, piece: str | None) -> None:
-        whole = not indivisible or type(module).__name__ in indivisible or next(module.children(), None) is None
-        piece = name if piece is None and whole else piece
-        prefix = f"{name}." if name else ""
+    piece: str | None = None
+    for name, module in model.named_modules(remove_duplicate=False):
+        if piece is None or (piece and not name.startswith(f"{piece}.")):
+            whole = not indivisible or type(module).__name__ in indivisible or next(module.children(), None) is None
+            piece = name if whole else None
         if piece is not None:
             makers.setdefault(getattr(module, "layer_idx", getattr(module, "layer_id", None)), (piece, name))
         for own, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            pieces.setdefault(prefix + own if piece is None else piece, []).append(id(tensor))
+            full = f"{name}.{own}" if name else own
+            pieces.setdefault(full if piece is None else piece, []).append(id(tensor))
             if id(tensor) not in parts:
-                parts[id(tensor)] = _part(model, module, prefix + own, tensor, name in matrices)
-        for own, child in module.named_children():
-            walk(prefix + own, child, piece)
-
-    walk("", model, None)
+                parts[id(tensor)] = _part(model, module, full, tensor, name in matrices)
     blocks: list[tuple[list[str], list[Part], dict[str, int]]] = []
     block_of: dict[int | str, int] = {}
     for name, held in pieces.items():

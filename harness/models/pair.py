@@ -6,8 +6,9 @@ import dataclasses
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
@@ -24,7 +25,7 @@ from harness.models.checkpoints import Checkpoint, read_checkpoint, source, sour
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.failures import explain
-from harness.models.fit import Case, Demand, Placement, effective_placement
+from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.meta import sketch_model
 from harness.models.new_heads import new_head
@@ -34,7 +35,7 @@ from harness.models.random_weights import random_checkpoint, random_state, rando
 from harness.models.ranks import join, split_arguments
 from harness.models.remedies import fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import check_context, how_to_translate, load_tokenizer, max_context
+from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context
 
 _SAID = {
     "intersection": "it draws from the tokens that the model has too",
@@ -75,7 +76,7 @@ class Pair:
     draft: LoadedModel | None
     tokenizer: PreTrainedTokenizerBase
     head: AnyHead | None = None
-    drafting: ModelSettings | None = None
+    drafting: DraftSettings | None = None
     translation: Translation | None = None
 
     @property
@@ -151,24 +152,88 @@ class PlacedModel:
         )
 
 
-@dataclass(frozen=True)
-class PlacedPair:
-    """A pair that is ready to load.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SketchedPair:
+    """A pair whose configurations are known, and so its sizes.
 
     Attributes:
-        models: the target, then the draft if it is a model with its own weights.
-        shared_draft: settings of a draft that shares the target's weights.
-        head: a draft that is a head.
+        checkpoints: of the target, and of the draft if it is a model with its own weights.
+        sketches: of the target, and of a draft that holds anything.
+        placement: the run's.
         drafting: the settings of the draft, whatever kind it is.
+        shared: whether the draft has the target's weights.
+        head: a draft that is a head.
         translation: of a draft with another tokenizer.
     """
 
-    models: list[PlacedModel]
-    tokenizer: PreTrainedTokenizerBase
-    shared_draft: ModelSettings | None
+    checkpoints: list[Checkpoint]
+    sketches: list[Sketch]
+    placement: PlacementSettings
+    drafting: DraftSettings | None = None
+    shared: bool = False
     head: HeadCheckpoint | None = None
-    drafting: ModelSettings | None = None
     translation: Translation | None = None
+
+    def case(self, free: Memory, demand: Demand) -> Case:
+        """What is to be placed on so many free bytes."""
+        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
+
+    def room(self, new_tokens: int) -> int | None:
+        """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
+        limits = [limit for one in self.checkpoints if (limit := max_context(one.config)) is not None]
+        return min(limits) - new_tokens if limits else None
+
+    def check_context(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        new_tokens: int,
+        setting: str = "prompts",
+        said: str = "it has {} tokens; ",
+        value: object = ...,
+        advice: str = "",
+    ) -> None:
+        """Raise a SettingError, about `setting`, if the longest prompt is too long for a model's context.
+
+        Args:
+            said: what is too long, with its number of tokens.
+            value: of the setting.
+            advice: what the error ends with.
+        """
+        longest = max(map(len, token_ids))
+        for checkpoint in self.checkpoints:
+            own, new, limit = longest, new_tokens, max_context(checkpoint.config)
+            if checkpoint.role == "draft" and self.translation is not None:
+                own = max(len(self.translation.read_prompt(tokens)) for tokens in token_ids)
+                new = -(-new_tokens * own // longest)  # as many for each token as in the prompt
+            if limit is not None and own + new > limit:
+                that = f"{said.format(own)}with decoding.max_new_tokens={new} that is {own + new} tokens"
+                rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}{advice}"
+                raise SettingError(setting, rule, value)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedPair(SketchedPair):
+    """A pair whose settings hold; the placement chooses among `gpus`."""
+
+    tokenizer: PreTrainedTokenizerBase
+    gpus: list[int]
+
+    def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
+        """Decide where the layers go, on what is free now; see `fit_or_explain`."""
+        placements = fit_or_explain(self.case(free_memory(self.gpus), demand), force=force)
+        return PlacedPair(**vars(self), placements=placements)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedPair(PlannedPair):
+    """A pair that is ready to load; `placements` are those of its sketches."""
+
+    placements: list[Placement]
+
+    @property
+    def models(self) -> list[PlacedModel]:
+        """The target, then the draft if it is a model with its own weights."""
+        return [PlacedModel(*parts) for parts in zip(self.checkpoints, self.sketches, self.placements, strict=False)]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -182,88 +247,32 @@ class PlacedPair:
 
     def describe(self) -> str:
         """What was decided, for the user: one line per model."""
-        lines = [model.describe() for model in self.models]
-        if self.shared_draft is not None:
-            lines.append(f"draft {self.shared_draft.name}: shares the model's weights")
+        lines, drafting = [model.describe() for model in self.models], self.drafting
         if self.translation is not None:
-            draft = self.models[1].checkpoint.settings.name
-            lines.append(f"draft {draft}: another tokenizer; {_SAID[self.translation.name]}")
-        if self.head is not None:
-            size = amount(self.head.sketch(self.models[0].dtype).weight_bytes)
-            lines.append(f"draft {self.head.settings.name}: {self.head.kind} head, {size}")
-        if isinstance(self.drafting, DraftSettings) and self.drafting.method in ("lookup", "suffix", "early_exit"):
-            layers = f"the first {self.drafting.layers[0]} layers of the model" if self.drafting.layers else None
-            lines.append(f"draft {self.drafting.name}: {layers or 'no weights'}")
-        if any(model.checkpoint.random for model in self.models):
+            lines.append(
+                f"draft {self.models[1].checkpoint.settings.name}: another tokenizer; {_SAID[self.translation.name]}"
+            )
+        elif drafting is not None and len(lines) == 1:
+            how = "shares the model's weights" if self.shared else "no weights"
+            if self.head is not None:
+                how = f"{self.head.kind} head, {amount(self.sketches[1].weight_bytes)}"
+            elif drafting.method == "early_exit" and drafting.layers:
+                how = f"the first {drafting.layers[0]} layers of the model"
+            lines.append(f"draft {drafting.name}: {how}")
+        if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append("random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer")
         return "\n".join(lines)
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
-        if split := [model.placement for model in self.models if model.placement.split]:
+        if split := [placement for placement in self.placements if placement.split]:
             join(split[0].devices[0], split[0].num_ranks)
-        loaded = [model.load() for model in self.models]
-        if self.shared_draft is not None:
-            loaded.append(dataclasses.replace(loaded[0], settings=self.shared_draft))
-        head = None if self.head is None else self.head.load(loaded[0].input_device, loaded[0].dtype)
-        draft = loaded[1] if len(loaded) > 1 else None
-        return Pair(loaded[0], draft, self.tokenizer, head, self.drafting, self.translation)
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedPair:
-    """A pair whose settings hold; see `PlacedPair`. The placement chooses among `gpus`."""
-
-    checkpoints: list[Checkpoint]
-    sketches: list[Sketch]
-    tokenizer: PreTrainedTokenizerBase
-    shared_draft: ModelSettings | None
-    placement: PlacementSettings
-    gpus: list[int]
-    head: HeadCheckpoint | None = None
-    drafting: ModelSettings | None = None
-    translation: Translation | None = None
-
-    def room(self, new_tokens: int) -> int | None:
-        """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
-        limits = [limit for one in self.checkpoints if (limit := max_context(one.config)) is not None]
-        return min(limits) - new_tokens if limits else None
-
-    def check_context(
-        self,
-        token_ids: Sequence[Sequence[int]],
-        new_tokens: int,
-        setting: str = "prompts",
-        said: str = "it",
-        advice: str = "",
-    ) -> None:
-        """Raise a SettingError if the longest prompt, which comes from `setting`, is too long for a model's context.
-
-        Args:
-            said: what is too long, before its length, and
-            advice: what the error ends with.
-        """
-        length = max(map(len, token_ids))
-        for checkpoint in self.checkpoints:
-            own, new = length, new_tokens
-            if checkpoint.role == "draft" and self.translation is not None:
-                own = max(len(self.translation.read_prompt(tokens)) for tokens in token_ids)
-                new = -(-new_tokens * own // length)  # as many for each token as in the prompt
-            check_context(checkpoint, own, new, setting, f"{said} has {own} tokens; ", advice=advice)
-
-    def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
-        """Decide where the layers go, on what is free now; see `fit_or_explain`."""
-        dtype, drafting, sketches = self.sketches[0].dtype, self.drafting, list(self.sketches)
-        if self.head is not None:
-            sketches.append(self.head.sketch(dtype))
-        elif isinstance(drafting, DraftSettings) and drafting.method == "early_exit":
-            sketches.append(exit_sketch(self.checkpoints[0], drafting, dtype))
-        case = Case(
-            tuple(sketches), self.placement, free_memory(self.gpus), demand, shared=self.shared_draft is not None
-        )
-        places = fit_or_explain(case, force=force)
-        found = [PlacedModel(*parts) for parts in zip(self.checkpoints, self.sketches, places, strict=False)]
-        return PlacedPair(found, self.tokenizer, self.shared_draft, self.head, self.drafting, self.translation)
+        target, *others = [model.load() for model in self.models]
+        draft = others[0] if others else None
+        if self.shared and self.drafting is not None:
+            draft = dataclasses.replace(target, settings=self.drafting)
+        head = None if self.head is None else self.head.load(target.input_device, target.dtype)
+        return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
 
 
 def plan_pair(
@@ -276,6 +285,46 @@ def plan_pair(
 ) -> PlannedPair:
     """Check everything that can be checked before weights load: configurations, tokenizers, vocabularies, quantization.
 
+    See `sketch_pair`. Random weights need no stored ones, and no tokenizer: text is then read byte by byte.
+
+    Raises:
+        SettingError: a setting that cannot hold for these models.
+        RunError: a repository out of reach, a library that is missing or fails.
+    """
+    quiet_libraries()
+    gpus: set[int] = set()
+
+    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
+        own = checkpoint.settings.gpus
+        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own else "placement.gpus")
+        # The model's own number says how many, not which.
+        gpus.update(visible_gpus(dataclasses.replace(how, gpus=None)) if own else pool)
+        device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
+        check_quantizer(checkpoint, device)
+        return device
+
+    found = sketch_pair(target, draft, placement, dtype, device_of, weights)
+    translation: Translation | None = None
+    if weights == "random":
+        tokenizer = random_tokenizer(*found.checkpoints)
+    else:
+        tokenizer = load_tokenizer(target)
+        for checkpoint in found.checkpoints[1:]:
+            other = load_tokenizer(checkpoint.settings, "draft")
+            translation = how_to_translate(found.checkpoints[0], checkpoint, tokenizer, other)
+    return PlannedPair(**vars(found) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus))
+
+
+def sketch_pair(
+    target: ModelSettings,
+    draft: ModelSettings | None,
+    placement: PlacementSettings,
+    dtype: Dtype,
+    device_of: Callable[[Checkpoint, PlacementSettings], torch.device],
+    weights: Weights | None = None,
+) -> SketchedPair:
+    """Read the configurations and check them.
+
     Args:
         target: the model whose output is wanted.
         draft: None for the target alone. With the target's own settings it shares its weights; a method without
@@ -283,60 +332,42 @@ def plan_pair(
         placement: the run's; overridden by the models' own settings.
         dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU (bfloat16 where the
             checkpoint is in float32).
-        weights: random ones need no weights, and no tokenizer: text is then read byte by byte.
-
-    Raises:
-        SettingError: a setting that cannot hold for these models.
-        RunError: a repository out of reach, a library that is missing or fails.
+        device_of: the first device that a model may use, by its placement.
+        weights: None if not even stored ones will be needed.
     """
-    quiet_libraries()
-    read = random_checkpoint if weights == "random" else read_checkpoint
-    checkpoints, drafting = [read("model", target)], draft
-    head: HeadCheckpoint | None = None
-    if isinstance(draft, DraftSettings) and draft.method == "new_head":
-        head, draft = new_head(draft, checkpoints[0]), None
-    if isinstance(draft, DraftSettings) and draft.method != "model":
-        if draft.method == "early_exit":
-            drafting = with_layers(draft, checkpoints[0].config)
-        draft = None
-    shared = draft if draft is not None and shares_weights(target, draft) else None
-    if draft is not None and shared is None:
-        layers = draft.layers if isinstance(draft, DraftSettings) else None
-        head = read_head(draft, checkpoints[0], layers=layers, weights=weights == "stored")
-        if head is None:
-            checkpoints.append(read("draft", draft))
-    translation: Translation | None = None
-    if weights == "random":
-        tokenizer = random_tokenizer(*checkpoints)
-    else:
-        tokenizer = load_tokenizer(target)
-        for checkpoint in checkpoints[1:]:
-            other = load_tokenizer(checkpoint.settings, "draft")
-            translation = how_to_translate(checkpoints[0], checkpoint, tokenizer, other)
-    sketches: list[Sketch] = []
-    gpus: set[int] = set()
+    read: Any = random_checkpoint if weights == "random" else partial(read_checkpoint, weights=weights is not None)
+    drafting = draft if draft is None or isinstance(draft, DraftSettings) else DraftSettings(**vars(draft))
+    checkpoints, method = [read("model", target)], drafting and drafting.method
+    shared, head = False, None
+    if drafting is not None and method == "new_head":
+        head = new_head(drafting, checkpoints[0])
+    elif drafting is not None and method == "model" and not (shared := _shares_weights(target, drafting)):
+        head = read_head(drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored")
+        checkpoints += [] if head else [read("draft", drafting)]
+    sketches = []
     for checkpoint in checkpoints:
         check_quantization(checkpoint)
         own = checkpoint.settings
-        how = effective_placement(checkpoint.role, own, placement)
-        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own.gpus else "placement.gpus")
-        if own.gpus:
-            # That says how many, not which.
-            pool = visible_gpus(dataclasses.replace(how, gpus=None))
-        device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
-        check_quantizer(checkpoint, device)
+        device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
         sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint.config, device)))
-        gpus.update(pool)
-    return PlannedPair(checkpoints, sketches, tokenizer, shared, placement, sorted(gpus), head, drafting, translation)
+    if head is not None:
+        sketches.append(head.sketch(sketches[0].dtype))
+    elif drafting is not None and method == "early_exit":
+        drafting = with_layers(drafting, checkpoints[0].config)
+        sketches.append(exit_sketch(checkpoints[0], drafting, sketches[0].dtype))
+    return SketchedPair(
+        checkpoints=checkpoints, sketches=sketches, placement=placement, drafting=drafting, shared=shared, head=head
+    )
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:
     """The tokenizer alone, for whatever has the weights elsewhere. Raises SettingError or RunError without one."""
     quiet_libraries()
-    return PlannedPair([], [], load_tokenizer(target), None, PlacementSettings(), [])
+    tokenizer = load_tokenizer(target)
+    return PlannedPair(checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[])
 
 
-def shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
+def _shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
     """Whether a draft has the target's own settings; names may differ."""
     names = [field.name for field in dataclasses.fields(ModelSettings) if field.name != "name"]
     return all(getattr(draft, name) == getattr(target, name) for name in names)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import re
-import statistics
-import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from harness.models.devices import synchronize
 from harness.models.pair import PlacedPair
 
 # Of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
 _SECONDS = 0.2
-_MIN_COPIES = 3
-# So many in a row that starting them on a GPU takes no time in comparison.
-_COPIES_ON_GPU = 10
 
 
 class Gpu(NamedTuple):
@@ -69,20 +65,18 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     found = []
     for model in placed.models:
         placement = model.placement
-        read = model.sketch.weights_on(placement.device_map, read=True)
+        read = Counter(model.sketch.weights_on(placement.device_map, read=True))
         for place, size in model.sketch.caches_on(placement.device_map).items():
-            read[place] = read.get(place, 0) + batch_size * num_tokens * size
+            read[place] += batch_size * num_tokens * size
         rates = {place: None if place == "disk" else copy_bandwidth(torch.device(place)) for place in read}
-        known = {place: rate for place, rate in rates.items() if rate is not None}
-        floor_ms = sum(1000 * read[place] / rate for place, rate in known.items()) if len(known) == len(read) else None
-        if floor_ms is not None and placement.split:
-            floor_ms /= placement.num_ranks  # which read their parts at once
-        found.append(Roof(sum(read.values()), floor_ms))
+        floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
+        floor_ms /= placement.num_ranks if placement.split else 1  # which read their parts at once
+        found.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
-        head = placed.head.sketch(placed.models[0].dtype)
+        head = placed.sketches[1]
         # One pass may draft all tokens, so that its rate would say little.
         found.append(Roof(head.read_bytes + batch_size * num_tokens * head.cache_bytes, None))
-    return found if placed.shared_draft is None else found * 2
+    return found * 2 if placed.shared else found
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
@@ -98,16 +92,10 @@ def copy_bandwidth(device: torch.device) -> float | None:
 
 @functools.cache
 def _measure(device: torch.device) -> float:
+    from torch.utils.benchmark import Timer  # its import looks for a GPU
+
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    num_copies = _COPIES_ON_GPU if device.type == "cuda" else 1
-    seconds: list[float] = []
-    # The first copy warms up.
-    while len(seconds) <= _MIN_COPIES or sum(seconds[1:]) < _SECONDS:
-        synchronize([device])
-        started = time.perf_counter()
-        for _ in range(num_copies):
-            target.copy_(source)
-        synchronize([device])
-        seconds.append(time.perf_counter() - started)
-    return num_copies * 2 * _BUFFER_BYTES / statistics.median(seconds[1:])
+    copied = {"source": source, "target": torch.empty_like(source)}
+    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
+    with torch.cuda.device(device if device.type == "cuda" else -1):  # the timer waits for the current one
+        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median

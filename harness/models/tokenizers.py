@@ -151,20 +151,3 @@ def max_context(config: PreTrainedConfig) -> int | None:
         return None
     limits = (getattr(text, name, None) for name in _CONTEXT_NAMES)
     return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
-
-
-def check_context(
-    checkpoint: Checkpoint,
-    num_tokens: int,
-    new_tokens: int,
-    setting: str,
-    said: str = "",
-    value: object = ...,
-    advice: str = "",
-) -> None:
-    """Raise a SettingError, about `setting`, if a prompt and what follows it are too long for the model's context."""
-    limit, length = max_context(checkpoint.config), num_tokens + new_tokens
-    if limit is not None and length > limit:
-        that = f"{said}with decoding.max_new_tokens={new_tokens} that is {length} tokens"
-        rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}{advice}"
-        raise SettingError(setting, rule, value)

@@ -11,8 +11,7 @@ from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
-from harness.models.fit import Case, Demand, Misfit, fit
-from harness.models.packing import balanced, filled
+from harness.models.fit import Case, Demand, Misfit, balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
 from harness.models.sketch import Block, Part, offloads
 
