@@ -52,7 +52,7 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 @pytest.mark.parametrize(
     ("changes", "draws"),
     [
-        ({"temperature_factor": 1.4}, ["num_prompts=3", "num_draws=6000"]),
+        ({"temperature_factor": 2.0}, ["num_prompts=3", "num_draws=4000"]),
         ({"fault": "bonus_from_wrong_position"}, ["num_draws=1600"]),
     ],
 )

@@ -26,7 +26,9 @@ SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
 
 def prepared(model: PreTrainedModel, layers: tuple[int, ...] = LAYERS, compiled: bool = False) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=compiled, captured=False, hidden_layers=layers)
-    runner.prepare(3, 60, [1, 4], [2], Warp(0))
+    # Compiling a shape takes seconds.
+    widths, drawn = ([4], []) if compiled else ([1, 4], [2])
+    runner.prepare(3, 60, widths, drawn, Warp(0))
     return runner
 
 

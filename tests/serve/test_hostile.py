@@ -21,7 +21,7 @@ httpx = pytest.importorskip("httpx2")
 def test_requests_around_the_schema(tmp_path: Path) -> None:
     with served(tmp_path, "max_new_tokens=16", "decoding.max_new_tokens=8") as url:
         program = "from schemathesis.cli import schemathesis; schemathesis()"
-        arguments = ["--checks=not_a_server_error", "--max-examples=15", "--request-timeout=60", "--seed=1",
+        arguments = ["--checks=not_a_server_error", "--max-examples=4", "--request-timeout=60", "--seed=1",
                      "--generation-database=none", "--suppress-health-check=all",
                      "--exclude-path=/metrics"]  # fmt: skip
         command = [sys.executable, "-c", program, "run", f"{url}/openapi.json", *arguments]
