@@ -71,17 +71,14 @@ def draft_probabilities_ignored(
     return verification(target, tokens, torch.ones_like(target[:, :-1]), *others)
 
 
-class RollbackOffByOne(Runner):
+class RollbackOffByOne:
     """A `Runner` that keeps one token too many after a rejection: the rejected token stays in the cache."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._num_extended = runner, 0
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        return self._runner.start(prompts)
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        return self._runner.add(prompts)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     def extend(self, tokens: Tensor) -> Step:
         self._num_extended += tokens.shape[1]
@@ -90,6 +87,3 @@ class RollbackOffByOne(Runner):
     def keep(self, counts: Sequence[int]) -> None:
         self._runner.keep([min(count + 1, self._num_extended) for count in counts])
         self._num_extended = 0
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)

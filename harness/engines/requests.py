@@ -14,46 +14,6 @@ from harness.results.acceptance import Acceptance
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """Draft tokens of one request; `outcomes` has (proposed, accepted) of each iteration, None if it is not known."""
-
-    num_proposed: int
-    num_accepted: int
-    outcomes: list[tuple[int, int]] | None = None
-
-    @classmethod
-    def of(cls, outcomes: list[tuple[int, int]]) -> Drafted:
-        """The sums of (proposed, accepted) of each iteration."""
-        proposed, accepted = (sum(counts) for counts in zip(*outcomes, strict=True))
-        return cls(proposed, accepted, outcomes)
-
-    @classmethod
-    def read(cls, chunk: Mapping[str, Any]) -> Drafted | None:
-        """From a chunk of vLLM, SGLang or llama.cpp, recognised by its fields; None if it says nothing of drafts."""
-        if found := (chunk.get("metrics") or {}).get("speculative_decoding"):
-            steps = found.get("per_step_drafted"), found.get("per_step_accepted")
-            counts = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
-            if all(steps):
-                return cls(*counts, list(zip(*steps, strict=True)))
-            return cls(*counts, _from_histogram(found.get("acceptance_histogram"), counts[0]))
-        if found := (chunk.get("sglext") or {}).get("spec_tokens_details"):
-            counts = found["spec_num_proposed_drafts"], found["spec_num_correct_drafts"]
-            return cls(*counts, _from_histogram(found.get("spec_correct_drafts_histogram"), counts[0]))
-        if (found := chunk.get("timings") or {}) and "draft_n" in found:
-            return cls(found["draft_n"], found["draft_n_accepted"])
-        return None
-
-
-def _from_histogram(histogram: Sequence[int] | None, num_proposed: int) -> list[tuple[int, int]] | None:
-    """`histogram` counts iterations by accepted tokens. It says enough only if all of them proposed the same number."""
-    steps = sum(histogram or ())
-    if not steps or num_proposed % steps:
-        return None
-    each = num_proposed // steps
-    return [(each, accepted) for accepted, times in enumerate(histogram or ()) for _ in range(times)]
-
-
-@dataclass(frozen=True)
 class RequestError:
     """Why a request failed: `code` of HTTP, or 408 for a time-out, 499 for a cancelled one, 0 where there is none."""
 
@@ -77,7 +37,8 @@ class RequestRecord:
         token_ids: as the server gave them, else of its text.
         num_tokens: as the server counts them.
         from_text: whether the token ids are those of the text, because the server told none.
-        drafted: None where the server does not tell.
+        outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
+        sums: of a server that tells no more than both numbers over all iterations.
     """
 
     index: int
@@ -89,18 +50,14 @@ class RequestRecord:
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
-    drafted: Drafted | None = None
+    outcomes: list[tuple[int, int]] = field(default_factory=list)
+    sums: tuple[int, int] | None = None
     error: RequestError | None = None
 
     @property
     def answered(self) -> bool:
         """Whether it came to its end, with a token."""
         return self.error is None and self.num_tokens > 0
-
-    @property
-    def outcomes(self) -> list[tuple[int, int]]:
-        """(num_proposed, num_accepted) of each iteration; empty where they are not known."""
-        return (self.drafted and self.drafted.outcomes) or []
 
     @property
     def time_to_first_token_ms(self) -> float | None:
@@ -118,6 +75,26 @@ class RequestRecord:
             self.token_ids += tokens
             self.num_tokens += len(tokens)
             self.seconds = seconds
+
+    def read_drafts(self, chunk: Mapping[str, Any]) -> None:
+        """Note what a chunk of vLLM, SGLang or llama.cpp says of drafts; their fields tell them apart."""
+        if found := (chunk.get("metrics") or {}).get("speculative_decoding"):
+            steps = found.get("per_step_drafted"), found.get("per_step_accepted")
+            self.sums = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
+            self.outcomes = list(zip(*steps, strict=True)) if all(steps) else []
+            histogram = found.get("acceptance_histogram")
+        elif found := (chunk.get("sglext") or {}).get("spec_tokens_details"):
+            self.sums = found["spec_num_proposed_drafts"], found["spec_num_correct_drafts"]
+            histogram = found.get("spec_correct_drafts_histogram")
+        elif "draft_n" in (found := chunk.get("timings") or {}):
+            self.sums, histogram = (found["draft_n"], found["draft_n_accepted"]), None
+        else:
+            return
+        # It counts iterations by accepted tokens: enough only if all of them proposed the same number.
+        num_iterations = sum(histogram or ())
+        if not self.outcomes and num_iterations and self.sums[0] % num_iterations == 0:
+            each = self.sums[0] // num_iterations
+            self.outcomes = [(each, accepted) for accepted, times in enumerate(histogram) for _ in range(times)]
 
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
@@ -184,9 +161,8 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     """The columns about acceptance that the servers' own figures give, over all requests; those alone."""
-    told = [request.drafted for request in requests if request.drafted is not None]
-    outcomes = [one.outcomes for one in told]
-    if all(one is not None for one in outcomes):
-        return Acceptance.of(pair for one in outcomes for pair in one or ()).columns()
-    num_proposed = sum(one.num_proposed for one in told)
-    return {"acceptance_rate": sum(one.num_accepted for one in told) / num_proposed if num_proposed else None}
+    told = [request for request in requests if request.outcomes or request.sums]
+    if all(request.outcomes for request in told):
+        return Acceptance.of(outcome for request in told for outcome in request.outcomes).columns()
+    proposed, accepted = (sum(counts) for counts in zip(*(request.sums or () for request in told), strict=True))
+    return {"acceptance_rate": accepted / proposed if proposed else None}

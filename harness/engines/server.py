@@ -22,7 +22,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import Drafted, RequestError, RequestRecord, as_records
+from harness.engines.requests import RequestError, RequestRecord, as_records
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
 # parameters that OpenAI does not have.
@@ -227,7 +227,7 @@ class ServerArm(Arm):
                         add(tokens)
                     finished = finished or choice.get("finish_reason") is not None
                 request.num_tokens = (chunk.get("usage") or {}).get("completion_tokens") or request.num_tokens
-                request.drafted = Drafted.read(chunk) or request.drafted
+                request.read_drafts(chunk)
         if not finished:
             raise RunError("the answer ended early")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import Drafted, RequestRecord
+from harness.engines.requests import RequestRecord
 from harness.models import devices
 from harness.models.ranks import check_agreement
 from harness.results.acceptance import Acceptance
@@ -76,14 +76,11 @@ class Generation:
         if self.question is not None:
             for request, index, prompt in zip(self.requests, self.question.indices, self.question.prompts, strict=True):
                 request.index, request.num_prompt_tokens = index, len(prompt)
-        outcomes: list[list[tuple[int, int]]] = [[] for _ in self.requests]
         for seconds, one in zip(self.decided, self.iterations, strict=True):
             for row, new, proposed, accepted in zip(one.rows, one.tokens, one.proposed, one.num_accepted, strict=True):
                 self.requests[row].add(new, seconds)
                 if proposed or one.verdict is not None:
-                    outcomes[row].append((len(proposed), accepted))
-        for request, found in zip(self.requests, outcomes, strict=True):
-            request.drafted = Drafted.of(found) if found else None
+                    self.requests[row].outcomes.append((len(proposed), accepted))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import Drafted, RequestRecord, as_records
+from harness.engines.requests import RequestRecord, as_records
 from harness.models.checkpoints import source
 from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
@@ -155,8 +155,7 @@ class VllmArm(Arm):
                         if output.finished:
                             del rows[output.request_id]
                             if (metrics := completion.spec_decode_metrics) is not None:
-                                chunk = {"metrics": {"speculative_decoding": metrics.to_dict()}}
-                                requests[row].drafted = Drafted.read(chunk)
+                                requests[row].read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
                     yield new
             except Exception as exception:
                 raise _explained(exception) from exception
