@@ -107,6 +107,11 @@ class RunSettings:
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property
+    def most_draft_tokens(self) -> int:
+        """The largest K of an iteration; 0 without a draft."""
+        return 0 if self.draft is None else self.decoding.most_draft_tokens
+
+    @property
     def tensor_parallel(self) -> bool:
         """Whether a model is split over several processes."""
         return "tensor_parallel" in self.strategies.values()

@@ -70,15 +70,9 @@ class Distill(Experiment):
         texts = self._answers(session, token_ids, longest)
         names = ("epochs", "texts_per_step", "learning_rate", "chain", "seed")
         course = Course(*(getattr(settings, name) for name in names))
-        losses: list[float] = []
         started = time.perf_counter()
         with progress("training", course.num_steps(len(texts))) as advance:
-
-            def note(loss: float) -> None:
-                losses.append(loss)
-                advance(f"training, loss {loss:.3f}")
-
-            train(
+            losses = train(
                 module,
                 pair.target.model,
                 texts,
@@ -86,7 +80,7 @@ class Distill(Experiment):
                 self.work / "state.pt",
                 vocabulary_size=shared_vocabulary_size(pair),
                 save_every=settings.save_every,
-                advance=note,
+                advance=lambda loss: advance(f"training, loss {loss:.3f}"),
             )
         tail = losses[-max(1, len(losses) // 10) :]
         self.figures = {

@@ -71,8 +71,7 @@ class Plan:
         if len(pair.checkpoints) > 1:
             (check_local if settings.weights == "stored" else check_sizes)(*pair.checkpoints)
         self.figures["draft_layers"] = pair.drafting and pair.drafting.layers
-        num_draft_tokens = 0 if settings.draft is None else settings.decoding.most_draft_tokens
-        demand = Demand(settings.batch_size, length, new_tokens, num_draft_tokens, settings.runner)
+        demand = Demand(settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner)
         case = pair.case(machine.free, demand)
         try:
             found = fit(case)

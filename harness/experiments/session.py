@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +18,6 @@ from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
 from harness.engines.opening import open_engine
 from harness.engines.protocol import Engine, Question, Reference
-from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
 from harness.experiments.keeper import PairKeeper
@@ -90,7 +90,6 @@ class Session:
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
-        self._reference: Reference | Literal[False] | None = False
         self._measurement = measurement
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._keeper = keeper or PairKeeper()
@@ -163,16 +162,14 @@ class Session:
             self.devices = here if settings.engine.computes_here else [str(settings.engine.url)]
             write_environment(self.directory, self.devices)
             return None
-        num_draft_tokens = 0 if settings.draft is None else decoding.most_draft_tokens
         new_tokens = new_tokens or decoding.max_new_tokens
-        demand = Demand(batch_size, prompt_tokens, new_tokens, num_draft_tokens, settings.runner)
+        demand = Demand(batch_size, prompt_tokens, new_tokens, settings.most_draft_tokens, settings.runner)
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:
             say(placed.describe())
-        self.placed = placed
-        self.devices = self.placed.device_names()
+        self.placed, self.devices = placed, placed.device_names()
         write_environment(self.directory, self.devices)
-        return self.placed
+        return placed
 
     def open(
         self, batch_size: int, longest_prompt: int, decoding: DecodingSettings | None = None, **options: Any
@@ -194,30 +191,25 @@ class Session:
             RunError: models of an engine that computes here do not fit.
         """
         assert self.engine is not None
-        if (own := self.engine.reference) is not None:
-            return own
-        if self._reference is False:
-            self._reference = self._load_reference(self.engine) if self.engine.tells_tokens else None
-            if self._reference is None:
-                say("without the exact distribution: the two arms are compared with each other")
-        return self._reference
+        return self.engine.reference or self._loaded_reference
 
-    def _load_reference(self, engine: Engine) -> Reference | None:
-        settings, demand = self.settings, Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
-        here = settings.engine.computes_here
+    @functools.cached_property
+    def _loaded_reference(self) -> Reference | None:
+        assert self.engine is not None
+        settings, here = self.settings, self.settings.engine.computes_here
         try:
-            planned = (
-                self._keeper.plan(settings)
-                if here
-                else plan_pair(settings.model, None, settings.placement, settings.dtype)
-            )
-            pair = planned.place(demand, force=settings.force).load()
+            if self.engine.tells_tokens:
+                alone = settings.model, None, settings.placement, settings.dtype
+                planned = self._keeper.plan(settings) if here else plan_pair(*alone)
+                demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
+                pair = planned.place(demand, force=settings.force).load()
+                return LocalEngine(pair, settings.decoding, runner="eager")
         except HarnessError as error:
             if here:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
-            return None
-        return LocalEngine(pair, settings.decoding, runner="eager")
+        say("without the exact distribution: the two arms are compared with each other")
+        return None
 
     def close(self) -> None:
         """Close the engine, if one is open."""
@@ -275,7 +267,8 @@ class Session:
                         generate(engine, arm, warmup or question, allow_failures=allow_failures)
                     generations[arm.name] = generate(engine, arm, question, allow_failures=allow_failures)
                 for name, generation in generations.items():
-                    self.export(name, generation.requests)
+                    lines = [request.aiperf() for request in generation.requests]
+                    append_lines(self.directory / f"profile_export_{name}.jsonl", lines)
                 advance(note(question, generations) or "measuring")
 
     def row(self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any) -> AnyRow:
@@ -290,10 +283,6 @@ class Session:
         accepted = {} if acceptance is None else acceptance.columns()
         columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
         return kind(**(columns | figures))
-
-    def export(self, arm: str, requests: Sequence[RequestRecord]) -> None:
-        """Append requests of an arm to a file in the run's directory, in AIPerf's shape."""
-        append_lines(self.directory / f"profile_export_{arm}.jsonl", [request.aiperf() for request in requests])
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""
@@ -327,20 +316,16 @@ class Session:
             "measurement": self._measurement,
             "directory": str(self.directory),
         }
-        if self.placed is not None and self.placed.translation is not None:
-            columns["translation"] = self.placed.translation.name
-        if self.placed is not None and self.placed.drafting is not None:
-            columns["draft_layers"] = self.placed.drafting.layers
-        models = [] if self.placed is None else self.placed.models
-        if self.placed is not None and self.placed.shared:
-            models = [*models, *models]
-        for prefix, model in zip(("", "draft_"), models, strict=False):
-            columns[f"{prefix}dtype"] = str(model.dtype).removeprefix("torch.")
-            columns[f"{prefix}weight_bytes"] = model.placement.bytes_per_device
-        if self.placed is not None and self.placed.head is not None:
-            target = self.placed.models[0]
-            columns["draft_dtype"] = str(target.dtype).removeprefix("torch.")
-            columns["draft_weight_bytes"] = {str(target.placement.devices[0]): self.placed.sketches[1].weight_bytes}
+        if (placed := self.placed) is not None:
+            columns["translation"] = placed.translation and placed.translation.name
+            columns["draft_layers"] = placed.drafting and placed.drafting.layers
+            held = [(model.dtype, model.placement.bytes_per_device) for model in placed.models]
+            if placed.shared:
+                held *= 2
+            if placed.head is not None:
+                held.append((held[0][0], {str(placed.devices[0]): placed.sketches[1].weight_bytes}))
+            for prefix, (dtype, sizes) in zip(("", "draft_"), held, strict=False):
+                columns |= {f"{prefix}dtype": str(dtype).removeprefix("torch."), f"{prefix}weight_bytes": sizes}
         return columns
 
 

@@ -40,10 +40,8 @@ def run(settings: ServeSettings) -> None:
     try:
         models = settings.model, settings.draft, settings.placement, settings.dtype
         planned = plan_pair(*models, weights=settings.weights)
-        num_draft_tokens = settings.decoding.most_draft_tokens if settings.draft else 0
-        limits = settings.max_prompt_tokens, settings.max_new_tokens
-        demand = Demand(settings.batch_size, *limits, num_draft_tokens, settings.runner)
-        placed = planned.place(demand, force=settings.force)
+        limits = settings.max_prompt_tokens, settings.max_new_tokens, settings.most_draft_tokens
+        placed = planned.place(Demand(settings.batch_size, *limits, settings.runner), force=settings.force)
         _say(placed.describe())
         service = Service(placed.load(), settings, _say)
         gc.collect()

@@ -72,8 +72,8 @@ def train(
     vocabulary_size: int,
     save_every: int = 100,
     advance: Callable[[float], None] = lambda loss: None,
-) -> None:
-    """Train a head or a draft model, in float32 and in place.
+) -> list[float]:
+    """Train a head or a draft model, in float32 and in place; gives the loss of each step.
 
     Args:
         checkpoint: a file that holds the state every `save_every` steps; where it exists, training goes on from it.
@@ -121,6 +121,7 @@ def train(
             state |= {"module": module.state_dict(), "optimizer": optimizer.state_dict()}
             save_whole(state, checkpoint)
     module.eval().requires_grad_(False)
+    return losses
 
 
 def cast(module: nn.Module, *dtypes: torch.dtype) -> None:
