@@ -16,7 +16,7 @@ Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
 Rule = Literal["deepmind", "google", "block", "typical"]
-Method = Literal["model", "lookup", "suffix", "early_exit", "server", "new_head"]
+Method = Literal["model", "lookup", "suffix", "early_exit", "mtp", "server", "new_head"]
 TooLong = Literal["refuse", "skip", "truncate"]
 
 _LARGEST_K = 1024
@@ -83,8 +83,8 @@ class DraftSettings(ModelSettings):
 
     Attributes:
         method: `model` is a model or a head, which its configuration decides; `lookup` and `suffix` find what followed
-            the same tokens before; `early_exit` is the target's own first layers; `server` is whatever a server drafts
-            with; `new_head` is for `distill` to train.
+            the same tokens before; `early_exit` is the target's own first layers; `mtp` is those in its checkpoint that
+            predict several tokens; `server` is what a server drafts with; `new_head` is for `distill` to train.
         layers: `early_exit`: how many layers, a quarter of the target's if None; a head: the hidden states it reads,
             where they are not those that its configuration names.
         sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.

@@ -67,6 +67,9 @@ class Head(nn.Module):
 class LayeredHead(Head):
     """A head with transformer layers."""
 
+    norm: nn.Module
+    rotary_emb: nn.Module
+
     def __init__(self, config: HeadConfig, own: PreTrainedConfig, style: str) -> None:
         super().__init__(config, own.hidden_size)
         own._attn_implementation = "sdpa"
@@ -77,8 +80,13 @@ class LayeredHead(Head):
         # Its buffers are in no checkpoint, so they must have numbers even where the module is made without memory.
         with torch.device("cpu"):
             self.rotary_emb = LlamaRotaryEmbedding(cast(Any, own))
-        kinds = getattr(own, "layer_types", None) or ["full_attention"] * own.num_hidden_layers
-        self.windows = [getattr(own, "sliding_window", None) if kind.startswith("sliding") else None for kind in kinds]
+        self.windows = windows(own)
+
+
+def windows(own: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, None without one."""
+    kinds = getattr(own, "layer_types", None) or ["full_attention"] * own.num_hidden_layers
+    return [getattr(own, "sliding_window", None) if kind.startswith("sliding") else None for kind in kinds]
 
 
 class SlotCache:
@@ -89,31 +97,39 @@ class SlotCache:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, ...]] = {}
         self.positions = torch.empty(0, dtype=torch.long)  # [B, n] of what `update` writes next
         self.num_slots = 0  # that queries may see
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [B, heads, n, D] each -> all slots, [B, heads, S, D]. Called by transformers' attention."""
-        held = self._layers.get(layer)
+        new, held = (keys, values), self._layers.get(layer)
         if held is None or held[0].shape[2] < self.num_slots:
-            shape = (*keys.shape[:2], self.num_slots + SPARE_SLOTS, keys.shape[3])
-            larger = keys.new_zeros(shape), values.new_zeros(shape)
-            for new, old in zip(larger, held or (), strict=False):
-                new[:, :, : old.shape[2]] = old
+            size = self.num_slots + SPARE_SLOTS
+            larger = tuple(one.new_zeros(*one.shape[:2], size, one.shape[3]) for one in new)
+            for buffer, old in zip(larger, held or (), strict=False):
+                buffer[:, :, : old.shape[2]] = old
             held = self._layers[layer] = larger
-        index = self.positions[:, None, :, None].expand_as(keys)
-        for buffer, new in zip(held, (keys, values), strict=True):
-            buffer.scatter_(2, index, new)
+        for buffer, states in zip(held, new, strict=True):
+            buffer.scatter_(2, self.positions[:, None, :, None].expand_as(states), states)
         return held[0][:, :, : self.num_slots], held[1][:, :, : self.num_slots]
 
     def add(self, num_rows: int) -> None:
         """Add empty rows behind the others."""
         padding = (0, 0, 0, 0, 0, 0, 0, num_rows)
         self._layers = {
-            layer: (nn.functional.pad(keys, padding), nn.functional.pad(values, padding))
-            for layer, (keys, values) in self._layers.items()
+            layer: tuple(nn.functional.pad(one, padding) for one in held) for layer, held in self._layers.items()
         }
+
+    @property
+    def token_size(self) -> int:
+        """Numbers of one entry, in all layers."""
+        return sum(one.shape[1] * one.shape[3] for held in self._layers.values() for one in held)
+
+    def causal(self, window: int | None) -> Tensor:
+        """The slots up to each query's own, within the window -> a mask as from `seen`."""
+        last = self.positions
+        return self.seen(torch.zeros_like(last) if window is None else last - window + 1, last)
 
     def seen(self, first: Tensor, last: Tensor) -> Tensor:
         """Which slots queries [B, n] see, from `first` to `last` [B, n] -> a mask [B, 1, n, S]."""
@@ -121,7 +137,7 @@ class SlotCache:
         return ((slots >= first.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))).unsqueeze(1)
 
     def select(self, rows: Tensor) -> None:
-        self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
+        self._layers = {layer: tuple(one[rows] for one in held) for layer, held in self._layers.items()}
 
 
 class HeadDrafter(Drafter):
@@ -195,12 +211,16 @@ class CachedDrafter(HeadDrafter):
         self._new = [count + 1 for count in num_accepted]
         self._features = hidden_of(step)[:, : max(self._new)].flatten(2)
 
-    def _place(self, starts: Sequence[int], count: int) -> Tensor:
-        """The positions [B, n] of `count` entries per row from `starts` on, which the cache writes next."""
+    def _place(self, starts: Sequence[int], count: int) -> None:
+        """The cache writes next `count` entries per row from `starts` on."""
         device = self._features.device
         self._cache.positions = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
         self._cache.num_slots = max(starts) + count
-        return self._cache.positions
+
+    def _all_read(self) -> None:
+        """The new features are in the cache."""
+        self._lengths = [length + new for length, new in zip(self._lengths, self._new, strict=True)]
+        self._new = [0] * len(self._new)
 
 
 def hidden_of(step: Step) -> Tensor:

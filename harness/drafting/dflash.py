@@ -152,8 +152,7 @@ class BlockDrafter(CachedDrafter):
     def _read(self) -> None:
         self._place(self._lengths, self._features.shape[1])
         self._head.read(self._features, self._cache)
-        self._lengths = [length + new for length, new in zip(self._lengths, self._new, strict=True)]
-        self._new = [0] * len(self._new)
+        self._all_read()
 
     def _previous(self, tokens: Tensor) -> Tensor:
         assert self._head.markov_head is not None

@@ -73,13 +73,11 @@ class EagleHead(LayeredHead):
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
         """Entries at `cache.positions` [B, n] -> their states [B, n, width], before the final norm."""
-        positions = cache.positions
-        rotary = self.rotary_emb(states, positions)
+        rotary = self.rotary_emb(states, cache.positions)
         layer: Any
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
-            first = torch.zeros_like(positions) if window is None else positions - window + 1
             how = {
-                "attention_mask": cache.seen(first, positions),
+                "attention_mask": cache.causal(window),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }
@@ -179,7 +177,6 @@ class EagleDrafter(CachedDrafter):
             states = torch.where(masked.unsqueeze(-1), self._head.join(self._head.mask_hidden), states)
         self._place(self._lengths, states.shape[1])
         states = self._head(self._embed(tokens), states, self._cache)
-        self._lengths = [length + new for length, new in zip(self._lengths, self._new, strict=True)]
-        self._new = [0] * len(self._new)
+        self._all_read()
         wanted = counts - 1 + torch.arange(1 + num_masks, device=device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -169,12 +169,15 @@ class VllmArm(Arm):
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
     """What `draft=` names, in vLLM's words. Its own default draws draft tokens greedily."""
     draft: Any = planned.drafting
-    config = {"num_speculative_tokens": decoding.num_draft_tokens}
+    config: dict[str, Any] = {"num_speculative_tokens": decoding.num_draft_tokens}
     if draft.method == "lookup":
         return config | {"method": "ngram", "prompt_lookup_max": draft.max_ngram, "prompt_lookup_min": draft.min_ngram}
     if draft.method == "suffix":
         config |= {"suffix_decoding_max_tree_depth": draft.max_depth, "suffix_decoding_min_token_prob": draft.threshold}
         return config | {"method": "suffix", "suffix_decoding_max_cached_requests": 10_000 if draft.shared else 0}
+    config["draft_sample_method"] = "greedy" if draft.sampling == "greedy" else "probabilistic"
+    if draft.method == "mtp":
+        return config | {"method": "mtp"}
     kind = planned.head.kind if planned.head else "draft_model"
     return config | {
         "method": "eagle3" if kind == "peagle" else kind,
@@ -182,7 +185,6 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
         "model": source(draft),
         "revision": draft.revision,
         "quantization": _QUANTIZATIONS.get(draft.quantization),
-        "draft_sample_method": "greedy" if draft.sampling == "greedy" else "probabilistic",
     }
 
 
@@ -192,7 +194,7 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
     if (draft := settings.draft) is not None:
-        k, rule = settings.decoding.num_draft_tokens, "must be a model, a head, lookup or suffix with engine=vllm"
+        k, rule = settings.decoding.num_draft_tokens, "must be a model, a head, lookup, suffix or mtp with engine=vllm"
         require(draft.method != "early_exit", "draft", rule, draft.name)
         rule = "must have the model's tokenizer with engine=vllm"
         require(planned.translation is None, "draft", rule, draft.name)

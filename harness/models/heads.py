@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from harness.config.errors import RunError, SettingError
@@ -101,8 +101,10 @@ class HeadCheckpoint:
         times = config.num_heads if isinstance(config, MedusaConfig) else 1
         return 0 if own else times * config.target_size * config.vocabulary_size
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> AnyHead:
+    def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> AnyHead:
         """The head on the device that the target's hidden states come to, in their type.
+
+        `target` lends to heads that are built from it.
 
         Raises:
             RunError: a file that cannot be read; a table of tokens that names one twice, or one that there is not.

@@ -82,6 +82,7 @@ def _caches(model: PreTrainedModel) -> list[int]:
         with torch.inference_mode():
             # Other kinds of attention may look for padding in the mask, which has no numbers here.
             model.set_attn_implementation("eager")
+            model.set_experts_implementation("batched_mm")  # others count tokens, or take half precision alone
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
             model(input_ids=token, past_key_values=cache, use_cache=True)
         return [layer.keys.numel() + layer.values.numel() for layer in cache.layers]  # type: ignore[union-attr]

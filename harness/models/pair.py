@@ -28,6 +28,7 @@ from harness.models.failures import explain
 from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.meta import sketch_model
+from harness.models.mtp import read_mtp
 from harness.models.new_heads import new_head
 from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer
 from harness.models.quiet import quiet_libraries
@@ -271,7 +272,7 @@ class PlacedPair(PlannedPair):
         draft = others[0] if others else None
         if self.shared and self.drafting is not None:
             draft = dataclasses.replace(target, settings=self.drafting)
-        head = None if self.head is None else self.head.load(target.input_device, target.dtype)
+        head = None if self.head is None else self.head.load(target.input_device, target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
 
 
@@ -341,6 +342,8 @@ def sketch_pair(
     shared, head = False, None
     if drafting is not None and method == "new_head":
         head = new_head(drafting, checkpoints[0])
+    elif drafting is not None and method == "mtp":
+        head = read_mtp(drafting, checkpoints[0], weights=weights == "stored")
     elif drafting is not None and method == "model" and not (shared := _shares_weights(target, drafting)):
         head = read_head(drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored")
         checkpoints += [] if head else [read("draft", drafting)]

@@ -48,6 +48,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ({}, "peagle", {"method": "eagle3", "parallel_drafting": True}),
         ({}, "dflash", {"method": "dflash"}),
         ({}, "medusa", {"method": "medusa"}),
+        ({"method": "mtp"}, "mtp", {"method": "mtp", "draft_sample_method": "probabilistic"}),
     ],
 )
 def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, expected: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, ex
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["draft=early_exit"], "draft=early_exit: must be a model, a head, lookup or suffix"),
+        (["draft=early_exit"], "draft=early_exit: must be a model, a head, lookup, suffix or mtp"),
         (["model.quantization=8bit"], "model.quantization=8bit: must be none or 4bit with engine=vllm"),
         (["placement=cpu"], "placement=cpu: must be auto with engine=vllm"),
         (["decoding.rule=block"], "decoding.rule=block: needs engine=local"),

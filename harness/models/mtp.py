@@ -1,0 +1,164 @@
+"""Multi-token-prediction layers: whether a target's own checkpoint has any, their sizes, and their weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from harness.config.errors import SettingError
+from harness.config.settings import DraftSettings
+from harness.drafting.blocks import SPARE_SLOTS, SlotCache
+from harness.drafting.mtp import MtpConfig, MtpHead
+from harness.models.checkpoints import Checkpoint
+from harness.models.failures import explain
+from harness.models.heads import HeadCheckpoint, _fetch
+from harness.models.meta import _part, bare_model
+from harness.models.quantization import stored_quantization
+from harness.models.random_weights import RandomTensor
+from harness.models.sketch import Block, Sketch
+from harness.models.tokenizers import vocabulary_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpCheckpoint(HeadCheckpoint):
+    """MTP layers before their weights load; `files` is what names the tensors of the checkpoint."""
+
+    target: Checkpoint
+    config: MtpConfig
+
+    def sketch(self, dtype: torch.dtype) -> Sketch:
+        """See `HeadCheckpoint.sketch`. The layers are read for every token, or all once if there are several."""
+        bare = bare_model(self.target, dtype)
+        bare.set_experts_implementation("batched_mm")  # as in `meta._caches`
+        with init_empty_weights(include_buffers=True):
+            model = MtpModel(bare, len(self.numbers))
+        parts = [
+            _part(model, module, f"{name}.{own}", tensor, is_matrix=False)
+            for name, module in model.named_modules()
+            if name.startswith(("layers", "shared_post_norm"))
+            for own, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        ]
+        cache, head = SlotCache(), MtpHead(self.config, model)
+        cache.positions, cache.num_slots = torch.zeros(1, 1, dtype=torch.long, device="meta"), 1
+        states = torch.zeros(1, 1, self.config.target_size, device="meta")
+        for layer in range(len(self.numbers)):
+            head(states, states, cache, layer)
+        output = self.config.target_size * self.config.vocabulary_size
+        return Sketch(
+            role="draft",
+            settings=self.settings,
+            dtype=dtype,
+            blocks=(Block(("",), tuple(parts), {"": cache.token_size}),),
+            num_parameters=sum(part.count for part in parts),
+            vocabulary_size=self.config.vocabulary_size,
+            class_name=self.kind,
+            modules=frozenset([""]),
+            slots=SPARE_SLOTS,
+            borrowed=dtype.itemsize * output * len(self.numbers),
+            one_pass=self.config.most_tokens is not None,
+        )
+
+    def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> MtpHead:
+        """See `HeadCheckpoint.load`; `target` is the loaded model. Raises RunError for tensors that are missing."""
+        assert target is not None
+        # transformers looks where the target came from, and there for layers of the numbers that were published.
+        lender = copy.copy(target)
+        lender.config = copy.copy(target.config)
+        lender._keys_to_ignore_on_load_unexpected = _patterns(type(target), self.numbers)
+        if self.files:
+            lender.config.name_or_path = str(self.files[0].parent)
+            try:
+                model = MtpModel.from_pretrained(lender, device_map={"": device})
+            except Exception as exception:
+                raise explain(exception, "draft", self.target.settings) or exception from exception
+            return MtpHead(self.config, model).to(device).eval().requires_grad_(False)
+        with torch.device("meta"):
+            model = MtpModel(lender, len(self.numbers))
+        head = MtpHead(self.config, model)
+        place = "cpu" if device.index is None else device.index
+        state = {
+            name: RandomTensor(f"{self.target.settings.repository} mtp {name}", tensor.shape, dtype, place)[...]
+            for name, tensor in head.state_dict().items()
+        }
+        head.load_state_dict(state, assign=True)
+        return head.to(device).eval().requires_grad_(False)
+
+    @property
+    def numbers(self) -> range:
+        """Of the layers, as the checkpoint counts them."""
+        first = self.target.config.get_text_config(decoder=True).num_hidden_layers
+        return range(first, first + self.config.transformer.num_hidden_layers)
+
+
+def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
+    """The multi-token-prediction layers of a target; without `weights` its configuration alone is believed.
+
+    Raises:
+        SettingError: a target without such layers, or with layers that transformers does not read.
+        RunError: weights that cannot be fetched.
+    """
+    text, name = target.config.get_text_config(decoder=True), target.settings.name
+
+    def refused(rule: str) -> SettingError:
+        return SettingError("draft", rule, settings.name)
+
+    if not getattr(text, "num_mtp_layers", None):
+        known = hasattr(text, "num_mtp_layers")
+        why = "has none" if known else f"has none that transformers {transformers.__version__} knows"
+        raise refused(f"needs multi-token-prediction layers, and model={name} ({text.model_type}) {why}")
+    if (stored := "GGUF" if target.settings.gguf_file else stored_quantization(target.config)) is not None:
+        raise refused(f"needs weights that are not quantized, and those of model={name} are ({stored})")
+    try:
+        own = target.config.get_mtp_config()
+    except ValueError as error:
+        raise refused(f"cannot be used: transformers does not read such layers of {text.model_type}") from error
+    if unknown := set(getattr(own, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+        raise refused(f"cannot be used: the layers of model={name} are of type {', '.join(sorted(unknown))}")
+    size = vocabulary_size(text)
+    config = MtpConfig(
+        layers=(text.num_hidden_layers,),
+        target_size=text.hidden_size,
+        vocabulary_size=size,
+        draft_vocabulary_size=size,
+        transformer=own,
+    )
+    found = MtpCheckpoint(kind="mtp", settings=settings, config=config, target=target)
+    if not weights:
+        return found
+    file, names = _stored(target)
+    patterns = _patterns(MODEL_FOR_CAUSAL_LM_MAPPING[type(target.config)], found.numbers)
+    if not any(re.search(pattern, one) for pattern in patterns for one in names):
+        raise refused(f"needs multi-token-prediction layers, and the weights of model={name} hold none")
+    return replace(found, files=(file,))
+
+
+def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
+    """The names of all tensors of a checkpoint, and the file that tells them."""
+    settings = target.settings
+    try:
+        if (index := _fetch(settings, "model.safetensors.index.json")) is not None:
+            return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if (file := _fetch(settings, "model.safetensors")) is not None:
+            with safe_open(file, framework="pt") as stored:
+                return file, list(stored.keys())
+    except Exception as exception:
+        raise explain(exception, "model", settings) or exception from exception
+    raise SettingError("draft", f"needs weights as safetensors, and model={settings.name} has none", "mtp")
+
+
+def _patterns(model_class: Any, numbers: range) -> list[str]:
+    """What names of tensors in MTP layers match: those of numbered layers, and where the class says they have names."""
+    named = [pattern for pattern in model_class._keys_to_ignore_on_load_unexpected or () if "mtp" in pattern]
+    return [*(rf"(^|\.)layers\.{number}\." for number in numbers), *named]

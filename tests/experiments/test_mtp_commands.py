@@ -1,0 +1,63 @@
+"""`draft=mtp` through the command lines of all commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from in_process import Harness, in_process
+from mtp_models import mtp_target, save_with_mtp
+from tiny_checkpoints import make_tokenizer
+
+GREEDY = ["num_prompts=2", "num_warmup=0", "batch_size=2", "decoding=greedy", "decoding.max_new_tokens=12"]
+DRAWS = ["num_prompts=1", "decoding.max_new_tokens=4", "num_draws=1000", "batch_size=1000", "shift=0.5"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mtp")
+    save_with_mtp(*mtp_target("deepseek_v3", vocab_size=258, num_mtp_layers=2), directory)
+    make_tokenizer().save_pretrained(directory)
+    (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
+    return directory
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+def test_every_command(harness: Harness, directory: Path) -> None:
+    pair = [f"model={directory}", "draft=mtp"]
+    prompts = f"prompts={directory}/prompts.txt"
+    for runner in ("static", "eager"):
+        measured = harness("latency", *pair, prompts, *GREEDY, f"runner={runner}")
+        assert measured.exit_code == 0, measured.stderr
+        assert "draft mtp: mtp head, 0.1 MB" in measured.stderr
+        row = pd.read_csv("results/latency.csv").iloc[-1]
+        assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", runner, 2)
+    compared = harness("compare", *pair, "prompt=Once", "json=true", "decoding=greedy", "decoding.max_new_tokens=12")
+    assert compared.exit_code == 0, compared.stderr
+    assert json.loads(compared.stdout)["identical"] is True
+    answered = harness("eval", *pair, "num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6")
+    assert answered.exit_code == 0, answered.stderr
+    assert pd.read_csv("results/eval.csv")["identical_prompts"].iloc[-1] == 2
+    tested = harness("recovery", *pair, prompts, *DRAWS)
+    assert tested.exit_code in (0, 3), "lossless, or too few draws: 258 tokens are about equally likely"
+    planned = harness("plan", *pair, "results.file=plan.csv")
+    assert planned.exit_code == 0, planned.stderr
+    plan = pd.read_csv("plan.csv").iloc[-1]
+    assert plan["draft_cache_bytes"] > 0
+    assert plan["cache_bytes"] > 0
+
+
+def test_a_target_without_such_layers_is_one_line(harness: Harness) -> None:
+    outcome = harness("latency", "draft=mtp")
+    assert outcome.exit_code == 2
+    assert outcome.complaint.startswith(
+        "harness: draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)"
+    )

@@ -1,0 +1,81 @@
+"""Small models with random multi-token-prediction layers, and the names that published checkpoints give these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+_MIXTURE = {
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+_WINDOW = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    # Its cache has states of two widths.
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 8},
+    # A window in the layer itself, and angles that differ by kind of layer.
+    "mellum": {"num_key_value_heads": 2, "head_dim": 8, "num_mtp_layers": 1, **_WINDOW},
+}  # fmt: skip
+
+
+def mtp_target(family: str, vocab_size: int = 97, **changes: Any) -> tuple[PreTrainedModel, MtpModel]:
+    """A target whose distributions are flat enough for random layers to be accepted now and then, and its layers."""
+    config = AutoConfig.for_model(family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes))
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.device("meta"):
+        layers = MtpModel(target, config.num_mtp_layers)
+    layers.layers.to_empty(device="cpu")
+    with torch.no_grad():
+        for module in (target, layers.layers):
+            for name, parameter in module.named_parameters():
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2 if "norm" in name else 0.3)
+            for name, buffer in module.named_buffers():
+                if "correction_bias" in name:
+                    buffer.normal_(0.0, 0.1)
+        target.get_output_embeddings().weight.mul_(0.15)
+    return target, layers.eval()
+
+
+def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) -> None:
+    """As they are published: behind the target's layers or under `mtp`, experts one by one, shared matrices again."""
+    target.save_pretrained(directory)
+    stored = load_file(directory / "model.safetensors")
+    for name, tensor in layers.layers.state_dict().items():
+        number, _, rest = name.partition(".")
+        behind = target.config.num_hidden_layers + int(number)
+        for part, piece in _experts(rest.removeprefix("mtp_block."), tensor).items():
+            if target.config.model_type == "mellum":
+                place = next((f"mtp.{its}" for ours, its in _MELLUM.items() if part.startswith(ours)), "mtp.layers.0")
+                part = part.removeprefix(part.partition(".")[0] + ".") if place != "mtp.layers.0" else part
+                stored[f"{place}.{part}"] = piece.clone()
+            else:
+                stored[f"model.layers.{behind}.{part.replace('post_norm', 'shared_head.norm')}"] = piece.clone()
+                stored[f"model.layers.{behind}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+                stored[f"model.layers.{behind}.shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+_MELLUM = {"eh_proj.": "fc", "enorm.": "pre_fc_norm_embedding", "hnorm.": "pre_fc_norm_hidden", "post_norm.": "norm"}
+
+
+def _experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    owner, _, matrix = name.rpartition(".")
+    if matrix == "gate_up_proj":
+        halves = [half for expert in tensor for half in expert.chunk(2)]
+        return {f"{owner}.{i // 2}.{('gate', 'up')[i % 2]}_proj.weight": half for i, half in enumerate(halves)}
+    if matrix == "down_proj":
+        return {f"{owner}.{i}.down_proj.weight": expert for i, expert in enumerate(tensor)}
+    return {name: tensor}
