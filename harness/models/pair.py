@@ -21,6 +21,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.drafting.translated import Translation
+from harness.models.boundaries import cross_once
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch, with_layers
@@ -146,11 +147,12 @@ class PlacedModel:
             # transformers fills them with random numbers and goes on.
             what = f"{len(missing)} weights are not in {settings.repository} (the first: {missing[0]})"
             raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
-        first = next((device for device in placement.device_map.values() if isinstance(device, int)), "cpu")
+        places = dict.fromkeys(placement.device_map.values())
+        first = torch.device(device_name(next((place for place in places if isinstance(place, int)), "cpu")))
+        if len(places) > 1 and not {"cpu", "disk"} & places.keys():
+            cross_once(model, placement.device_map, first)
         sizes = self.dtype, self.sketch.num_parameters
-        return LoadedModel(
-            model.eval(), settings, placement, *sizes, placement.devices, torch.device(device_name(first))
-        )
+        return LoadedModel(model.eval(), settings, placement, *sizes, placement.devices, first)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

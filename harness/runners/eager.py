@@ -53,7 +53,9 @@ class EagerRunner(CacheRunner):
             layer.values = layer.values.narrow(-2, 0, num_slots - dropped[0])
 
     def _select(self, rows: Sequence[int]) -> None:
-        self._cache.batch_select_indices(to_device(rows, self._device))
+        kept = to_device(rows, self._device)
+        for layer in self._cache.layers:
+            layer.batch_select_indices(kept.to(layer.keys.device))
         num_slots = self._cache.get_seq_length()
         if max(self._lengths) < num_slots:
             self._gather_right([num_slots] * len(rows))

@@ -92,7 +92,7 @@ class StaticRunner(CacheRunner):
         arguments: dict[str, Any] = {}
         if "logits_to_keep" in self._parameters:
             ends = sorted(set(lasts))
-            arguments["logits_to_keep"] = to_device(ends, self._device)
+            arguments["logits_to_keep"] = torch.tensor(ends)  # on the CPU, as hidden states may be on another GPU
             lasts = [ends.index(last) for last in lasts]
         tokens = torch.tensor(padded, device=self._device)
         logits, *hidden = run_model(self._model, self._options, tokens, self._cache, **arguments)
