@@ -68,7 +68,9 @@ class VllmEngine(Engine):
 
         def arm(name: str, sketches: list[Sketch], **arguments: Any) -> VllmArm:
             cache = num_slots * sum(sketch.cache_bytes for sketch in sketches)
-            arguments |= {"kv_cache_memory_bytes": cache // split or None}
+            # What vLLM keeps of recurrent models it sizes itself.
+            stateless = not any(sketch.state_bytes for sketch in sketches)
+            arguments |= {"kv_cache_memory_bytes": (cache // split or None) if stateless else None}
             return VllmArm(name, self, common | arguments, cache + sum(sketch.weight_bytes for sketch in sketches))
 
         target, *drafts = planned.sketches

@@ -164,7 +164,7 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
             f"{prefix}dtype": str(sketch.dtype).removeprefix("torch."),
             f"{prefix}num_parameters": sketch.num_parameters,
             f"{prefix or 'model_'}bytes": 0 if lent else sum(placed.bytes_per_device.values()),
-            f"{prefix}cache_bytes": cache if sketch.cache_bytes else None,
+            f"{prefix}cache_bytes": cache if any(sketch.block_caches()) else None,
             f"{prefix}rule_of_thumb_bytes": sketch.num_parameters * rule,
             f"{prefix}device_map": None if lent else dict(placed.device_map),
         }
@@ -178,8 +178,8 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     """
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
-    tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens / 2)
-    steps = [sketch.read_bytes + tokens * sketch.cache_bytes for sketch in case.models]
+    tokens, rows = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2), demand.batch_size
+    steps = [sketch.read_bytes + sum(sketch.block_caches(tokens, rows)) for sketch in case.models]
     only = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
     # A method without weights reads nothing.
     passes = 1 if case.models[-1].one_pass else k
@@ -201,7 +201,7 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
 def _note(case: Case, target: Placement) -> str | None:
     """What else the user should know; None for nothing."""
     notes = []
-    if not all(sketch.cache_bytes or sketch.slots for sketch in case.models):
+    if not all(any(sketch.block_caches()) or sketch.slots for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(target.device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")

@@ -47,12 +47,11 @@ def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype)
     assert settings.layers is not None
     config = truncated_config(target.config, settings.layers[0])
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
-    cached = sum(number for block in whole.blocks for number in block.caches.values())
     return Sketch(
         role="draft",
         settings=settings,
         dtype=dtype,
-        blocks=(Block(("",), (), {"": cached}),),
+        blocks=(Block(("",), (), {name: own for block in whole.blocks for name, own in block.caches.items()}),),
         vocabulary_size=whole.vocabulary_size,
         class_name=whole.class_name,
         modules=frozenset([""]),

@@ -132,10 +132,11 @@ class Case:
         how = self.how(sketch)
         return [] if how.strategy == "cpu" else self.gpus if sketch.settings.gpus else self.gpus[: how.gpus]
 
-    def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[int, int]:
-        """Tokens that are cached for a model, over all rows, and bytes of graphs.
+    def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[tuple[int, int], int]:
+        """Tokens that are cached for a model, over all rows, with its recurrent states; and bytes of graphs.
 
-        What is neither compiled nor captured, because it is in 8 bit or on several devices, has a static cache.
+        What is neither compiled nor captured, because it is in 8 bit or on several devices, has a static cache. A
+        recurrent model has all twice, before and after the draft tokens.
         """
         runner = self.demand.runner
         if runner == "auto":
@@ -143,9 +144,12 @@ class Case:
         if runner != "eager" and (not whole or "8bit" in (sketch.quantization, sketch.stored)):
             runner = "static"
         drafts = [False, True] if self.shared else [sketch.role == "draft"]
+        if sketch.state_bytes:
+            states = len(drafts) * self.demand.batch_size * (2 if self.demand.num_draft_tokens else 1)
+            return (states * self.demand.row_tokens, states), 0
         captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
         tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
-        return tokens, sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
+        return (tokens, 0), sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
 
 
 def effective_placement(role: str, settings: ModelSettings, placement: PlacementSettings) -> PlacementSettings:
@@ -228,8 +232,8 @@ def _place(case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offl
         devices: list[int | str] = [*gpus] or ["cpu"]
         for num_away in range(len(sketch.blocks) if offload and away not in devices else 1):
             num_here = len(sketch.blocks) - num_away
-            tokens, graphs = case.held(sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus))
-            caches = [cache * tokens for cache in sketch.block_caches]
+            held, graphs = case.held(sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus))
+            caches = sketch.block_caches(*held)
             sizes = sketch.plain_bytes if num_away and not gpus else sketch.block_bytes
             loads = [size + cache for size, cache in zip(sizes, caches, strict=True)][:num_here]
             loads[-1] += graphs
@@ -282,8 +286,8 @@ def _measured(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
         raise SettingError("placement", rule)
     places = set(device_map.values())
     on_gpu = any(isinstance(place, int) for place in places)
-    tokens, graphs = case.held(sketch, whole=len(places) == 1 and "disk" not in places, on_gpu=on_gpu)
-    caches = {device: n * tokens for device, n in sketch.caches_on(device_map).items()}
+    held, graphs = case.held(sketch, whole=len(places) == 1 and "disk" not in places, on_gpu=on_gpu)
+    caches = sketch.caches_on(device_map, *held)
     if graphs:
         (device,) = map(device_name, places)
         caches[device] = caches.get(device, 0) + graphs
@@ -296,9 +300,9 @@ def _fit_on_ranks(case: Case, num_ranks: int) -> list[Placement]:
     for sketch in case.models:
         split, on_gpus = case.how(sketch).strategy == "tensor_parallel", bool(case.pool(sketch))
         _check_ranks(sketch, num_ranks, split)
-        tokens, _ = case.held(sketch, whole=False, on_gpu=on_gpus)
+        held, _ = case.held(sketch, whole=False, on_gpu=on_gpus)
         size = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
-        cache = sketch.cache_bytes * tokens // (num_ranks if split and sketch.splits_cache else 1)
+        cache = sum(sketch.block_caches(*held)) // (num_ranks if split and sketch.splits_cache else 1)
         # Main memory holds what all ranks have.
         devices, times = ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
         weights, caches = dict.fromkeys(devices, times * size), dict.fromkeys(devices, times * cache)
@@ -341,7 +345,8 @@ def _misfit(case: Case, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Mis
     held = str(sketch.dtype).removeprefix("torch.") if sketch.quantization == "none" else sketch.quantization
     held += f" with {num_ranks} ranks" if num_ranks > 1 else ""
     tokens, graphs = case.held(sketch, whole=len(rooms) == 1, on_gpu=on_gpu)
-    cache = f" and its KV cache {amount(sketch.cache_bytes * tokens + graphs)}" if sketch.cache_bytes else ""
+    cached = sum(sketch.block_caches(*tokens))
+    cache = f" and its KV cache {amount(cached + graphs)}" if cached else ""
     where = " next to the model" if sketch.role == "draft" else ""
     needs = f"its weights need {amount(sketch.weight_bytes)} in {held}{cache}"
     return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {needs}, {free}")

@@ -83,7 +83,7 @@ class HeadCheckpoint:
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(parts), {"": cached}),),
+            blocks=(Block(("",), tuple(parts), {"": (cached, 0)}),),
             num_parameters=sum(part.count for part in parts if part.name != "d2t"),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind,

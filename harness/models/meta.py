@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
@@ -71,23 +71,35 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     )
 
 
-def _caches(model: PreTrainedModel) -> list[int]:
-    """By layer, numbers of keys and values for one token of one row.
+def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """By layer, numbers of keys and values for one token of one row, and bytes of a row's recurrent state.
 
     A token passes through the model without memory, so that grouped heads, latent attention and other kinds count as
     they are. Windows do not: the runner keeps every slot. Empty where the model's code looks at numbers: here are none.
     """
-    cache = DynamicCache()
     try:
         with torch.inference_mode():
-            # Other kinds of attention may look for padding in the mask, which has no numbers here.
+            # Other kinds of attention may look for padding in the mask, which has no numbers here, and other ways to
+            # run experts count the tokens of each.
             model.set_attn_implementation("eager")
-            model.set_experts_implementation("batched_mm")  # others count tokens, or take half precision alone
-            token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            model(input_ids=token, past_key_values=cache, use_cache=True)
-        return [layer.keys.numel() + layer.values.numel() for layer in cache.layers]  # type: ignore[union-attr]
+            model.set_experts_implementation("batched_mm")
+            output: Any = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True)
+        layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
     except Exception:
         return []
+    return [
+        (
+            sum(tensor.numel() for name, tensor in _tensors(layer) if name in ("keys", "values")),
+            sum(tensor.nbytes for name, tensor in _tensors(layer) if name.endswith("_states")),
+        )
+        for layer in layers
+    ]
+
+
+def _tensors(layer: Any) -> list[tuple[str, torch.Tensor]]:
+    """Those of a layer's cache by the name of their attribute, which may have several by number."""
+    held = ((name, one.values() if isinstance(one, dict) else [one]) for name, one in vars(layer).items())
+    return [(name, tensor) for name, own in held for tensor in own if isinstance(tensor, torch.Tensor)]
 
 
 def _matrices(model: PreTrainedModel) -> set[str]:
@@ -102,7 +114,7 @@ def _matrices(model: PreTrainedModel) -> set[str]:
     }
 
 
-def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[int]) -> tuple[Block, ...]:
+def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, int]]) -> tuple[Block, ...]:
     """The model in pieces that may be on different devices; in one piece where it does not say where to split it.
 
     Args:
@@ -127,7 +139,7 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[int]) -> tu
             pieces.setdefault(full if piece is None else piece, []).append(id(tensor))
             if id(tensor) not in parts:
                 parts[id(tensor)] = _part(model, module, full, tensor, name in matrices)
-    blocks: list[tuple[list[str], list[Part], dict[str, int]]] = []
+    blocks: list[tuple[list[str], list[Part], dict[str, tuple[int, int]]]] = []
     block_of: dict[int | str, int] = {}
     for name, held in pieces.items():
         # A tensor that an earlier block has keeps both together.
@@ -139,10 +151,12 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[int]) -> tu
             if one not in block_of:
                 block_of[one] = index
                 blocks[index][1].append(parts[one])
-    for layer, count in enumerate(caches):
+    for layer, cached in enumerate(caches):
         piece, maker = makers.get(layer, (next(iter(pieces)),) * 2)
         made = blocks[block_of[piece]][2]
-        made[maker] = made.get(maker, 0) + count
+        # Layers that say no number are all made by one.
+        before = made.get(maker, (0, 0))
+        made[maker] = before[0] + cached[0], before[1] + cached[1]
     return tuple(Block(tuple(names), tuple(own), made) for names, own, made in blocks)
 
 

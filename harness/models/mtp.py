@@ -60,7 +60,7 @@ class MtpCheckpoint(HeadCheckpoint):
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(parts), {"": cache.token_size}),),
+            blocks=(Block(("",), tuple(parts), {"": (cache.token_size, 0)}),),
             num_parameters=sum(part.count for part in parts),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind,

@@ -66,8 +66,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     for model in placed.models:
         placement = model.placement
         read = Counter(model.sketch.weights_on(placement.device_map, read=True))
-        for place, size in model.sketch.caches_on(placement.device_map).items():
-            read[place] += batch_size * num_tokens * size
+        read.update(model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size))
         rates = {place: None if place == "disk" else copy_bandwidth(torch.device(place)) for place in read}
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
         floor_ms /= placement.num_ranks if placement.split else 1  # which read their parts at once

@@ -51,12 +51,12 @@ class Block:
 
     Attributes:
         modules: their names, for a device map.
-        caches: by module, numbers of keys and values for one token of one row.
+        caches: by module, numbers of keys and values for one token of one row, and bytes of a row's recurrent state.
     """
 
     modules: tuple[str, ...]
     parts: tuple[Part, ...]
-    caches: Mapping[str, int] = field(default_factory=dict)
+    caches: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ class Sketch:
         """The same outside the GPUs, where bitsandbytes does not quantize."""
         return [sum(part.nbytes(self.dtype, "none") for part in block.parts) for block in self.blocks]
 
-    @functools.cached_property
-    def block_caches(self) -> list[int]:
-        """Bytes of each block's keys and values for one token of one row."""
-        return [sum(block.caches.values()) * self.dtype.itemsize for block in self.blocks]
+    def block_caches(self, tokens: int = 1, states: int = 1) -> list[int]:
+        """Bytes of each block's keys and values for so many tokens, and of so many rows' recurrent states."""
+        size = self.dtype.itemsize
+        return [sum(tokens * n * size + states * own for n, own in block.caches.values()) for block in self.blocks]
 
     @property
     def weight_bytes(self) -> int:
@@ -117,8 +117,13 @@ class Sketch:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all blocks; 0 where the model's code does not tell."""
-        return sum(self.block_caches)
+        """Keys and values of all blocks for one token of one row."""
+        return sum(self.block_caches(states=0))
+
+    @property
+    def state_bytes(self) -> int:
+        """The recurrent state of one row; with `cache_bytes` 0 where the model's code does not tell."""
+        return sum(self.block_caches(tokens=0))
 
     @property
     def read_bytes(self) -> int:
@@ -135,13 +140,14 @@ class Sketch:
             total[device_name(place)] += round(part.read * size) if read else size
         return {name: size for name, size in total.items() if size}
 
-    def caches_on(self, device_map: DeviceMap) -> dict[str, int]:
-        """Bytes of keys and values for one token of a row, likewise; those of offloaded layers are on the first GPU."""
+    def caches_on(self, device_map: DeviceMap, tokens: int = 1, states: int = 1) -> dict[str, int]:
+        """The same of `block_caches`; those of offloaded layers are on the first GPU."""
         first = next((place for place in device_map.values() if isinstance(place, int)), "cpu")
         total: Counter[str] = Counter()
-        for module, numbers in (cache for block in self.blocks for cache in block.caches.items()):
+        for module, (numbers, own) in (cache for block in self.blocks for cache in block.caches.items()):
             place = device_map[covering(module, device_map)]
-            total[device_name(place if isinstance(place, int) else first)] += numbers * self.dtype.itemsize
+            size = tokens * numbers * self.dtype.itemsize + states * own
+            total[device_name(place if isinstance(place, int) else first)] += size
         return dict(total)
 
     def rank_bytes(self, num_ranks: int) -> int:

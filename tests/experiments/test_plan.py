@@ -177,7 +177,8 @@ def test_what_cannot_be_decoded_is_refused(plan: Plan, save_model: Callable[...,
     assert (refused.exit_code, "keeps no KV cache" in refused.complaint) == (2, True)
     recurrent = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
     planned = plan(f"model={recurrent.name}", "draft=none")
-    assert (planned.exit_code, "does not tell the size of its KV cache" in planned.stdout + planned.stderr) == (0, True)
+    # Of two layers: the last four inputs of the convolution, and 8 numbers of state for each of 64 channels.
+    assert (planned.exit_code, planned.row["cache_bytes"]) == (0, 2 * 64 * (4 + 8) * 4)
 
 
 @pytest.mark.parametrize(

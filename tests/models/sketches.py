@@ -37,7 +37,7 @@ def sketch(
         Block(
             (f"model.layers.{n}",),
             (Part(f"model.layers.{n}.weight", count, outputs=1000),),
-            {f"model.layers.{n}": cache} if cache else {},
+            {f"model.layers.{n}": (cache, 0)} if cache else {},
         )
         for n in range(num_layers)
     )

@@ -11,6 +11,7 @@ import torch
 from sketches import GB, case, gpus_of, machine
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from architectures import RECURRENT, random_model
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
 from harness.models import meta, pair
 from harness.models.fit import Demand, fit
@@ -19,6 +20,7 @@ from harness.models.pair import plan_pair
 from harness.models.roofline import known_gpu, roofs
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner
+from harness.runners.snapshot import SnapshotRunner, _changed
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]
@@ -122,7 +124,7 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     runner.start([[5, 6, 7, 8]] * 3)
     runner.extend(torch.full((3, 3), 9))
     held = [layer.keys.nbytes + layer.values.nbytes for layer in runner._cache.layers]
-    assert [3 * 7 * size for size in predicted.block_caches if size] == held
+    assert [3 * 7 * size for size in predicted.block_caches() if size] == held
     assert predicted.caches_on({"": 0}) == {"cuda:0": predicted.cache_bytes}
 
 
@@ -134,6 +136,28 @@ def _small(model_type: str) -> Any:
         "gpt_neo": {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]},
     }
     return AutoConfig.for_model(model_type, vocab_size=320, **others.get(model_type, sizes))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -> None:
+    model, sizes = random_model(name), []
+    predicted = sketched(model.config, torch.float32)
+    runner = SnapshotRunner(model)
+    runner.start([[5, 6, 7, 8]] * 3)
+    runner.extend(torch.full((3, 3), 9))
+    for state in (runner._state, runner._ahead):
+        assert state is not None
+        _changed(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.held)
+    assert sum(sizes) == sum(predicted.block_caches(tokens=3 * (4 + 7), states=3 * 2))
+    assert predicted.state_bytes > 0
+    (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
+    assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
+
+
+def test_the_cache_of_experts_is_known_in_every_format() -> None:
+    config = AutoConfig.for_model("qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64})
+    known = [sketched(config, dtype).cache_bytes for dtype in (torch.float32, torch.float16)]
+    assert known == [2 * 2 * config.num_key_value_heads * 64 * size for size in (4, 2)]
 
 
 def test_the_cache_is_where_its_layers_are() -> None:
