@@ -18,7 +18,7 @@ from harness.config.settings import PlacementSettings
 from harness.experiments.session import Session
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.fit import Case, Demand, Memory, Misfit, Placement, fit
+from harness.models.fit import Case, Demand, Memory, Misfit, Placement, advice_on_8bit, fit
 from harness.models.pair import sketch_pair
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import fit_regardless, remedies
@@ -146,7 +146,7 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
         if name.startswith("cuda") or name in used
     }
     figures: dict[str, Any] = {
-        "note": _note(case, placements[0]),
+        "note": _note(case, placements),
         "num_gpus": machine.num_gpus,
         "free_bytes": min(n for name, n in free.items() if name != "cpu" or not machine.num_gpus),
         "reserve_bytes": int(case.placement.reserve_gb * 1e9) if machine.num_gpus else 0,
@@ -198,13 +198,15 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     return figures | (speculative if k else {})
 
 
-def _note(case: Case, target: Placement) -> str | None:
+def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     """What else the user should know; None for nothing."""
     notes = []
     if not all(any(sketch.block_caches()) or sketch.slots for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
-    if offloads(target.device_map):
+    if offloads(placements[0].device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
+    if advice := advice_on_8bit(case.models, placements):
+        notes.append(advice)
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         notes.append(f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens): the draft's are translated")

@@ -26,12 +26,12 @@ from harness.models.checkpoints import Checkpoint, read_checkpoint, source, sour
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.failures import explain
-from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
+from harness.models.fit import Case, Demand, Memory, Placement, advice_on_8bit, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.meta import sketch_model
 from harness.models.mtp import read_mtp
 from harness.models.new_heads import new_head
-from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer
+from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer, stored_quantization
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
 from harness.models.ranks import join, split_arguments
@@ -262,6 +262,8 @@ class PlacedPair(PlannedPair):
             elif drafting.method == "early_exit" and drafting.layers:
                 how = f"the first {drafting.layers[0]} layers of the model"
             lines.append(f"draft {drafting.name}: {how}")
+        if advice := advice_on_8bit(self.sketches, self.placements):
+            lines.append(advice)
         if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append("random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer")
         return "\n".join(lines)
@@ -334,7 +336,7 @@ def sketch_pair(
             weights needs none.
         placement: the run's; overridden by the models' own settings.
         dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU (bfloat16 where the
-            checkpoint is in float32).
+            checkpoint is in float32; float16 with 8-bit weights).
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
@@ -354,7 +356,8 @@ def sketch_pair(
         check_quantization(checkpoint)
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
-        sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint.config, device)))
+        held = stored_quantization(checkpoint.config) or own.quantization
+        sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint.config, device, held)))
     if head is not None:
         sketches.append(head.sketch(sketches[0].dtype))
     elif drafting is not None and method == "early_exit":
@@ -378,12 +381,13 @@ def _shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
     return all(getattr(draft, name) == getattr(target, name) for name in names)
 
 
-def resolve_dtype(dtype: Dtype, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """What `dtype` means for this checkpoint on this kind of device."""
+def resolve_dtype(dtype: Dtype, config: PreTrainedConfig, device: torch.device, held: str = "none") -> torch.dtype:
+    """What `dtype` means for this checkpoint on this kind of device, with weights held in this quantization."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
     # A pretended GPU, which is no device of this machine, is taken for a recent one.
     old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.float16 if old or config.dtype in (torch.float16, "float16") else torch.bfloat16
+    # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
+    return torch.float16 if old or held == "8bit" or config.dtype in (torch.float16, "float16") else torch.bfloat16

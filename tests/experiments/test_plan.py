@@ -73,6 +73,7 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     # Linear layers in a byte each; embedding and output layer in two.
     assert row["draft_bytes"] == pytest.approx(6_738_415_616 + 2 * 4096 * 32000, rel=2e-3)
     assert row["num_tokens"] == 128 + 64 + 4
+    assert row["note"] == "draft: 8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
     # Slots are rounded up to 128, and the prompt is read into a cache of its own, which is rounded up as well.
     token = 32 * 2 * 4096 * 2
     assert row["cache_bytes"] == 2 * (256 + 128) * token

@@ -73,6 +73,8 @@ def test_dtype_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert resolve_dtype("auto", config, gpu) == expected
         assert resolve_dtype("auto", config, CPU) == torch.float32
     assert resolve_dtype("float16", config, CPU) == torch.float16
+    assert resolve_dtype("auto", config, gpu, "8bit") == torch.float16, "what LLM.int8() multiplies in"
+    assert resolve_dtype("bfloat16", config, gpu, "8bit") == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert resolve_dtype("auto", config, gpu) == torch.float16
 

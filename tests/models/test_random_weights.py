@@ -180,6 +180,10 @@ def test_what_is_planned_says_so() -> None:
     assert first.startswith("model 30B: random weights, float32 on cpu")
     assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
     assert "byte by byte" in third
+    on_gpu = dataclasses.replace(ready.placements[0], device_map={"": 0})
+    eight = dataclasses.replace(ready.sketches[0], quantization="8bit")
+    said = dataclasses.replace(ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]).describe()
+    assert "\nmodel: 8-bit layers wait for the host" in said
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
 
