@@ -11,25 +11,15 @@ from pathlib import Path
 from harness.config.errors import RunError, SettingError
 from harness.report.accuracy import accuracy_table
 from harness.report.distill import trained_table
-from harness.report.latency import latency_document
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pairs import (
-    Pair,
-    Prompts,
-    fastest,
-    latency_pairs,
-    latency_tables,
-    methods_tables,
-    published_tables,
-)
+from harness.report.pairs import Pair, Prompts, fastest, latency_pairs, latency_tables, published_tables
 from harness.report.races import races_table
 from harness.report.recovery import losses, recovery_table
 from harness.report.runs import Run, read
 from harness.report.table import Document, Line, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
-from harness.results.schema import CompareRow, DistillRow, EvalRow, LatencyRow, RecoveryRow
 
 TITLE = "Speculative decoding: what was measured"
 # For looking things up.
@@ -81,33 +71,26 @@ def build(paths: Sequence[str | Path]) -> Report:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
     found = read([Path(path) for path in paths])
-    latency, accuracy, recovery = (found.of(kind) for kind in (LatencyRow, EvalRow, RecoveryRow))
-    pairs = latency_pairs(latency)
-    # A single run in detail, several compared.
-    compared: Document = latency_tables(pairs, found.prompts)
-    if len(latency) == 1 and latency[0].status == "ok":
-        compared = latency_document(latency[0].rows, found.prompts.get(latency[0].last.run, ()))
+    pairs, accuracy, recovery = latency_pairs(found.of("latency")), found.of("eval"), found.of("recovery")
     document = [
-        *compared,
-        *methods_tables(pairs),
-        trained_table([row for run in found.of(DistillRow) for row in run.rows]),
+        *latency_tables(pairs, found.prompts),
+        trained_table([row for run in found.of("distill") for row in run.rows]),
         others_table(found.others),
-        *published_tables(pairs),
         accuracy_table(accuracy),
         recovery_table(recovery),
-        races_table([row for run in found.of(CompareRow) for row in run.rows]),
+        races_table([row for run in found.of("compare") for row in run.rows]),
+        *published_tables(pairs),
         failures_table(found.failures),
         environment_table(found.runs),
         files_table(found.files),
         *(Line(note, "warning") for note in found.notes),
     ]
-    counts = Counter(failure.status for failure in found.failures)
-    unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
-    found_out = losses(accuracy, recovery)
-    if unfinished:
-        found_out.append(f"Without a full result: {unfinished}; the reasons are listed below.")
-    headlines = [*fastest(pairs), *(Line(text, "strong") for text in found_out)]
-    return Report(headlines, without_empty(document), pairs, accuracy, found.prompts)
+    headlines = losses(accuracy, recovery)
+    if counts := Counter(failure.status for failure in found.failures):
+        unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
+        headlines.append(f"Without a full result: {unfinished}; the reasons are listed below.")
+    lines = [*fastest(pairs), *(Line(text, "strong") for text in headlines)]
+    return Report(lines, without_empty(document), pairs, accuracy, found.prompts)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from harness.config.errors import HarnessError
 from harness.report.pairs import latency_pairs
 from harness.report.runs import read
-from harness.results.schema import LatencyRow
 
 _FIGURES = (
     "speedup", "speedup_low", "speedup_high", "predicted_speedup", "num_draft_tokens", "ms_per_token",
@@ -29,7 +28,7 @@ def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
     pairs = [
         {"name": pair.name.label(", "), "group": " · ".join(filter(None, pair.name.group)), "best": pair.best}
         | {name: getattr(pair.row, name, None) for name in _FIGURES}
-        for pair in latency_pairs(findings.of(LatencyRow))
+        for pair in latency_pairs(findings.of("latency"))
         if pair.row.speedup is not None
     ]
     return {"pairs": pairs, "notes": findings.notes}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from harness.config.amounts import amount
-from harness.report.table import Column, Document, Line, Table, interval, number, percent, times
+from harness.report.table import Column, Document, Line, Table, grouped, interval, number, percent, times
 from harness.report.words import arm_name, lossy_warning, settings_line, smaller_batch, title, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
@@ -143,11 +144,9 @@ def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Ca
     own_time = row.arm != "regular" and (row.batch_size == 1 or row.requests_per_second is not None)
     timed = [p for p in prompts if own_time and p.time_ms and p.num_tokens and p.category and not p.error]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
-    members: dict[str, list[LatencyPromptRow]] = {}
-    for prompt in timed:
-        if prompt.arm == row.arm and prompt.prompt_index in regular:
-            members.setdefault(str(prompt.category), []).append(prompt)
-    return [_category(name, [regular[p.prompt_index] for p in fast], fast) for name, fast in members.items()]
+    in_both = [prompt for prompt in timed if prompt.arm == row.arm and prompt.prompt_index in regular]
+    members = grouped(in_both, attrgetter("category")).items()
+    return [_category(name, [regular[p.prompt_index] for p in fast], fast) for name, fast in members]
 
 
 def _category(name: str, slow: Sequence[LatencyPromptRow], fast: Sequence[LatencyPromptRow]) -> Category:

@@ -16,7 +16,7 @@ from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 
 # What the two name their files by default. Our own lines per request repeat what our rows say.
-FILE_NAME = re.compile(r"profile_export\.jsonl|.*qps.*(?<!\.pytorch)\.json")
+OTHER_FILE = r"profile_export\.jsonl|.*qps.*(?<!\.pytorch)\.json"
 # vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from harness.report.runs import Run
-from harness.report.table import Column, Table, TableRow
+from harness.report.table import Column, Table, TableRow, grouped
 from harness.report.words import pair_name, short_commit
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
@@ -28,11 +29,8 @@ def failures_table(failures: Sequence[Run]) -> Table:
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran, a column for each set of devices and versions."""
-    places: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        key = tuple(getattr(run.last, name) for name in ("devices", "num_threads", *_VERSIONS))
-        places.setdefault(key, []).append(run)
-    described = [_place(there) for there in places.values()]
+    where = attrgetter(*(f"last.{name}" for name in ("devices", "num_threads", *_VERSIONS)))
+    described = [_place(there) for there in grouped(runs, where).values()]
     headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
     columns = tuple(Column(heading, text=True) for heading in ("", *headings))
     rows = [(name, *(place[name] for place in described)) for name in (described or [{}])[0]]

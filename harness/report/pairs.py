@@ -13,7 +13,7 @@ from scipy.interpolate import make_interp_spline
 from harness.config.amounts import amount
 from harness.report import latency
 from harness.report.runs import Run
-from harness.report.table import Column, Line, Table, interval, number, percent, times
+from harness.report.table import Column, Document, Line, Table, grouped, interval, number, percent, times
 from harness.report.words import Name, common_settings, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyPromptRow, LatencyRow
@@ -75,15 +75,16 @@ def latency_pairs(runs: Sequence[Run]) -> list[Pair]:
 
 def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """Pairs that differ in K alone, in their order; K ascending."""
-    found: dict[tuple[str, ...], list[Pair]] = {}
-    for pair in pairs:
-        found.setdefault(pair.name.group, []).append(pair)
-    return [sorted(group, key=lambda pair: pair.name.place) for group in found.values()]
+    return [sorted(group, key=attrgetter("name.place")) for group in grouped(pairs, attrgetter("name.group")).values()]
 
 
-def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> list[Table]:
-    """The tables that compare runs."""
-    return [pairs_table(pairs), _categories(pairs, prompts), _reasons(pairs), _arms(pairs)]
+def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> Document:
+    """A single run in detail, several compared; then methods."""
+    if len(pairs) == 1 and not pairs[0].partial:
+        shown = latency.latency_document(pairs[0].run.rows, prompts.get(pairs[0].row.run, ()))
+    else:
+        shown = [pairs_table(pairs), _categories(pairs, prompts), _reasons(pairs), _arms(pairs)]
+    return [*shown, *methods_tables(pairs)]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
@@ -181,11 +182,9 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
 
 def methods_tables(pairs: Sequence[Pair]) -> list[Table]:
     """What drafts best: one table per target and conditions with several methods, each method at its best K."""
-    found: dict[tuple[object, ...], list[Pair]] = {}
-    for pair in pairs:
-        if pair.best and pair.row.draft:
-            found.setdefault(tuple(getattr(pair.row, name) for name in _CONDITIONS), []).append(pair)
-    several = [group for group in found.values() if len({pair.name.group for pair in group}) > 1]
+    drafting = [pair for pair in pairs if pair.best and pair.row.draft]
+    found = grouped(drafting, lambda pair: tuple(getattr(pair.row, name) for name in _CONDITIONS)).values()
+    several = [group for group in found if len({pair.name.group for pair in group}) > 1]
     return [_methods(place, group, len(several) > 1) for place, group in enumerate(several)]
 
 

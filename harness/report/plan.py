@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.config.amounts import amount
-from harness.report.table import Column, Document, Line, Table, TableRow, times
+from harness.report.table import Column, Document, Line, Table, TableRow, grouped, times
 from harness.report.words import pair_name, title, told_apart
 from harness.results.schema import PlanRow
 
@@ -44,10 +44,8 @@ def _plan(row: PlanRow) -> Document:
 def _plans(rows: Sequence[PlanRow]) -> Document:
     """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
     # Of plans for the same pair, what they differ in.
-    pairs: dict[str, list[PlanRow]] = {}
-    for row in rows:
-        pairs.setdefault(pair_name(row), []).append(row)
-    named = {id(row): name for plans in pairs.values() for row, name in zip(plans, told_apart(plans), strict=True)}
+    pairs = grouped(rows, pair_name).values()
+    named = {id(row): name for plans in pairs for row, name in zip(plans, told_apart(plans), strict=True)}
     several = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     columns = (
         Column("model", of="model", text=True),

@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,18 +25,24 @@ from harness.report import latency
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.pairs import Pair, Prompts, groups, predicted_curve
 from harness.report.runs import Run
+from harness.report.table import grouped
 from harness.report.words import in_words
 
-_DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
-# Series: colour and marker, and its place within a row of dots.
+_MEASURED = "measured, 95 % interval"
+# Of series that have a name of their own; of others, told apart in black and white too.
 _STYLES: dict[str, dict[str, Any]] = {
-    "measured, 95 % interval": {"color": "C0", "marker": "o"},
+    _MEASURED: {"color": "C0", "marker": "o"},
     "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
+    "predicted curve": {"color": "C1", "linestyle": "--"},
     "regular": {"color": "C5", "marker": "s"},
     "speculative": {"color": "C0", "marker": "o"},
     "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
 }
+_DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_OTHER_STYLES = [{"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)]
+# The line of no difference.
+_REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
+# Within a row of dots.
 _SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
 # A figure is as wide as a telephone, and a screen has room for two. In inches.
 _WIDTH = 5.2
@@ -55,8 +61,9 @@ class Point(NamedTuple):
     x: float = 0
 
 
-# A label, and points by the name of their series.
+# A label, and points by the name of their series; and series of more points.
 DotRow = tuple[str, Mapping[str, Point]]
+Curves = Mapping[str, Sequence[Point]]
 
 
 def plots(pairs: Sequence[Pair], accuracy: Sequence[Run], prompts: Prompts) -> dict[str, list[str]]:
@@ -92,14 +99,17 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run], prompts: Prompts) -> d
         }
 
 
+def _measured(pair: Pair, x: float = 0) -> Point:
+    return Point(pair.row.speedup or 0.0, pair.row.speedup_low, pair.row.speedup_high, x)
+
+
 def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
     """Speed-up of each pair at its best K, with its interval, and what theory predicts."""
     for pair in pairs:
-        row = pair.row
-        if pair.best and row.speedup is not None:
-            points = {"measured, 95 % interval": Point(row.speedup, row.speedup_low, row.speedup_high)}
-            points |= {"predicted": Point(row.predicted_speedup)} if row.predicted_speedup else {}
-            yield f"{row.speedup:.2f}×  {pair.name.label()}", points
+        if pair.best:
+            predicted = pair.row.predicted_speedup
+            points = {_MEASURED: _measured(pair)} | ({"predicted": Point(predicted)} if predicted else {})
+            yield f"{pair.row.speedup:.2f}×  {pair.name.label()}", points
 
 
 def _by_category(pairs: Sequence[Pair], prompts: Prompts) -> list[Figure]:
@@ -108,9 +118,10 @@ def _by_category(pairs: Sequence[Pair], prompts: Prompts) -> list[Figure]:
     for pair in pairs:
         found = latency.by_category(prompts.get(pair.row.run, ()), pair.row) if pair.best else []
         if len(found) > 1:
-            points = [Point(one.speedup.estimate, one.speedup.low, one.speedup.high) for one in found]
-            labels = [f"{one.speedup.estimate:.2f}×  {one.name} ({one.num_prompts})" for one in found]
-            rows = [(label, {"measured, 95 % interval": point}) for label, point in zip(labels, points, strict=True)]
+            rows = [
+                (f"{of.speedup.estimate:.2f}×  {of.name} ({of.num_prompts})", {_MEASURED: Point(*astuple(of.speedup))})
+                for of in found
+            ]
             figures += _dots(rows, f"speed-up of {_shortened(pair.name.label())}", reference=1)
     return figures[:_MOST_PANELS]
 
@@ -119,15 +130,9 @@ def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:
     """Milliseconds per token of both arms, with the standard deviation over prompts."""
     for pair in pairs:
         if pair.best or (pair.row.speedup is None and not pair.partial):
-            means = {row.arm: (row.ms_per_token, row.ms_per_token_std or 0.0) for row in pair.run.rows}
-            yield (
-                pair.name.label(),
-                {
-                    arm: Point(mean, max(mean - std, mean / 50), mean + std)
-                    for arm, (mean, std) in means.items()
-                    if mean
-                },
-            )
+            means = [(str(row.arm), row.ms_per_token, row.ms_per_token_std or 0.0) for row in pair.run.rows]
+            points = {arm: Point(ms, max(ms - std, ms / 50), ms + std) for arm, ms, std in means if ms}
+            yield pair.name.label(), points
 
 
 def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
@@ -145,38 +150,31 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
 
 def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
     """For each pair the measured speed-up against K, and the curve that theory predicts; all to one scale."""
-    whole = groups(
-        pair
-        for pair in pairs
-        if pair.row.speedup is not None and not pair.partial and isinstance(pair.name.num_draft_tokens, int)
-    )
-    found = [(group, predicted_curve(group)) for group in whole]
-    found = [(group, curve) for group, curve in found if curve or len(group) > 1][:_MOST_PANELS]
-    tops = [pair.row.speedup_high or pair.row.speedup or 0.0 for group, _ in found for pair in group]
-    highest = 1.08 * max([*tops, *(value for _, curve in found for _, value in curve)], default=1.0)
-    figures = []
-    for group, predicted in found:
-        rows = [(pair.name.place, pair.row) for pair in group]
-        axes = _axes(2.8, "K, draft tokens per iteration", "speed-up", highest)
-        axes.set_title(_shortened(" · ".join(group[0].name.group)))
-        axes.axhline(1, **_REFERENCE)
-        _curve(axes, [Point(value, x=k) for k, value in predicted], "predicted", marker="", linestyle="--")
-        measured = [Point(row.speedup or 0.0, row.speedup_low, row.speedup_high, k) for k, row in rows]
-        _curve(axes, measured, "measured, 95 % interval")
-        figures.append(_with_legend(axes))
-    return figures
+    found = []
+    for group in groups(pair for pair in _whole(pairs) if isinstance(pair.name.num_draft_tokens, int)):
+        predicted = [Point(value, x=k) for k, value in predicted_curve(group)]
+        if predicted or len(group) > 1:
+            curves = {"predicted curve": predicted, _MEASURED: [_measured(pair, pair.name.place) for pair in group]}
+            found.append((" · ".join(group[0].name.group), {name: points for name, points in curves.items() if points}))
+    found = found[:_MOST_PANELS]
+    top, label = _top(curves for _, curves in found), "K, draft tokens per iteration"
+    return [_curves(curves, top, label, "speed-up", _shortened(name)).figure for name, curves in found]
+
+
+def _whole(pairs: Sequence[Pair]) -> Iterable[Pair]:
+    return (pair for pair in pairs if pair.row.speedup is not None and not pair.partial)
 
 
 def _by_load(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Pairs that differ in their load alone, by name and then by load; where they do."""
-    found: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        if pair.row.speedup is not None and not pair.partial:
-            load = in_words(pair.row, "batch_size")
-            name = replace(pair.name, settings=[text for text in pair.name.settings if text != load])
-            found.setdefault(name.label(), []).append(pair)
-    several = {name: sorted(group, key=_load) for name, group in found.items() if len(set(map(_load, group))) > 1}
-    return dict(list(several.items())[:_MOST_CURVES])
+
+    def name(pair: Pair) -> str:
+        load = in_words(pair.row, "batch_size")
+        return replace(pair.name, settings=[text for text in pair.name.settings if text != load]).label()
+
+    found = {name: sorted(group, key=_load) for name, group in grouped(_whole(pairs), name).items()}
+    several = [(name, group) for name, group in found.items() if _load(group[0]) < _load(group[-1])]
+    return dict(several[:_MOST_CURVES])
 
 
 def _load(pair: Pair) -> float:
@@ -186,58 +184,45 @@ def _load(pair: Pair) -> float:
 
 def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
     """Measured speed-up against batch size or requests in flight, and the line where speculation stops to pay."""
-    found = _by_load(pairs)
-    shown = [pair for group in found.values() for pair in group]
+    shown = [pair for group in _by_load(pairs).values() for pair in group]
     if not shown:
         return []
-    highest = 1.08 * max(1.0, *(pair.row.speedup_high or pair.row.speedup or 0.0 for pair in shown))
     unit = "requests per second" if shown[0].row.request_rate else "rows of a batch, or requests in flight"
-    axes = _axes(2.7 + 0.2 * len(found), unit, "speed-up", highest)
-    axes.axhline(1, **_REFERENCE)
-    for (name, group), marker, dash in zip(found.items(), "os^DvP", _DASHES, strict=False):
-        points = [Point(p.row.speedup or 0.0, p.row.speedup_low, p.row.speedup_high, _load(p)) for p in group]
-        _curve(axes, points, _shortened(name), marker=marker, linestyle=dash)
+    curves = {name: [_measured(pair, _load(pair)) for pair in group] for name, group in _by_load(pairs).items()}
+    axes = _curves(curves, _top([curves]), unit, "speed-up")
     loads = sorted({_load(pair) for pair in shown})
     axes.set_xscale("log", base=2)
     axes.set_xticks(loads, [f"{load:g}" for load in loads])
     axes.set_xlim(loads[0] / 1.3, loads[-1] * 1.3)
-    return [_with_legend(axes, columns=1)]
+    return [axes.figure]
 
 
 def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
     """Tokens per second in all against those that one reader gets; each point has its load."""
     figures = []
     for name, group in _by_load(pairs).items():
-        arms: dict[str, list[tuple[Point, Pair]]] = {}
-        for pair in group:
-            for row in pair.run.rows:
-                if row.tokens_per_second and row.ms_per_token:
-                    point = Point(row.tokens_per_second, x=1000 / row.ms_per_token)
-                    arms.setdefault(str(row.arm), []).append((point, pair))
-        if not arms:
-            continue
-        points = [point for found in arms.values() for point, _ in found]
-        axes = _axes(2.9, "tokens/s per user", "tokens/s in all", 1.12 * max(point.value for point in points))
-        axes.set_title(_shortened(name))
-        for arm, found in arms.items():
-            _curve(axes, [point for point, _ in found], arm)
-            for point, pair in found:
-                where = {"textcoords": "offset points", "xytext": (5, 4)}
-                axes.annotate(f"{_load(pair):g}", (point.x, point.value), **where)
-        axes.set_xlim(0, 1.12 * max(point.x for point in points))
-        figures.append(_with_legend(axes))
+        rows = [(row, f"{_load(pair):g}") for pair in group for row in pair.run.rows]
+        timed = [(row, load) for row, load in rows if row.tokens_per_second and row.ms_per_token]
+        curves: dict[str, list[Point]] = {}
+        for row, _ in timed:
+            curves.setdefault(str(row.arm), []).append(Point(row.tokens_per_second, x=1000 / row.ms_per_token))
+        if curves:
+            axes = _curves(curves, _top([curves]), "tokens/s per user", "tokens/s in all", _shortened(name))
+            for row, load in timed:
+                place = 1000 / row.ms_per_token, row.tokens_per_second
+                axes.annotate(load, place, textcoords="offset points", xytext=(5, 4))
+            axes.set_xlim(0, 1.12 * max(1000 / row.ms_per_token for row, _ in timed))
+            figures.append(axes.figure)
     return figures
 
 
 def _by_position(pairs: Sequence[Pair]) -> list[Figure]:
     """How often a draft token is accepted at its position, if it was tested."""
     shown = [pair for pair in pairs if pair.best and pair.row.acceptance_by_position][:_MOST_CURVES]
-    axes = _axes(2.7 + 0.2 * len(shown), "position of the draft token", "accepted of those tested, %", 100)
-    for pair, marker, dash in zip(shown, "os^DvP", _DASHES, strict=False):
-        rates = enumerate(pair.row.acceptance_by_position or [], 1)
-        points = [Point(100 * rate, x=place) for place, rate in rates if rate is not None]
-        _curve(axes, points, _shortened(pair.name.label()), marker=marker, linestyle=dash, clip_on=False)
-    return [_with_legend(axes, columns=1)] if shown else []
+    rates = {pair.name.label(): enumerate(pair.row.acceptance_by_position or [], 1) for pair in shown}
+    curves = {name: [Point(100 * rate, x=at) for at, rate in of if rate is not None] for name, of in rates.items()}
+    labels = "position of the draft token", "accepted of those tested, %"
+    return [_curves(curves, 100, *labels).figure] if shown else []
 
 
 def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False) -> list[Figure]:
@@ -250,8 +235,10 @@ def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, fr
     rows = [row for row in rows if row[1]][:_MOST_ROWS]
     if not rows:
         return []
-    axes = _axes(_ROW_HEIGHT * len(rows) + 0.95, label)
-    axes.set_ylim(len(rows) - 0.6, -0.75)
+    axes = _axes(_ROW_HEIGHT * len(rows) + 0.95, xlabel=label)
+    axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.75))
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
     for y, (name, _) in enumerate(rows):
         axes.text(0, y - 0.42, _shortened(name), transform=axes.get_yaxis_transform(), va="center")
     for series, style in _STYLES.items():
@@ -268,7 +255,7 @@ def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, fr
         axes.set_xlim(left=0)
     if reference is not None:
         axes.axvline(reference, **_REFERENCE)
-    return [_with_legend(axes)]
+    return [_with_legend(axes).figure]
 
 
 def _bounds(points: Sequence[Point]) -> list[list[float]]:
@@ -279,33 +266,39 @@ def _bounds(points: Sequence[Point]) -> list[list[float]]:
     ]
 
 
-def _curve(axes: Any, points: Sequence[Point], label: str, **style: Any) -> None:
-    """A line through points, with their bounds; the axis grows to hold them."""
-    if points:
-        xs, values = [point.x for point in points], [point.value for point in points]
-        axes.errorbar(xs, values, yerr=_bounds(points), label=label, elinewidth=2, **_STYLES.get(label, {}) | style)
-        axes.set_xlim(0.5, max(axes.get_xlim()[1], max(xs) + 0.5))
+def _curves(curves: Curves, top: float, x_label: str, y_label: str, title: str = "") -> Any:
+    """The axes of a figure with these curves and their bounds, from 0 to `top`."""
+    of_pairs = not set(curves) <= set(_STYLES)
+    axes = _axes(2.8 + 0.2 * len(curves) * of_pairs, xlabel=x_label, ylabel=y_label, title=title)
+    last = max((point.x for points in curves.values() for point in points), default=1)
+    axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
+    if y_label == "speed-up":
+        axes.axhline(1, **_REFERENCE)
+    for (name, points), other in zip(curves.items(), _OTHER_STYLES, strict=False):
+        xs, values, style = [point.x for point in points], [point.value for point in points], _STYLES.get(name, other)
+        axes.errorbar(xs, values, yerr=_bounds(points), label=_shortened(name), elinewidth=2, clip_on=False, **style)
+    return _with_legend(axes, columns=1 if of_pairs else 3)
 
 
-def _axes(height: float, x_label: str, y_label: str = "", top: float = 0) -> Any:
-    """Axes of dots in rows, or of curves where there is a label for y."""
+def _top(found: Iterable[Curves]) -> float:
+    """A little above all points and their bounds."""
+    points = [point for curves in found for of in curves.values() for point in of]
+    return 1.08 * max([1.0, *(point.high or point.value for point in points)])
+
+
+def _axes(height: float, **labels: str) -> Any:
     # `Any`, because the names that matplotlib's types know differ from version to version.
     axes: Any = Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
-    axes.grid(axis="y" if y_label else "x")
-    axes.set_xlabel(x_label)
-    if y_label:
-        axes.set(ylabel=y_label, ylim=(0, top), xlim=(0.5, 1.5))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    else:
-        axes.set(yticks=[])
-        axes.spines["left"].set_visible(False)
+    axes.set(**labels)
     return axes
 
 
-def _with_legend(axes: Any, columns: int = 3) -> Figure:
+def _with_legend(axes: Any, columns: int = 3) -> Any:
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=2.4, columnspacing=1.4)
-    return axes.figure
+    return axes
 
 
 def _shortened(label: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.table import Column, Document, Line, Table, TableRow, interval, percent, times, visible
+from harness.report.table import Column, Document, Line, Table, TableRow, grouped, interval, percent, times, visible
 from harness.report.words import in_words, labels, lossy_warning, pair_name
 from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
@@ -43,14 +43,9 @@ def rejections(found: Sequence[Rejection]) -> Document:
 
 def races_table(rows: Sequence[CompareRow]) -> Table:
     """One row per pair and settings, over all races that were timed."""
-    groups: dict[tuple[str, int | str | None], list[CompareRow]] = {}
-    for row in rows:
-        if row.regular_ms_per_token is not None:
-            settings = [in_words(row, name) for name in ("temperature", "weights", "devices", "lenience")]
-            name = f"{pair_name(row)}\n{' · '.join(text for text in settings if text)}"
-            groups.setdefault((name, row.num_draft_tokens), []).append(row)
     lines = []
-    for (pair, k), races in groups.items():
+    timed = [row for row in rows if row.regular_ms_per_token is not None]
+    for (pair, k), races in grouped(timed, lambda row: (_name(row), row.num_draft_tokens)).items():
         speedups = [row.speedup for row in races if row.speedup is not None]
         rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
         median = statistics.median(speedups) if speedups else None
@@ -66,6 +61,11 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     )
     about = "Single prompts, timed once each: an impression, not a measurement."
     return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
+
+
+def _name(row: CompareRow) -> str:
+    settings = [in_words(row, name) for name in ("temperature", "weights", "devices", "lenience")]
+    return f"{pair_name(row)}\n{' · '.join(text for text in settings if text)}"
 
 
 def _quoted(token: str) -> str:

@@ -5,29 +5,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.report.others import FILE_NAME as OTHER_FILE
-from harness.report.others import read_other
+from harness.report.others import OTHER_FILE, read_other
+from harness.report.table import grouped
 from harness.results.files import read_file
 from harness.results.row import Row
-from harness.results.schema import (
-    AnswerRow,
-    CompareRow,
-    DistillRow,
-    EvalRow,
-    LatencyPromptRow,
-    LatencyRow,
-    RecoveryRow,
-    RunRow,
-)
+from harness.results.schema import RUN_KINDS, AnswerRow, CompareRow, LatencyPromptRow, LatencyRow, PlanRow, RunRow
 
-_KINDS = (LatencyRow, EvalRow, RecoveryRow, CompareRow, DistillRow)
-_COMMANDS: dict[str, type[RunRow]] = {kind.kind: kind for kind in _KINDS}
-_FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv")
+# Plans measure nothing.
+_COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
+_FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv|{OTHER_FILE}")
 # A run is shown, be it in part, where it has one of these.
 _FIGURES = ("ms_per_token", "accuracy", "verdict", "regular_ms_per_token")
 
@@ -72,12 +65,12 @@ class Run:
     @property
     def reason(self) -> str:
         """Why there is no full result."""
+        done = self.has_figures and getattr(self.last, "num_prompts", None)
+        reason = self.last.error or "no reason was recorded"
         if self.status == "incomplete":
             reason = self.last.error or "the rows of its other arm are missing"
-        else:
-            done = self.has_figures and getattr(self.last, "num_prompts", None)
-            reason = self.last.error or "no reason was recorded"
-            reason += f" (the figures cover {done} prompts)" if done else ""
+        elif done:
+            reason += f" (the figures cover {done} prompts)"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> Any:
@@ -105,9 +98,9 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, kind: type[RunRow]) -> list[Run]:
+    def of(self, command: str) -> list[Run]:
         """The runs of one command."""
-        return [run for run in self.runs if type(run.last) is kind]
+        return [run for run in self.runs if run.command == command]
 
 
 def read(paths: Sequence[Path]) -> Findings:
@@ -117,38 +110,24 @@ def read(paths: Sequence[Path]) -> Findings:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
     found = Findings()
-    runs: list[Run] = []
     unfinished: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
-        files = [path]
-        if path.is_dir():
-            folders = sorted((Path(folder), {*names, *inner}) for folder, inner, names in _walk(path))
-            found_here = [folder / name for folder, names in folders for name in sorted(names)]
-            files = [file for file in found_here if any(kind.fullmatch(file.name) for kind in (_FILE_NAME, OTHER_FILE))]
-            unfinished |= {folder: run for folder, names in folders if (run := _without_result(folder, names))}
+        inside = list(_files(path)) if path.is_dir() else [path]
+        unfinished |= {file: run for file in inside for run in _without_result(file)}
+        files = [file for file in inside if file == path or _FILE_NAME.fullmatch(file.name)]
         if not files:
             raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
         for file in files:
-            if file in found.files:
-                continue
-            if file.suffix in (".json", ".jsonl") and (others := _other(file, found.notes)):
-                found.others += others
-                continue
-            rows = _rows(file, found.notes)
-            if rows is None and path == file:
+            if file not in found.files and not _add(found, file) and file == path:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(_COMMANDS)}")
-            if rows is not None:
-                found.files[file] = len(rows)
-                runs += group(rows, file)
-                _add_prompts(found, rows)
-    found.runs, found.failures = merge(runs)
+    found.runs, found.failures = merge(found.runs)
     found.failures += unfinished.values()
     if not found.runs and not found.failures and not found.others:
         rule = f"holds no run's result; those are in {', '.join(f'{command}.csv' for command in _COMMANDS)}"
         raise SettingError(", ".join(map(str, paths)), rule)
-    for run in found.of(LatencyRow):
+    for run in found.of("latency"):
         file = (run.directory or Path()) / "latency_prompts.csv"
         if run.directory and run.last.run not in found.prompts and file.is_file():
             _add_prompts(found, [row for row in read_file(file).rows if row.run == run.last.run])
@@ -157,11 +136,8 @@ def read(paths: Sequence[Path]) -> Findings:
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows. Jobs of a sweep that measure the same hold the same run."""
-    runs: dict[tuple[object, ...], Run] = {}
-    for row in rows:
-        if isinstance(row, RunRow):
-            runs.setdefault((row.run, row.job), Run([], file, _directory(row, file))).rows.append(row)
-    return list(runs.values())
+    runs = grouped((row for row in rows if isinstance(row, RunRow)), attrgetter("run", "job"))
+    return [Run(of_run, file, _directory(of_run[0], file)) for of_run in runs.values()]
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -169,17 +145,11 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     A failure counts until a newer run of the same measurement succeeds.
     """
-    by_run: dict[str, Run] = {}
     # Of a file that was torn the other copy has more; of a cumulative file the other copy knows the directory.
-    for run in sorted(runs, key=lambda run: (len(run.rows), run.directory is not None)):
-        by_run[str(run.last.run)] = run
-    by_measurement: dict[str, list[Run]] = {}
-    for key, run in sorted(by_run.items()):
-        # Prompts that are typed repeat nothing.
-        digest = None if isinstance(run.last, CompareRow) else run.last.measurement
-        by_measurement.setdefault(digest or key, []).append(run)
+    by_size = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
+    newest_last = [run for _, run in sorted({str(run.last.run): run for run in by_size}.items())]
     kept, failures = [], []
-    for same in by_measurement.values():
+    for same in grouped(newest_last, _measurement).values():
         succeeded = [run for run in same if run.status == "ok"]
         best = (succeeded or same)[-1]
         if best.has_figures:
@@ -190,6 +160,31 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         if succeeded:
             best.times = len(succeeded)
     return sorted(kept, key=lambda run: str(run.last.run)), failures
+
+
+def _measurement(run: Run) -> str:
+    # Prompts that are typed repeat nothing.
+    return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
+
+
+def _add(found: Findings, file: Path) -> bool:
+    """Add what a file holds, and say whether it is a file of ours or of another tool."""
+    try:
+        if file.suffix in (".json", ".jsonl") and (others := read_other(file)):
+            found.others += others
+            return True
+        contents = read_file(file)
+    except OSError as error:
+        found.notes.append(f"{file} cannot be read: {error.strerror}")
+        return True
+    found.notes += contents.torn
+    if contents.kind not in (*_COMMANDS.values(), LatencyPromptRow, AnswerRow):
+        found.notes.append(f"{file} has the columns of no command and was left out")
+        return False
+    found.files[file] = len(contents.rows)
+    found.runs += group(contents.rows, file)
+    _add_prompts(found, contents.rows)
+    return True
 
 
 def _add_prompts(found: Findings, rows: Sequence[Row]) -> None:
@@ -207,50 +202,26 @@ def _directory(row: RunRow, file: Path | None) -> Path | None:
     return next((directory for directory in named if directory.is_dir()), None)
 
 
-def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` without hidden directories."""
+def _files(path: Path) -> Iterator[Path]:
+    """The files below a directory; of hidden directories only those of Hydra."""
     for folder, inner, names in os.walk(path):
-        yield folder, list(inner), names
-        inner[:] = [name for name in inner if not name.startswith(".")]
+        inner[:] = sorted(name for name in inner if name == ".hydra" or not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
 
 
-def _rows(file: Path, notes: list[str]) -> list[Row] | None:
-    """The whole rows of a file; None where it is none of ours."""
-    try:
-        contents = read_file(file)
-    except OSError as error:
-        notes.append(f"{file} cannot be read: {error.strerror}")
-        return []
-    notes += contents.torn
-    if contents.kind in (*_COMMANDS.values(), LatencyPromptRow, AnswerRow):
-        return contents.rows
-    notes.append(f"{file} has the columns of no command and was left out")
-    return None
-
-
-def _other(file: Path, notes: list[str]) -> list[LatencyRow]:
-    try:
-        return read_other(file)
-    except OSError as error:
-        notes.append(f"{file} cannot be read: {error.strerror}")
-        return []
-
-
-def _without_result(folder: Path, names: set[str]) -> Run | None:
-    """The run that Hydra made the folder for, if it wrote no rows: it is still running, or was killed."""
-    if ".hydra" not in names or not names.isdisjoint(f"{command}.csv" for command in _COMMANDS):
-        return None
-    try:
+def _without_result(file: Path) -> Iterator[Run]:
+    """The run whose configuration Hydra wrote to this file, if it has no rows: it is still running, or was killed."""
+    folder = file.parents[1] if file.match(".hydra/config.yaml") else None
+    if folder is None or any((folder / f"{command}.csv").exists() for command in _COMMANDS):
+        return
+    with suppress(OSError):
         config, overrides = (
-            (folder / ".hydra" / f"{name}.yaml").read_text(encoding="utf-8", errors="replace")
-            for name in ("config", "overrides")
+            file.with_name(name).read_text(encoding="utf-8", errors="replace") for name in (file.name, "overrides.yaml")
         )
-    except OSError:
-        return None
-    command = re.search(r"^command: (\w+)$", config, re.MULTILINE)
-    if command is None or command[1] not in _COMMANDS:
-        return None
-    asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
-    begun = "its prompts file has rows" if f"{command[1]}_prompts.csv" in names else "it has written nothing"
-    reason = f"{asked}: still running, or killed; {begun}"
-    return Run([_COMMANDS[command[1]](status="no result", error=reason)], directory=folder)
+        command = re.search(r"^command: (\w+)$", config, re.MULTILINE)
+        if command is not None and command[1] in _COMMANDS:
+            asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+            begun = (folder / f"{command[1]}_prompts.csv").exists()
+            written = "its prompts file has rows" if begun else "it has written nothing"
+            reason = f"{asked}: still running, or killed; {written}"
+            yield Run([_COMMANDS[command[1]](status="no result", error=reason)], directory=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.report.pairs import latency_pairs, methods_tables, pairs_table
 from harness.report.plan import plan_document
 from harness.report.recovery import recovery_table, summarise
 from harness.report.runs import group, merge
-from harness.report.table import Document, Line, Table, times, without_empty
+from harness.report.table import Document, Line, Table, grouped, times, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
 
@@ -62,10 +63,8 @@ def exit_code(command: str, rows: Rows) -> int:
     """1 if a job failed or found a loss, else 3 if one could not decide, else 0."""
     if any(row.status != "ok" for row in rows):
         return 1
-    jobs: dict[str, list[Any]] = {}
-    for row in rows if command == "recovery" else ():
-        jobs.setdefault(row.job, []).append(row)
-    verdicts = {_verdict(job) for job in jobs.values()}
+    jobs = grouped(rows, attrgetter("job")).values() if command == "recovery" else ()
+    verdicts = {_verdict(job) for job in jobs}
     return 1 if "lossy" in verdicts else 3 if "undecided" in verdicts else 0
 
 

@@ -120,6 +120,14 @@ def _value(item: Any, of: Of) -> Any:
     return item
 
 
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Items by key, in their order."""
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 # In reading order.
 Document = Sequence[Table | Line]
 

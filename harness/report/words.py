@@ -13,7 +13,7 @@ from harness.results.schema import EvalRow, RunRow
 
 def title(row: RunRow) -> str:
     """`13B with draft 7B, random weights on NVIDIA A100`."""
-    return f"{_pair(row, ' with draft ')} on {row.devices or 'unknown device'}"
+    return f"{pair_name(row, ' with draft ')} on {row.devices or 'unknown device'}"
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
@@ -21,7 +21,7 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     # Of a run that ended early as well: how many prompts it came to.
     row = replace(rows[-1], status="ok")
     texts = [in_words(row, column) for column in _LINE]
-    texts.insert(3, f"K={_k(row)}" if _k(row) else "")
+    texts.insert(3, f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else "")
     return " · ".join(text for text in [*texts, *labels(row)] if text)
 
 
@@ -31,9 +31,9 @@ def labels(row: RunRow) -> list[str]:
     return [*found, f"synthetic {row.synthetic_acceptance:g}"] if row.synthetic else found  # type: ignore[attr-defined]
 
 
-def pair_name(row: RunRow) -> str:
+def pair_name(row: RunRow, joint: str = " with ") -> str:
     """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
-    return _pair(row, " with ")
+    return ", ".join([f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}", *labels(row)])
 
 
 def arm_name(row: Any) -> str:
@@ -58,13 +58,9 @@ def smaller_batch(row: Any) -> str | None:
 
 def too_long_warning(row: Any) -> str | None:
     """What became of prompts that are longer than the context; None where there were none."""
-    if row.num_skipped:
-        return f"Left out because they are too long for the context: {row.num_skipped} of the prompts."
-    if row.num_truncated:
-        return (
-            f"Cut to their last tokens because they are too long for the context: {row.num_truncated} of the prompts."
-        )
-    return None
+    done = "Left out" if row.num_skipped else "Cut to their last tokens"
+    number = row.num_skipped or row.num_truncated
+    return f"{done} because they are too long for the context: {number} of the prompts." if number else None
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
@@ -120,7 +116,7 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     A setting that readers look at first is in the names if the rows differ in it; another one if the rows of the same
     pair do; a circumstance only where two rows would read the same without it.
     """
-    names = [Name(pair_name(row), _k(row)) for row in rows]
+    names = [Name(pair_name(row), row.num_draft_tokens if row.draft else None) for row in rows]
     for column, part, rivals in _steps(rows):
         found = [(name, rivals(name), in_words(row, column)) for name, row in zip(names, rows, strict=True)]
         among: dict[object, set[str]] = {}
@@ -139,40 +135,26 @@ def in_words(row: RunRow, column: str) -> str | None:
         return _MADE[column](row)
     # `settings.draft.threshold` is an entry of the column `settings`.
     column, _, entry = column.partition(".")
-    value = getattr(row, column, None)
+    value, phrase = getattr(row, column, None), _PHRASES.get(column, f"{column} {{}}")
     if entry:
-        value = (value or {}).get(entry)
-    if value is None:
+        value, phrase = (value or {}).get(entry), f"{entry} {{}}"
+    if value is None or (not entry and value in _USUAL.get(column, ())):
         return ""
+    if isinstance(value, list | tuple):
+        return phrase.format(", ".join(map(str, value)))
     text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-    if isinstance(value, list | tuple):
-        text = ", ".join(map(str, value))
-    if entry:
-        return f"{entry} {text}"
-    if isinstance(value, list | tuple):
-        return _PHRASES.get(column, f"{column} {{}}").format(text)
-    return _SPECIAL.get((column, value), _PHRASES.get(column, f"{column} {{}}")).format(text)
-
-
-def _pair(row: RunRow, joint: str) -> str:
-    return ", ".join([f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}", *labels(row)])
-
-
-def _k(row: RunRow) -> int | str | None:
-    return row.num_draft_tokens if row.draft else None
+    return _SPECIAL.get((column, value), phrase).format(text)
 
 
 def _steps(rows: Sequence[RunRow]) -> Iterator[tuple[str, str, Callable[[Name], object]]]:
     """Columns whose values can be in a name, the part of the name, and which rows must differ in them."""
     for column in _FIRST:
         yield column, "settings", lambda name: None
-    columns = type(rows[0]).columns() if rows else {}
+    told = set(_FIRST) | _NEVER
+    kinds = {name: about["kind"] for name, about in type(rows[0]).columns().items() if name not in told} if rows else {}
+    kinds |= dict.fromkeys(sorted({f"settings.{entry}" for row in rows for entry in row.settings or ()}), "setting")
     for kind, part, rivals in (("setting", "settings", attrgetter("group")), ("circumstance", "further", Name.label)):
-        for column, about in columns.items():
-            if about["kind"] == kind and column not in _FIRST and column not in _NEVER:
-                yield column, part, rivals
-        for entry in sorted({entry for row in rows for entry in row.settings or ()} if kind == "setting" else ()):
-            yield f"settings.{entry}", part, rivals
+        yield from ((column, part, rivals) for column in kinds if kinds[column] == kind)
 
 
 def _prompts(row: Any) -> str | None:
@@ -215,17 +197,16 @@ _PHRASES = {
 _SPECIAL: dict[tuple[str, object], str] = {
     ("temperature", 0): "greedy",
     ("ignore_eos", False): "ends where the model does",
-    ("rule", "deepmind"): "",
     ("rule", "typical"): "rule typical (lossy)",
-    ("draft_sampling", "target"): "",
     ("draft_sampling", "greedy"): "drafts by argmax",
-    ("shared", False): "",
     ("shared", True): "searches earlier answers",
-    **dict.fromkeys([("top_k", 0), ("top_p", 1), ("lenience", 1), ("test", False)], ""),
-    **dict.fromkeys(
-        [("engine", "local"), ("runner", "static"), ("runner", "generate"), ("fault", "none"), ("ignore_eos", True)], ""
-    ),
 }
+# What goes without saying.
+_USUAL: dict[str, tuple[object, ...]] = {
+    "rule": ("deepmind",), "draft_sampling": ("target",), "shared": (False,), "top_k": (0,), "top_p": (1,),
+    "lenience": (1,), "test": (False,), "engine": ("local",), "runner": ("static", "generate"), "fault": ("none",),
+    "ignore_eos": (True,),
+}  # fmt: skip
 # Those that are more than a value.
 _MADE: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,

@@ -367,20 +367,13 @@ class PlanRow(RunRow):
     note: str | None = figure("what else matters")
 
 
-# A kind before the one that it adds columns to.
-KINDS: tuple[type[Row], ...] = (
-    DistillRow,
-    LatencyRow,
-    LatencyPromptRow,
-    EvalRow,
-    AnswerRow,
-    RecoveryRow,
-    CompareRow,
-    PlanRow,
-)
+RUN_KINDS: list[type[RunRow]] = [LatencyRow, EvalRow, RecoveryRow, CompareRow, DistillRow, PlanRow]
+KINDS: list[type[Row]] = [*RUN_KINDS, LatencyPromptRow, AnswerRow]
 
 
 def kind_of(header: Iterable[str]) -> type[Row] | None:
     """The kind of the rows in a file with these columns; None for a file that is not ours."""
     columns = set(header)
-    return next((kind for kind in KINDS if columns.issuperset(("run", *kind.signature))), None)
+    fitting = [kind for kind in KINDS if columns.issuperset(("run", *kind.signature))]
+    # Some add columns to others.
+    return max(fitting, key=lambda kind: len(kind.columns()), default=None)
