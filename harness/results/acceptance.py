@@ -44,38 +44,35 @@ class Acceptance:
     @property
     def mean_acceptance_length(self) -> float | None:
         """Tokens per iteration: 1 + accepted / iterations, the recovered or bonus token counted."""
-        accepted = _ratio(self.num_accepted, self.num_iterations)
-        return None if accepted is None else 1 + accepted
+        return _ratio(self.num_iterations + self.num_accepted, self.num_iterations)
 
     @property
     def tokens_per_iteration(self) -> float | None:
         """As `mean_acceptance_length`, with the iterations that proposed nothing."""
-        accepted = _ratio(self.num_accepted, self.iterations.total())
-        return None if accepted is None else 1 + accepted
+        return _ratio(self.iterations.total() + self.num_accepted, self.iterations.total())
 
     def columns(self) -> dict[str, Any]:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
-        longest = max((proposed for proposed, _ in self.iterations), default=0)
+        outcomes = [(proposed, accepted, times) for (proposed, accepted), times in self.iterations.items() if proposed]
+        places = range(max((proposed for proposed, _, _ in outcomes), default=0))
+        accepted = [sum(times for _, accepted, times in outcomes if accepted > place) for place in places]
         # Verification looks at the accepted tokens and the first rejected one.
-        tested: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
-        histogram = [0] * (longest + 1)
-        for (num_proposed, num_accepted), times in self.iterations.items():
-            if not num_proposed:
-                continue
-            tested.update(dict.fromkeys(range(min(num_accepted + 1, num_proposed)), times))
-            accepted.update(dict.fromkeys(range(num_accepted), times))
-            histogram[num_accepted] += times
-        rates = [_ratio(accepted[position], tested[position]) for position in range(longest)]
+        tested = [
+            sum(n for proposed, accepted, n in outcomes if place < min(accepted + 1, proposed)) for place in places
+        ]
+        histogram = [
+            sum(times for _, accepted, times in outcomes if accepted == count) for count in (*places, len(places))
+        ]
+        rates = map(_ratio, accepted, tested)
         return {
             "acceptance_rate": self.acceptance_rate,
-            "conditional_acceptance_rate": _ratio(self.num_accepted, tested.total()),
+            "conditional_acceptance_rate": _ratio(self.num_accepted, sum(tested)),
             "mean_acceptance_length": self.mean_acceptance_length,
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
             "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
-            "acceptance_histogram": histogram if longest else None,
+            "acceptance_histogram": histogram if outcomes else None,
         }
 
 

@@ -36,8 +36,9 @@ def new_run_id() -> str:
 def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     """Everything worth knowing about this process's surroundings, ready for JSON; `devices` are those that compute."""
     commit, dirty = git_state(_PACKAGE)
+    columns = environment_columns(devices)
     return {
-        "timestamp": _timestamp(),
+        "timestamp": columns["timestamp"],
         "command_line": command_line(),
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
@@ -49,7 +50,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "cpu": cpu_name(),
         "num_cores": num_usable_cores(),
         "cpu_quota": cpu_quota(),
-        "num_threads": _num_threads(),
+        "num_threads": columns["num_threads"],
         "total_memory_bytes": psutil.virtual_memory().total,
     }
 
@@ -57,10 +58,12 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
 def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
     """The part of `environment` that every run's rows carry. A commit with uncommitted changes ends in `-dirty`."""
     commit, dirty = git_state(_PACKAGE)
+    # Where torch is not imported nothing computes.
+    torch: Any = sys.modules.get("torch")
     return {
-        "timestamp": _timestamp(),
+        "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "devices": "; ".join(devices) or None,
-        "num_threads": _num_threads(),
+        "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": f"{commit}-dirty" if commit and dirty else commit,
         **{f"{name}_version": _version(name) for name in ("harness", "torch", "transformers", "bitsandbytes")},
     }
@@ -98,13 +101,3 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _num_threads() -> int | None:
-    """Threads that torch computes with on the CPU; None where torch is not imported, so that nothing computes."""
-    torch: Any = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -113,13 +113,13 @@ def read_file(path: Path) -> Contents:
     """
     reader = _reader(path.read_bytes())
     header: list[str] = next(reader, [])
-    found = Contents(kind_of(header), [], [])
-    for cells in reader if found.kind is not None else ():
-        if found.kind is not None and len(cells) == len(header):
-            found.rows.append(found.kind.parse(dict(zip(header, cells, strict=True))))
+    kind, rows, torn = kind_of(header), [], []
+    for cells in reader if kind else ():
+        if kind and len(cells) == len(header):
+            rows.append(kind.parse(dict(zip(header, cells, strict=True))))
         elif cells:
-            found.torn.append(f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out")
-    return found
+            torn.append(f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out")
+    return Contents(kind, rows, torn)
 
 
 def read_answers(path: Path) -> list[AnswerRow]:

@@ -58,27 +58,22 @@ def published_for(row: RunRow) -> list[Published]:
     return [f for f in FIGURES if not f.accuracy and model in f.models and (not f.drafts or draft in f.drafts)]
 
 
-def _load() -> tuple[Published, ...]:
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_figure(cells) for cells in csv.DictReader(file))
-
-
 def _figure(cells: Mapping[str, str]) -> Published:
+    numbers = {name: float(cell) for name, cell in cells.items() if cell and name.startswith(("ms_", "sp", "acc"))}
     return Published(
         source=cells["source"],
         named=cells["named"],
         models=tuple(filter(None, cells["models"].split(";"))),
         drafts=tuple(filter(None, cells["drafts"].split(";"))),
         hardware=cells["hardware"],
-        ms_per_token=float(cells["ms_per_token"]) if cells["ms_per_token"] else None,
-        speedup=tuple(float(cells[name]) for name in ("speedup_low", "speedup_high") if cells[name]),
-        accuracy={
-            arm: float(cells[f"accuracy_{arm}"]) for arm in ("regular", "speculative") if cells[f"accuracy_{arm}"]
-        },
+        ms_per_token=numbers.get("ms_per_token"),
+        speedup=tuple(number for name, number in numbers.items() if name.startswith("speedup")),
+        accuracy={name.removeprefix("accuracy_"): value for name, value in numbers.items() if name.startswith("acc")},
     )
 
 
-FIGURES = _load()
+with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
+    FIGURES = tuple(map(_figure, csv.DictReader(_file)))
 
 # llama-ssp, products of numbers from 1 to 99: model -> arm -> proportion of correct answers.
 MULTIPLICATION_ACCURACY: Mapping[str, Mapping[str, float]] = MappingProxyType(

@@ -109,9 +109,7 @@ class LatencyRow(DecodedRow):
     ms_per_token_median: float | None = figure("median of the same", "ms")
     ms_per_token_std: float | None = figure("standard deviation of the same", "ms")
     tokens_per_second: float | None = figure("tokens of all rows over total time", "tokens/s")
-    tokens_per_second_per_user: float | None = figure(
-        "1000 / `ms_per_token`: what the reader of a row gets", "tokens/s"
-    )
+    tokens_per_second_per_user: float | None = figure("1000 / `ms_per_token`: what a row's reader gets", "tokens/s")
     time_to_first_token_ms: float | None = figure("mean time to the first token", "ms")
     time_to_first_token_p50_ms: float | None = figure("median of the same, over requests to a server", "ms")
     time_to_first_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
@@ -129,9 +127,7 @@ class LatencyRow(DecodedRow):
     acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
     acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
-    mean_num_draft_tokens: float | None = figure(
-        "the same with the iterations that proposed nothing: K of `auto`", "tokens"
-    )
+    mean_num_draft_tokens: float | None = figure("the same with those that proposed nothing: K of `auto`", "tokens")
     tokens_per_iteration: float | None = figure("tokens per iteration, with those that proposed nothing", "tokens")
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")

@@ -57,8 +57,7 @@ def wald_interval(successes: int, total: int, confidence: float = 0.95) -> Inter
     if total == 0:
         return Interval()
     proportion = successes / total
-    margin = _normal_quantile(confidence) * math.sqrt(proportion * (1 - proportion) / total)
-    return Interval(proportion, proportion - margin, proportion + margin)
+    return _around(proportion, math.sqrt(proportion * (1 - proportion) / total), confidence)
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
@@ -134,8 +133,7 @@ def difference_of_paired_proportions(
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     difference = (only_second - only_first) / first.size
     variance = only_first + only_second - (only_second - only_first) ** 2 / first.size
-    margin = _normal_quantile(confidence) * math.sqrt(variance) / first.size
-    return Interval(difference, difference - margin, difference + margin)
+    return _around(difference, math.sqrt(variance) / first.size, confidence)
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
@@ -232,8 +230,9 @@ def least_visible_shift(probabilities: ArrayLike, total_variation: float) -> Flo
     return np.asarray(shifted / shifted.sum())
 
 
-def _normal_quantile(confidence: float) -> float:
-    return float(stats.norm.isf((1 - confidence) / 2))
+def _around(estimate: float, standard_error: float, confidence: float) -> Interval:
+    low, high = stats.norm.interval(confidence, estimate, standard_error) if standard_error else (estimate, estimate)
+    return Interval(estimate, float(low), float(high))
 
 
 def _distribution(probabilities: ArrayLike) -> Floats:
