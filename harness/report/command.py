@@ -22,8 +22,6 @@ from harness.report.table import Document, Line, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
 
 TITLE = "Speculative decoding: what was measured"
-# For looking things up.
-FOLDED = frozenset(("all_arms", "all_published", "files"))
 _NO_PLOTS = "pip install 'harness[report]'"
 
 _HELP = """\
@@ -128,8 +126,8 @@ def _write(report: Report, output: Path) -> list[Path]:
     else:
         drawn, note = plots(report.pairs, report.accuracy, report.prompts), Line("The plots are in report.html.", "dim")
     contents = {
-        output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note], FOLDED),
-        output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn, FOLDED),
+        output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
+        output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),
     }
     try:
         output.mkdir(parents=True, exist_ok=True)

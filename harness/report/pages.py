@@ -16,27 +16,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$#&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def html_page(
-    title: str,
-    headlines: Document,
-    parts: Document,
-    plots: Mapping[str, Sequence[str]],
-    folded: frozenset[str] = frozenset(),
-) -> str:
-    """The page: no script, no font, no picture from anywhere.
+def html_page(title: str, headlines: Document, parts: Document, plots: Mapping[str, Sequence[str]]) -> str:
+    """The page: no script, no font, no picture from anywhere. Tables in full open on a click.
 
     Args:
         plots: name -> SVGs; one that is missing leaves no gap.
-        folded: keys of tables that open on a click.
     """
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    content = {"title": title, "headlines": headlines, "parts": parts, "folded": folded, "css": css}
-    return _render("page.html.j2", content | {"plots": plots})
+    return _render("page.html.j2", title=title, headlines=headlines, parts=parts, plots=plots, css=css)
 
 
-def markdown(title: str, headlines: Document, parts: Document, folded: frozenset[str] = frozenset()) -> str:
+def markdown(title: str, headlines: Document, parts: Document) -> str:
     """A page without plots: headlines as a list, then tables and sentences."""
-    text = _render("page.md.j2", {"title": title, "headlines": headlines, "parts": parts, "folded": folded})
+    text = _render("page.md.j2", title=title, headlines=headlines, parts=parts)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -46,7 +38,7 @@ def escape(text: str) -> str:
     return escaped.replace("\n", "<br>")
 
 
-def _render(template: str, content: Mapping[str, Any]) -> str:
+def _render(template: str, **content: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=template.startswith("page.html"),

@@ -57,7 +57,7 @@ class Table:
         title: empty for a table without one.
         about: a line between title and table.
         notes: lines below the table.
-        in_full: too long for a terminal, so only in the files.
+        in_full: for looking things up: too long for a terminal, so only in the files, where it opens on a click.
         look: `box` for a framed table with headings, `plain` for one with headings alone, `lines` for names and values
             without headings.
     """
