@@ -36,7 +36,7 @@ from chain import link
 from harness.config.commands import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.decoding.verify import verify
+from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
@@ -131,7 +131,7 @@ def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
             logits = target(drafted, use_cache=False).logits[:, text.shape[1] - 1 :, : drawn[0].shape[-1]]
             accept, following = torch.rand(1, k, device=device), torch.rand(1, k + 1, device=device)
             proposed = drafted[:, text.shape[1] :]
-            verdict = verify(warp(logits), proposed, torch.stack(drawn, 1), accept, following)
+            verdict = verify(Offer(warp(logits), proposed, torch.stack(drawn, 1), accept, following))
             count = text.shape[1] + int(verdict.num_accepted)
             text = torch.cat([drafted[:, :count], verdict.next_token.view(1, 1)], 1)
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from harness.decoding.protocols import Proposal, Step
-from harness.decoding.verify import verify
+from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.results.statistics import Interval
@@ -134,7 +134,7 @@ class Decoder:
 
         def verdict() -> None:
             accept, following = turn.uniforms[:, :k, 1], turn.uniforms[:, :, 2]
-            found = verify(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following)
+            found = verify(Offer(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following))
             self._next = found.next_token.tolist()
 
         def roll_back() -> None:

@@ -16,7 +16,7 @@ from harness.decoding.batch import Change, Records, Request, Rows, regular_recor
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device, to_host
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import RowWarp
 
 
@@ -68,7 +68,7 @@ def speculative(
     request: Request,
     num_draft_tokens: int | DraftLength,
     lenience: float = 1.0,
-    verification: Callable[..., Verdict] = verify,
+    verification: Callable[[Offer], Verdict] = verify,
     redraw: bool = False,
     warp: RowWarp | None = None,
 ) -> Records:
@@ -112,7 +112,7 @@ def _iterate(
     rows: Rows,
     draft_length: DraftLength,
     lenience: float,
-    verification: Callable[..., Verdict],
+    verification: Callable[[Offer], Verdict],
     redraw: bool,
 ) -> Iteration:
     """One turn of `speculative`."""
@@ -143,7 +143,7 @@ def _iterate(
     draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
     pending = to_device(rows.next_tokens, draft_tokens.device).unsqueeze(1)
     step = target.extend(torch.cat([pending, draft_tokens], dim=1))
-    verdict = (verification if width else verify)(
+    offer = Offer(
         rows.warp(step.logits),
         draft_tokens,
         None if draft_probabilities is None else draft_probabilities[:, :width],
@@ -152,6 +152,7 @@ def _iterate(
         lenience,
         to_device(lengths, step.logits.device) if min(lengths) < width else None,
     )
+    verdict = verification(offer) if width else verify(offer)
 
     # The one synchronisation with the device: all that the host must know, in one transfer.
     # Of both models, the number of draft tokens before the first whose probability is nan.

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from harness.decoding.verify import Verdict, accepted_prefix, probabilities_of
+from harness.decoding.verify import Offer, Verdict, accepted_prefix
 
 
-def verify_by_coin(
-    bias: float,
-    target_probabilities: Tensor,
-    draft_tokens: Tensor,
-    draft_probabilities: Tensor | None,
-    accept_uniforms: Tensor,
-    next_uniforms: Tensor,
-    lenience: float = 1.0,
-    lengths: Tensor | None = None,
-) -> Verdict:
+def verify_by_coin(bias: float, offer: Offer) -> Verdict:
     """Accept each draft token with probability `bias` in [0, 1], which becomes the conditional acceptance rate.
 
-    The other arguments are those of `verify`; `lenience` is ignored. As much work as in `verify`, to measure times.
+    Lenience is ignored. As much work as in `verify`, to measure times.
     """
-    num_accepted, next_token = accepted_prefix(
-        accept_uniforms < bias, target_probabilities, draft_tokens, draft_probabilities, next_uniforms, lengths
-    )
-    return Verdict(num_accepted, next_token, *probabilities_of(draft_tokens, target_probabilities, draft_probabilities))
+    decided = accepted_prefix(offer.accept_uniforms < bias, offer)
+    return Verdict(*decided, offer.target_probability, offer.draft_probability)

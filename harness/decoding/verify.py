@@ -18,6 +18,46 @@ from harness.decoding.randomness import inverse_cdf
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What a verification decides about: K >= 0 draft tokens for each of B rows.
+
+    Attributes:
+        target_probabilities: [B, K + 1, V] float32, after each prefix of the draft tokens (the empty one first).
+        draft_tokens: [B, K].
+        draft_probabilities: [B, K, V] float32, what each draft token was drawn from, warped like the target's; None for
+            a deterministic drafter.
+        accept_uniforms: [B, K] in [0, 1), one for each test.
+        next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may have.
+        lenience: in (0, 1]; 1 is exact.
+        lengths: [B] from 0 to K, how many draft tokens each row was offered; the others only fill the batch up and do
+            not count. None for K in every row.
+    """
+
+    target_probabilities: Tensor
+    draft_tokens: Tensor
+    draft_probabilities: Tensor | None
+    accept_uniforms: Tensor
+    next_uniforms: Tensor
+    lenience: float = 1.0
+    lengths: Tensor | None = None
+
+    @property
+    def target_probability(self) -> Tensor:
+        """Each draft token's probability [B, K] under the target."""
+        return self._chosen(self.target_probabilities[:, : self.draft_tokens.shape[1]])
+
+    @property
+    def draft_probability(self) -> Tensor:
+        """And under the drafter; ones for a deterministic one."""
+        if self.draft_probabilities is None:
+            return torch.ones_like(self.draft_tokens, dtype=self.target_probabilities.dtype)
+        return self._chosen(self.draft_probabilities)
+
+    def _chosen(self, probabilities: Tensor) -> Tensor:
+        return probabilities.gather(-1, self.draft_tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Outcome of one verification, for B rows of K draft tokens."""
 
@@ -27,46 +67,12 @@ class Verdict:
     draft_probability: Tensor  # [B, K] of each draft token under the drafter; ones for a deterministic drafter
 
 
-def verify(
-    target_probabilities: Tensor,
-    draft_tokens: Tensor,
-    draft_probabilities: Tensor | None,
-    accept_uniforms: Tensor,
-    next_uniforms: Tensor,
-    lenience: float = 1.0,
-    lengths: Tensor | None = None,
-) -> Verdict:
-    """Keep a prefix of the draft tokens and draw the token after it, so that the rows follow the target's distribution.
-
-    Args:
-        target_probabilities: [B, K + 1, V] float32, after each prefix of the draft tokens (the empty one first).
-        draft_tokens: [B, K] with K >= 0.
-        draft_probabilities: [B, K, V] float32, what each draft token was drawn from, warped like the target's; None for
-            a deterministic drafter.
-        accept_uniforms: [B, K] in [0, 1), one for each test.
-        next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may have.
-        lenience: in (0, 1]; 1 is exact.
-        lengths: [B] from 0 to K, how many draft tokens each row was offered; the others only fill the batch up and do
-            not count. None for K in every row.
-    """
-    target_probability, draft_probability = probabilities_of(draft_tokens, target_probabilities, draft_probabilities)
+def verify(offer: Offer) -> Verdict:
+    """Keep a prefix of the draft tokens and draw the token after it: the rows follow the target's distribution."""
+    target_probability, draft_probability = offer.target_probability, offer.draft_probability
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always accept.
-    accepted = accept_uniforms * (lenience * draft_probability) < target_probability
-    num_accepted, next_token = accepted_prefix(
-        accepted, target_probabilities, draft_tokens, draft_probabilities, next_uniforms, lengths
-    )
-    return Verdict(num_accepted, next_token, target_probability, draft_probability)
-
-
-def probabilities_of(
-    draft_tokens: Tensor, target_probabilities: Tensor, draft_probabilities: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Each draft token's probability [B, K] under the target, and under the drafter; arguments as in `verify`."""
-    index = draft_tokens.unsqueeze(-1)
-    target_probability = target_probabilities[:, : draft_tokens.shape[1]].gather(-1, index).squeeze(-1)
-    if draft_probabilities is None:
-        return target_probability, torch.ones_like(target_probability)
-    return target_probability, draft_probabilities.gather(-1, index).squeeze(-1)
+    accepted = offer.accept_uniforms * (offer.lenience * draft_probability) < target_probability
+    return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
 
 
 def prefix_length(accepted: Tensor, lengths: Tensor | None) -> Tensor:
@@ -75,33 +81,26 @@ def prefix_length(accepted: Tensor, lengths: Tensor | None) -> Tensor:
     return num_accepted if lengths is None else torch.minimum(num_accepted, lengths)
 
 
-def accepted_prefix(
-    accepted: Tensor,
-    target_probabilities: Tensor,
-    draft_tokens: Tensor,
-    draft_probabilities: Tensor | None,
-    next_uniforms: Tensor,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     """The length [B] of each row's accepted prefix, and the token [B] drawn after it.
 
     Args:
         accepted: [B, K] bool, the result of each test.
-        target_probabilities: need not sum to one; their scale counts where draft probabilities are subtracted. The
-            others are as in `verify`.
+        offer: its target probabilities need not sum to one; their scale counts where draft probabilities are
+            subtracted.
     """
     num_rows, num_draft_tokens = accepted.shape
-    num_accepted = prefix_length(accepted, lengths)
+    num_accepted = prefix_length(accepted, offer.lengths)
     rows = torch.arange(num_rows, device=accepted.device)
-    weights = target_probabilities[rows, num_accepted]
+    weights = offer.target_probabilities[rows, num_accepted]
     if num_draft_tokens:
-        rejected = num_accepted < (num_draft_tokens if lengths is None else lengths)
+        rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
         place = num_accepted.clamp(max=num_draft_tokens - 1)  # of the rejected token, where there is one
-        if draft_probabilities is None:
-            residual = weights.scatter(-1, draft_tokens[rows, place].unsqueeze(-1), 0.0)
+        if offer.draft_probabilities is None:
+            residual = weights.scatter(-1, offer.draft_tokens[rows, place].unsqueeze(-1), 0.0)
         else:
-            residual = (weights - draft_probabilities[rows, place]).clamp(min=0)
+            residual = (weights - offer.draft_probabilities[rows, place]).clamp(min=0)
         # A residual without mass means the two agree up to rounding; the target itself is then the limit.
         recovered = rejected & (residual.sum(-1) > 0)
         weights = torch.where(recovered.unsqueeze(-1), residual, weights)
-    return num_accepted, inverse_cdf(weights, next_uniforms[rows, num_accepted])
+    return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])

@@ -17,13 +17,13 @@ from torch.nn.functional import one_hot
 from harness.config.commands import Fault
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.verify import Verdict
+from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import Warp
 
 # Of the fault `lenience`: a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8
 
-Verification = Callable[..., Verdict]
+Verification = Callable[[Offer], Verdict]
 
 
 def faulty_verification(fault: Fault, warp: Warp, verification: Verification) -> Verification:
@@ -36,39 +36,33 @@ def faulty_verification(fault: Fault, warp: Warp, verification: Verification) ->
     return wrong.get(fault, verification)
 
 
-def residual_warped_twice(
-    warp: Warp,
-    verification: Verification,
-    target: Tensor,
-    tokens: Tensor,
-    draft: Tensor | None,
-    accept_uniforms: Tensor,
-    next_uniforms: Tensor,
-    lenience: float = 1.0,
-    lengths: Tensor | None = None,
-) -> Verdict:
+def residual_warped_twice(warp: Warp, verification: Verification, offer: Offer) -> Verdict:
     """The residual, made of warped distributions, goes through temperature, top-k and top-p once more."""
-    verdict = verification(target, tokens, draft, accept_uniforms, next_uniforms, lenience, lengths)
+    verdict, target, draft = verification(offer), offer.target_probabilities, offer.draft_probabilities
+    num_rows, num_draft_tokens = offer.draft_tokens.shape
     if draft is None:
-        draft = one_hot(tokens, target.shape[-1])
-    rows, place = torch.arange(len(tokens), device=tokens.device), verdict.num_accepted.clamp(max=tokens.shape[1] - 1)
+        draft = one_hot(offer.draft_tokens, target.shape[-1])
+    rows = torch.arange(num_rows, device=target.device)
+    place = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
     residual = (target[rows, place] - draft[rows, place]).clamp(min=0)
-    wrong = inverse_cdf(warp(residual.log()), next_uniforms[rows, place])
-    recovered = (verdict.num_accepted < (tokens.shape[1] if lengths is None else lengths)) & (residual.sum(-1) > 0)
-    return dataclasses.replace(verdict, next_token=torch.where(recovered, wrong, verdict.next_token))
+    wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
+    rejected = verdict.num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
+    next_token = torch.where(rejected & (residual.sum(-1) > 0), wrong, verdict.next_token)
+    return dataclasses.replace(verdict, next_token=next_token)
 
 
-def bonus_from_wrong_position(verification: Verification, target: Tensor, *others: Any) -> Verdict:
+def bonus_from_wrong_position(verification: Verification, offer: Offer) -> Verdict:
     """The bonus token comes from the distribution of the last draft token, one position early."""
-    return verification(torch.cat([target[:, :-1], target[:, -2:-1]], dim=1), *others)
+    target = offer.target_probabilities
+    early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
+    return verification(dataclasses.replace(offer, target_probabilities=early))
 
 
-def draft_probabilities_ignored(
-    verification: Verification, target: Tensor, tokens: Tensor, draft: Tensor | None, *others: Any
-) -> Verdict:
+def draft_probabilities_ignored(verification: Verification, offer: Offer) -> Verdict:
     """A draft token is accepted with its probability under the target, and recovered from the target as it is."""
     # With a draft probability of 1 everywhere no residual is left, and the target itself is then taken.
-    return verification(target, tokens, torch.ones_like(target[:, :-1]), *others)
+    ones = torch.ones_like(offer.target_probabilities[:, :-1])
+    return verification(dataclasses.replace(offer, draft_probabilities=ones))
 
 
 class RollbackOffByOne:

@@ -21,7 +21,7 @@ from harness.decoding.protocols import NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import RowWarp, Warp
 from harness.engines.drafts import draft_model, drafter_maker
 from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
@@ -38,7 +38,7 @@ from harness.runners.shared_prefix import sharing
 _PREPARED = (1, 2, 4, 8)
 
 # The other rules are `verify`.
-_RULES: dict[str, Callable[..., Verdict]] = {"block": verify_block, "typical": verify_typical}
+_RULES: dict[str, Callable[[Offer], Verdict]] = {"block": verify_block, "typical": verify_typical}
 
 
 @dataclass(frozen=True)

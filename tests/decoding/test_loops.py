@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Step
 from harness.decoding.randomness import inverse_cdf, uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import verify_by_coin
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.runners.eager import EagerRunner
@@ -203,7 +202,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(monkeypatch: p
         widths.append(tokens.shape[1])
         return original(self, tokens)
 
-    def never(*arguments: Tensor) -> Verdict:
+    def never(offer: Offer) -> Verdict:
         raise AssertionError("nothing to verify")
 
     monkeypatch.setattr(MarkovRunner, "extend", extend)
@@ -231,13 +230,11 @@ def test_an_answer_does_not_depend_on_what_others_are_offered() -> None:
         assert texts(alone, 1)[0] == texts(together, len(prompts))[index]
 
 
-def without_exclusion(
-    target: Tensor, tokens: Tensor, draft: None, accept: Tensor, following: Tensor, *others: Any
-) -> Verdict:
+def without_exclusion(offer: Offer) -> Verdict:
     """Draws the recovered token from the whole target."""
-    verdict = verify(target, tokens, draft, accept, following, *others)
-    rows = torch.arange(len(tokens))
-    drawn = inverse_cdf(target[rows, verdict.num_accepted], following[rows, verdict.num_accepted])
+    verdict = verify(offer)
+    rows = torch.arange(len(offer.draft_tokens)), verdict.num_accepted
+    drawn = inverse_cdf(offer.target_probabilities[rows], offer.next_uniforms[rows])
     return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from decoding.test_verify import FALSE_ALARM_RATE, first_two_tokens, one_hot, p_
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.randomness import inverse_cdf, uniforms
 from harness.decoding.rules import verify_block, verify_typical
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 
@@ -35,16 +34,16 @@ def arguments(num_rows: int, k: int, size: int = 6, seed: int = 4) -> tuple[Tens
     return target, tokens, draft, *numbers
 
 
-def with_token_residual(target: Tensor, tokens: Tensor, draft: Tensor | None, *others: Any) -> Verdict:
+def with_token_residual(offer: Offer) -> Verdict:
     """Draws what follows a rejection as `verify` would, or from the whole target; not from the prefix's residual."""
-    verdict = verify_block(target, tokens, draft, *others)
+    verdict, target, tokens = verify_block(offer), offer.target_probabilities, offer.draft_tokens
     rows, place = torch.arange(len(tokens)), verdict.num_accepted.clamp(max=tokens.shape[1] - 1)
     weights = target[rows, verdict.num_accepted]
-    if draft is not None:
-        residual = (weights - draft[rows, place]).clamp(min=0)
+    if offer.draft_probabilities is not None:
+        residual = (weights - offer.draft_probabilities[rows, place]).clamp(min=0)
         rejected = (verdict.num_accepted < tokens.shape[1]) & (residual.sum(-1) > 0)
         weights = torch.where(rejected.unsqueeze(-1), residual, weights)
-    drawn = inverse_cdf(weights, others[1][rows, verdict.num_accepted])
+    drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
     return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
 
 
@@ -105,10 +104,8 @@ def test_the_motivating_example_of_the_paper() -> None:
     expected = {verify: 0.0, verify_block: 0.0}
     for rule in expected:
         for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
-            verdict = rule(
-                target.expand(num_rows, 3, 2), torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2),
-                accept, torch.zeros(num_rows, 3),
-            )  # fmt: skip
+            offered = torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2)
+            verdict = rule(Offer(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3)))
             expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
     assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
     assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
@@ -117,7 +114,7 @@ def test_the_motivating_example_of_the_paper() -> None:
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_no_fewer_tokens_are_accepted_than_token_by_token(k: int) -> None:
     given = arguments(20_000, k)
-    by_token, by_block = verify(*given).num_accepted.double().mean(), verify_block(*given).num_accepted.double().mean()
+    by_token, by_block = (rule(Offer(*given)).num_accepted.double().mean() for rule in (verify, verify_block))
     assert by_block == by_token if k == 1 else by_block > 1.02 * by_token
 
 
@@ -128,14 +125,12 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
     draft[1000:, 2, :] = 0  # behind the offer a draft distribution may be anything
     proposed = None if deterministic else draft
     lengths = torch.cat([torch.arange(1000) % 4, torch.arange(1000) % 3])
-    ragged = rule(target, tokens, proposed, accept, following, lengths=lengths)
+    ragged = rule(Offer(target, tokens, proposed, accept, following, lengths=lengths))
     for length in range(4):
         rows = lengths == length
         short = None if proposed is None else proposed[rows, :length]
-        alone = rule(
-            target[rows, : length + 1], tokens[rows, :length], short, accept[rows, :length],
-            following[rows, : length + 1],
-        )  # fmt: skip
+        offered = target[rows, : length + 1], tokens[rows, :length], short
+        alone = rule(Offer(*offered, accept[rows, :length], following[rows, : length + 1]))
         assert torch.equal(ragged.num_accepted[rows], alone.num_accepted)
         assert torch.equal(ragged.next_token[rows], alone.next_token)
         assert set(alone.num_accepted.tolist()) == set(range(length + 1))
@@ -146,8 +141,8 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty() -> None:
     tokens = target[:, :3].argmax(-1)
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     lengths = torch.arange(3000) % 4
-    ours = verify_block(target, tokens, None, *numbers, lengths=lengths)
-    dense = verify_block(target, tokens, certain, *numbers, lengths=lengths)
+    ours = verify_block(Offer(target, tokens, None, *numbers, lengths=lengths))
+    dense = verify_block(Offer(target, tokens, certain, *numbers, lengths=lengths))
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)
     assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
@@ -165,7 +160,7 @@ def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
 def test_equal_distributions_are_never_rejected() -> None:
     target, tokens, *_ = arguments(500, 3)
     accept = torch.full((500, 3), 1 - 2**-24)
-    assert (verify_block(target, tokens, target[:, :3], accept, torch.rand(500, 4)).num_accepted == 3).all()
+    assert (verify_block(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3).all()
 
 
 def test_a_later_token_makes_up_for_an_earlier_one() -> None:
@@ -173,16 +168,17 @@ def test_a_later_token_makes_up_for_an_earlier_one() -> None:
     target = torch.tensor([[[0.4, 0.6], [0.8, 0.2], [0.0, 1.0]]])
     draft = torch.tensor([[[0.8, 0.2], [0.2, 0.8]]])
     given = target, torch.tensor([[0, 0]]), draft, torch.tensor([[0.6, 0.9]]), torch.zeros(1, 3)
-    assert verify(*given).num_accepted.item() == 0
-    block = verify_block(*given)
+    assert verify(Offer(*given)).num_accepted.item() == 0
+    block = verify_block(Offer(*given))
     assert (block.num_accepted.item(), block.next_token.item()) == (2, 1)
 
 
 def test_lenience_accepts_more() -> None:
     given = arguments(5000, 3)
-    strict, lenient = verify_block(*given), verify_block(*given, lenience=0.5)
+    strict, lenient = verify_block(Offer(*given)), verify_block(Offer(*given, lenience=0.5))
     assert lenient.num_accepted.sum() > strict.num_accepted.sum()
-    assert p_value(*first_two_tokens(lambda *some: verify_block(*some, lenience=0.5), 200_000)) < FALSE_ALARM_RATE
+    counted = first_two_tokens(lambda offer: verify_block(dataclasses.replace(offer, lenience=0.5)), 200_000)
+    assert p_value(*counted) < FALSE_ALARM_RATE
 
 
 @pytest.mark.parametrize(
@@ -197,14 +193,14 @@ def test_lenience_accepts_more() -> None:
 def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) -> None:
     target = torch.tensor([[probabilities, probabilities]])
     given = target, torch.tensor([[0]]), None, torch.tensor([[0.999]])
-    assert verify_typical(*given, torch.zeros(1, 2)).num_accepted.item() == accepted
-    last = verify_typical(*given, torch.full((1, 2), 0.9999)).next_token.item()
+    assert verify_typical(Offer(*given, torch.zeros(1, 2))).num_accepted.item() == accepted
+    last = verify_typical(Offer(*given, torch.full((1, 2), 0.9999))).next_token.item()
     assert last == len(probabilities) - 1, "what follows is drawn from the whole target"
-    assert verify_typical(*given, torch.zeros(1, 2), epsilon=0.01, delta=0.01).num_accepted.item() == 1
+    assert verify_typical(Offer(*given, torch.zeros(1, 2)), epsilon=0.01, delta=0.01).num_accepted.item() == 1
 
 
 def test_without_draft_tokens_block_verification_samples_the_target() -> None:
     verdict = verify_block(
-        one_hot(2)[None], torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0), torch.zeros(1, 1)
+        Offer(one_hot(2)[None], torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0), torch.zeros(1, 1))
     )
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [2])

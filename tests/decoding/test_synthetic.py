@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.decoding.randomness import uniforms
 from harness.decoding.synthetic import verify_by_coin
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
 NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 40_000, 3, 7
@@ -33,43 +33,43 @@ def count_tests(verdict: Verdict) -> tuple[int, int]:
 
 @pytest.mark.parametrize("bias", [0.3, 0.8, 0.95])
 def test_the_conditional_acceptance_rate_is_the_bias(bias: float) -> None:
-    tested, accepted = count_tests(verify_by_coin(bias, *proposal()))
+    tested, accepted = count_tests(verify_by_coin(bias, Offer(*proposal())))
     assert stats.binomtest(accepted, tested, bias).pvalue > FALSE_ALARM_RATE
     # The rule itself accepts another share of these proposals, and the same test sees it.
-    tested, accepted = count_tests(verify(*proposal()))
+    tested, accepted = count_tests(verify(Offer(*proposal())))
     assert stats.binomtest(accepted, tested, bias).pvalue < FALSE_ALARM_RATE
 
 
 def test_the_ends_of_the_scale() -> None:
-    assert (verify_by_coin(0.0, *proposal()).num_accepted == 0).all()
-    assert (verify_by_coin(1.0, *proposal()).num_accepted == NUM_DRAFT_TOKENS).all()
+    assert (verify_by_coin(0.0, Offer(*proposal())).num_accepted == 0).all()
+    assert (verify_by_coin(1.0, Offer(*proposal())).num_accepted == NUM_DRAFT_TOKENS).all()
 
 
 def test_what_follows_is_drawn_as_the_rule_draws_it() -> None:
-    by_coin, by_rule = verify_by_coin(0.5, *proposal()), verify(*proposal())
+    by_coin, by_rule = verify_by_coin(0.5, Offer(*proposal())), verify(Offer(*proposal()))
     same = by_coin.num_accepted == by_rule.num_accepted
     assert set(by_coin.num_accepted[same].tolist()) == set(range(NUM_DRAFT_TOKENS + 1))
     assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
 
 
 def test_the_probabilities_reported_are_the_same() -> None:
-    by_coin, by_rule = verify_by_coin(0.5, *proposal()), verify(*proposal())
+    by_coin, by_rule = verify_by_coin(0.5, Offer(*proposal())), verify(Offer(*proposal()))
     assert torch.equal(by_coin.target_probability, by_rule.target_probability)
     assert torch.equal(by_coin.draft_probability, by_rule.draft_probability)
 
 
 def test_rows_keep_to_the_tokens_they_were_offered() -> None:
     lengths = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
-    verdict = verify_by_coin(1.0, *proposal(), lengths=lengths)
+    verdict = verify_by_coin(1.0, Offer(*proposal(), lengths=lengths))
     assert torch.equal(verdict.num_accepted, lengths)
-    empty = verify_by_coin(1.0, torch.eye(3)[None, :1], torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 3),
-                           torch.empty(1, 0), torch.zeros(1, 1))  # fmt: skip
+    nothing = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 3), torch.empty(1, 0)
+    empty = verify_by_coin(1.0, Offer(torch.eye(3)[None, :1], *nothing, torch.zeros(1, 1)))
     assert (empty.num_accepted.tolist(), empty.next_token.tolist()) == ([0], [0])
 
 
 def test_a_deterministic_proposal_is_accepted_by_the_same_coin() -> None:
     target, tokens, _, *numbers = proposal()
-    verdict, drawn = verify_by_coin(0.5, target, tokens, None, *numbers), verify_by_coin(0.5, *proposal())
+    verdict, drawn = verify_by_coin(0.5, Offer(target, tokens, None, *numbers)), verify_by_coin(0.5, Offer(*proposal()))
     assert torch.equal(verdict.num_accepted, drawn.num_accepted)
     assert (verdict.draft_probability == 1).all()
     rejected = verdict.num_accepted < NUM_DRAFT_TOKENS

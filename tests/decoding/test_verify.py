@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.verify import Verdict, verify
+from harness.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
 
@@ -21,26 +22,30 @@ def one_hot(*tokens: int, size: int = 4) -> Tensor:
 
 def test_all_accepted_ends_with_a_bonus_token() -> None:
     target = torch.stack([one_hot(1, 2, 3)])
-    verdict = verify(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.full((1, 2), 0.999), torch.zeros(1, 3))
+    verdict = verify(
+        Offer(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.full((1, 2), 0.999), torch.zeros(1, 3))
+    )
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [3])
 
 
 def test_a_token_that_the_target_cannot_produce_is_never_accepted() -> None:
     target = torch.stack([one_hot(0, 0, 3)])
-    verdict = verify(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.zeros(1, 2), torch.zeros(1, 3))
+    verdict = verify(Offer(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.zeros(1, 2), torch.zeros(1, 3)))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
 
 
 def test_what_follows_a_rejection_does_not_count() -> None:
     target = torch.stack([one_hot(1, 0, 3, 3)])
-    verdict = verify(target, torch.tensor([[1, 2, 3]]), one_hot(1, 2, 3)[None], torch.zeros(1, 3), torch.zeros(1, 4))
+    verdict = verify(
+        Offer(target, torch.tensor([[1, 2, 3]]), one_hot(1, 2, 3)[None], torch.zeros(1, 3), torch.zeros(1, 4))
+    )
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [0])
 
 
 def test_rows_are_judged_apart() -> None:
     target = torch.stack([one_hot(1, 2, 3), one_hot(1, 0, 3), one_hot(0, 2, 3)])
     tokens = torch.tensor([[1, 2]]).expand(3, 2)
-    verdict = verify(target, tokens, one_hot(1, 2).expand(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 3))
+    verdict = verify(Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 3)))
     assert verdict.num_accepted.tolist() == [2, 1, 0]
     assert verdict.next_token.tolist() == [3, 0, 0]
 
@@ -48,13 +53,8 @@ def test_rows_are_judged_apart() -> None:
 def test_without_draft_tokens_it_samples_the_target() -> None:
     target = torch.tensor([[[0.25, 0.75]]])
     for uniform, expected in [(0.2, 0), (0.3, 1)]:
-        verdict = verify(
-            target,
-            torch.empty(1, 0, dtype=torch.long),
-            torch.empty(1, 0, 2),
-            torch.empty(1, 0),
-            torch.tensor([[uniform]]),
-        )
+        nothing = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 2), torch.empty(1, 0)
+        verdict = verify(Offer(target, *nothing, torch.tensor([[uniform]])))
         assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
 
 
@@ -62,7 +62,7 @@ def test_without_draft_tokens_it_samples_the_target() -> None:
 def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted: int) -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     draft = torch.tensor([[[0.8, 0.2]]])
-    verdict = verify(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
+    verdict = verify(Offer(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2)))
     assert verdict.num_accepted.item() == accepted
     assert verdict.target_probability.item() == pytest.approx(0.4)
     assert verdict.draft_probability.item() == pytest.approx(0.8)
@@ -72,8 +72,8 @@ def test_lenience_accepts_more() -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     draft = torch.tensor([[[0.8, 0.2]]])
     arguments = (target, torch.tensor([[0]]), draft, torch.tensor([[0.9]]), torch.zeros(1, 2))
-    assert verify(*arguments).num_accepted.item() == 0
-    assert verify(*arguments, lenience=0.5).num_accepted.item() == 1
+    assert verify(Offer(*arguments)).num_accepted.item() == 0
+    assert verify(Offer(*arguments, lenience=0.5)).num_accepted.item() == 1
 
 
 def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
@@ -82,11 +82,11 @@ def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
     tokens = torch.zeros(3, 2, dtype=torch.long)
     # All would be accepted; after the offered ones the target alone decides, not the residual.
     verdict = verify(
-        target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), lengths=torch.tensor([0, 1, 2])
+        Offer(target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), lengths=torch.tensor([0, 1, 2]))
     )
     assert verdict.num_accepted.tolist() == [0, 1, 2]
     assert verdict.next_token.tolist() == [0, 0, 0]
-    unlimited = verify(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05))
+    unlimited = verify(Offer(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05)))
     assert unlimited.num_accepted.tolist() == [1, 1, 1]
     assert unlimited.next_token.tolist() == [1, 1, 1], "a recovered token, by contrast"
 
@@ -96,7 +96,9 @@ def test_equal_distributions_are_never_rejected() -> None:
     probabilities /= probabilities.sum(-1, keepdim=True)
     tokens = probabilities[:, :3].argmin(-1)
     uniforms = torch.full((500, 3), 1 - 2**-24)
-    assert (verify(probabilities, tokens, probabilities[:, :3], uniforms, torch.rand(500, 4)).num_accepted == 3).all()
+    assert (
+        verify(Offer(probabilities, tokens, probabilities[:, :3], uniforms, torch.rand(500, 4))).num_accepted == 3
+    ).all()
 
 
 def first_two_tokens(
@@ -128,7 +130,8 @@ def first_two_tokens(
         draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
     target = torch.stack([target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1)
     lengths = {"lengths": torch.arange(num_draws) % 3} if deterministic else {}
-    verdict = judge(target, torch.stack([x1, x2], 1), draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
+    tokens = torch.stack([x1, x2], 1)
+    verdict = judge(Offer(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths))
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
     # A row that stopped after its first token continues with regular decoding.
     regular = inverse_cdf(target_next[first], uniform(num_draws))
@@ -151,23 +154,22 @@ def test_output_follows_the_target() -> None:
     assert p_value(*first_two_tokens(verify, 200_000)) > FALSE_ALARM_RATE
 
 
-def lenient(*arguments: Tensor, **lengths: Tensor) -> Verdict:
-    return verify(*arguments, lenience=0.7, **lengths)
+def lenient(offer: Offer) -> Verdict:
+    return verify(dataclasses.replace(offer, lenience=0.7))
 
 
-def without_residual(
-    target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor, **lengths: Tensor
-) -> Verdict:
+def without_residual(offer: Offer) -> Verdict:
     """Draws the recovered token from the target itself, as many first attempts do."""
-    verdict = verify(target, tokens, draft, accept, following, **lengths)
-    rows = torch.arange(len(tokens))
-    drawn = inverse_cdf(target[rows, verdict.num_accepted], following[rows, verdict.num_accepted])
+    verdict = verify(offer)
+    rows = torch.arange(len(offer.draft_tokens)), verdict.num_accepted
+    drawn = inverse_cdf(offer.target_probabilities[rows], offer.next_uniforms[rows])
     return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
 
 
-def ignoring_draft(target: Tensor, tokens: Tensor, draft: Tensor, accept: Tensor, following: Tensor) -> Verdict:
+def ignoring_draft(offer: Offer) -> Verdict:
     """Accepts with the target's probability alone."""
-    return verify(target, tokens, torch.ones_like(draft) / draft.shape[-1], accept, following)
+    even = torch.ones_like(offer.target_probabilities[:, 1:]) / offer.target_probabilities.shape[-1]
+    return verify(dataclasses.replace(offer, draft_probabilities=even))
 
 
 @pytest.mark.parametrize("broken", [lenient, without_residual, ignoring_draft])
@@ -175,14 +177,12 @@ def test_the_same_test_catches_a_broken_verifier(broken: Callable[..., Verdict])
     assert p_value(*first_two_tokens(broken, 200_000)) < FALSE_ALARM_RATE
 
 
-def always_excluding(
-    target: Tensor, tokens: Tensor, draft: None, accept: Tensor, following: Tensor, lengths: Tensor
-) -> Verdict:
+def always_excluding(offer: Offer) -> Verdict:
     """Excludes the next token of the batch's width even where the row was not offered it."""
-    verdict = verify(target, tokens, draft, accept, following, lengths=lengths)
+    verdict, target, tokens = verify(offer), offer.target_probabilities, offer.draft_tokens
     rows, place = torch.arange(len(tokens)), verdict.num_accepted.clamp(max=1)
     weights = target[rows, verdict.num_accepted].scatter(-1, tokens[rows, place].unsqueeze(-1), 0.0)
-    drawn = inverse_cdf(weights, following[rows, verdict.num_accepted])
+    drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
     next_token = torch.where(verdict.num_accepted < 2, drawn, verdict.next_token)
     return Verdict(verdict.num_accepted, next_token, verdict.target_probability, verdict.draft_probability)
 
@@ -205,8 +205,8 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty(lenience: float) -
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     numbers = torch.rand(3000, 3, generator=generator), torch.rand(3000, 4, generator=generator)
     lengths = torch.arange(3000) % 4
-    ours = verify(target, tokens, None, *numbers, lenience, lengths)
-    dense = verify(target, tokens, certain, *numbers, lenience, lengths)
+    ours = verify(Offer(target, tokens, None, *numbers, lenience, lengths))
+    dense = verify(Offer(target, tokens, certain, *numbers, lenience, lengths))
     assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)
@@ -216,6 +216,6 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty(lenience: float) -
 def test_lenience_accepts_more_of_a_deterministic_proposal() -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     arguments = (target, torch.tensor([[0]]), None, torch.tensor([[0.7]]), torch.zeros(1, 2))
-    strict, lenient = verify(*arguments), verify(*arguments, lenience=0.5)
+    strict, lenient = verify(Offer(*arguments)), verify(Offer(*arguments, lenience=0.5))
     assert (strict.num_accepted.item(), strict.next_token.item()) == (0, 1), "the rejected token cannot follow"
     assert (lenient.num_accepted.item(), lenient.next_token.item()) == (1, 0)

@@ -9,7 +9,7 @@ import torch
 
 from harness.config.commands import Fault
 from harness.decoding.rules import verify_block
-from harness.decoding.verify import verify
+from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.faults import Verification, faulty_verification
 
@@ -27,10 +27,9 @@ def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool, rule: Veri
     target, draft = random(rows, num_draft_tokens + 1, size).softmax(-1), random(rows, num_draft_tokens, size)
     tokens = torch.randint(size, (rows, num_draft_tokens), generator=generator)
     lengths = torch.randint(num_draft_tokens + 1, (rows,), generator=generator)
-    rest = random(rows, num_draft_tokens), random(rows, num_draft_tokens + 1), 1.0, lengths
-    warped = draft.softmax(-1) if drawn else None
-    verdict = faulty_verification(fault, Warp(0.5, 0, 1.0), rule)(target, tokens, warped, *rest)
-    honest = rule(target, tokens, warped, *rest)
+    numbers = random(rows, num_draft_tokens), random(rows, num_draft_tokens + 1)
+    offer = Offer(target, tokens, draft.softmax(-1) if drawn else None, *numbers, lengths=lengths)
+    verdict, honest = faulty_verification(fault, Warp(0.5, 0, 1.0), rule)(offer), rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # The last two are mistakes elsewhere than in the verification.
