@@ -1,4 +1,4 @@
-"""CPU time of the server engine per streamed request, against an echo server in a process of its own.
+"""CPU time of the server engine per streamed request, against an echo server in another process.
 
 Three contenders take turns: the engine; the `openai` client alone, its lines read and thrown away, which is the least
 that anything built on it costs; and the client's own objects, one per chunk. The harness' own cost is the difference

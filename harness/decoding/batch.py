@@ -47,7 +47,7 @@ class Change:
     """What a consumer may send to a loop after a record.
 
     Attributes:
-        ended: rows that end here, whatever their request says.
+        ended: rows that end here, even if their request goes on.
         joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
             from the last that ever joined.
 
@@ -122,7 +122,7 @@ class Rows:
                 raise NonFiniteError("model", position)
 
     def all_outlast(self, count: int) -> bool:
-        """Whether every row goes on after its next `count` tokens, whatever they are."""
+        """Whether every row goes on after any `count` further tokens."""
         return all(
             not request.stop_tokens and generated + count < request.max_new_tokens
             for request, generated in zip(self.requests, self.num_generated, strict=True)

@@ -30,7 +30,7 @@ SPARE_SLOTS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """A head, in whatever format it is stored. Each kind adds to it.
+    """A head, in any stored format. Each kind adds to it.
 
     Attributes:
         layers: of the target, as in `Drafter.layers`.

@@ -100,7 +100,7 @@ class SuffixTrie:
 
 
 class SuffixText(Text):
-    """A row in a trie of its own, compared with the earlier answers in `shared` as well."""
+    """A row in its own trie, compared with the earlier answers in `shared` as well."""
 
     def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
         self._threshold = threshold

@@ -71,7 +71,7 @@ class HuggingFaceEngine(LocalEngine):
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         super().__init__(pair, decoding, **(options | {"runner": "eager"}))
         self.runner, self.setup_seconds = "generate", 0.0
-        # One thread for all questions: each new one would start threads of its own for the CPU's kernels.
+        # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
         self.arms = [HuggingFaceArm("regular", pair, self._thread)]
         if lookup or assistant is not None:

@@ -144,7 +144,7 @@ class LocalEngine(Engine):
 
         4 units of the format in half precision, where rounding the logits themselves is most of it; 16 in float32,
         where the roundings of all layers add up (0.9 and 6 per logit were seen in 24 layers). With activations in 8
-        bits it is 4 steps of those, whatever the format of the rest.
+        bits it is 4 steps of those, in any format of the rest.
         """
         if getattr(self._pair.target.model, "is_loaded_in_8bit", False):
             return 4 / 127
@@ -213,7 +213,7 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     name = pair.drafting.name if role == "draft" and pair.drafting is not None else loaded.settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
-    # bfloat16 has the range of float32; a draft without a model of its own computes in the target's format.
+    # bfloat16 has the range of float32; a draft that is no model computes in the target's format.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
     setting = "model.dtype" if loaded is pair.target else "draft.dtype"
     advice = f"its numbers overflow: try {setting}={wider}, or check its weights" if wider else "check its weights"

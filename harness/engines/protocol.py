@@ -24,7 +24,7 @@ class Question:
         prompts: token ids of B prompts, none empty.
         decoding: how tokens are chosen and how many; a row ends with `max_new_tokens`,
         stop_tokens: or with the first of these; none to generate exactly `max_new_tokens`.
-        seed, indices: of each prompt; together they determine its random numbers, whatever batch it is in.
+        seed, indices: of each prompt; together they determine its random numbers, in any batch.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -85,7 +85,7 @@ class Reference(Protocol):
 
 
 class Engine:
-    """A pair of models, or whatever generates with and without speculation. What it cannot tell is None or empty.
+    """Generates with and without speculation. What it cannot tell is None or empty.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.

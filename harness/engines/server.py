@@ -141,7 +141,7 @@ class ServerArm(Arm):
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
     def _body(self, question: Question, prompt: Sequence[int], index: int) -> dict[str, Any]:
-        """What the client takes. Whatever a server may have a default for is set."""
+        """What the client takes. Every parameter is set that a server may have a default for."""
         decoding, ids = question.decoding, list(prompt)
         body: dict[str, Any] = {
             "model": self._model,

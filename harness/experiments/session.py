@@ -53,7 +53,7 @@ class Experiment(Protocol):
     settings: Any
 
     def measure(self, session: Session) -> None:
-        """Measure. Whatever ends this early, what was measured is kept."""
+        """Measure. If anything ends this early, earlier measurements are kept."""
 
     def rows(self, session: Session) -> Sequence[RunRow]:
         """The rows of what was measured until now; of nothing, rows that say so."""

@@ -70,7 +70,7 @@ class Pair:
 
     Attributes:
         head: a draft that is a head on the target's hidden states.
-        drafting: the settings of the draft, whatever kind it is.
+        drafting: the settings of the draft, of any kind.
         translation: of a draft with another tokenizer.
     """
 
@@ -163,7 +163,7 @@ class SketchedPair:
         checkpoints: of the target, and of the draft if it is a model with its own weights.
         sketches: of the target, and of a draft that holds anything.
         placement: the run's.
-        drafting: the settings of the draft, whatever kind it is.
+        drafting: the settings of the draft, of any kind.
         shared: whether the draft has the target's weights.
         head: a draft that is a head.
         translation: of a draft with another tokenizer.
@@ -369,7 +369,7 @@ def sketch_pair(
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:
-    """The tokenizer alone, for whatever has the weights elsewhere. Raises SettingError or RunError without one."""
+    """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError without one."""
     quiet_libraries()
     tokenizer = load_tokenizer(target)
     return PlannedPair(checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[])

@@ -76,7 +76,7 @@ def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
             text = bytes.fromhex(token[3:5])
         else:
             text = token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-        # Bytes may have a token of their own beside the character's.
+        # Bytes may have a token as well as the character.
         found[text] = min(number, found.get(text, number))
     if tokenizer.eos_token_id is not None:
         found[b""] = int(tokenizer.eos_token_id)

@@ -28,7 +28,7 @@ from harness.runners.static import refusing
 # What models call what they hand on from one call to the next, and what attention keeps of it.
 _STATES, _KEYS = ("past_key_values", "cache_params", "state"), ("keys", "values")
 
-# Kept tokens that are read again in every pass. When all rows have more, these get a pass of their own.
+# Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
 
 # The error that is allowed in the influence of earlier tokens on the logits, and the error that is rounding in these

@@ -125,7 +125,7 @@ class Service:
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
     def _open(self, name: str) -> tuple[LocalEngine, LocalArm]:
-        """The arm with an engine of its own, because arms share runners within an engine."""
+        """The arm, with its own engine, because arms share runners within an engine."""
         is_new = name not in self._engines
         if is_new:
             settings = self.settings

@@ -145,7 +145,7 @@ def _eagle(head: EagleHead, embedding: Any, output: Any, num_steps: int, given: 
 
 
 def _block(head: BlockHead, embedding: Any, output: Any, given: Lesson) -> Tensor:
-    """Blocks after some tokens of each row, drawn anew in each lesson, as `BlockDrafter` drafts them."""
+    """Blocks after some tokens of each row, drawn again for each lesson, as `BlockDrafter` drafts them."""
     config, device, (num_rows, length) = head.config, given.tokens.device, given.tokens.shape
     most, skipped = config.most_tokens, config.block_size - config.most_tokens
     # A block after token a - 1 of features begins with token a; its first prediction is of token a + 1.
