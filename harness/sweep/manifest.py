@@ -49,13 +49,15 @@ class SweepCallback(Callback):
         from harness.results.files import replace_file
 
         directory = Path(config.hydra.sweep.dir)
-        # An optimiser has its choices, and their number, in the configuration.
+        # An optimiser has its choices, and their number, in the configuration. Of a setting that is also typed Hydra
+        # takes the typed values alone.
         sweeper = config.hydra.sweeper
         chosen = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
         # With its configurations, because `glob(...)` is over them.
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-        overrides = parser.parse_overrides([*config.hydra.overrides.task, *chosen])
-        sweeps = [override for override in overrides if override.is_sweep_override()]
+        overrides = parser.parse_overrides([*chosen, *config.hydra.overrides.task])
+        last = {override.get_key_element(): override for override in overrides}
+        sweeps = [override for override in last.values() if override.is_sweep_override()]
         num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
         manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps])
         try:

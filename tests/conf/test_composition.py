@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -15,6 +18,7 @@ from harness.cli import COMMANDS
 from harness.config import commands, conversion, names
 from harness.config.errors import SettingError
 from harness.config.names import CONF
+from harness.sweep.manifest import Manifest, SweepCallback
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
 CHOICES = [
@@ -56,6 +60,34 @@ def test_every_job_of_every_experiment_composes(name: str) -> None:
         if key == "+pair":
             assert chosen.model.name + (f"+{chosen.draft.name}" if chosen.draft else "") == value
     assert not others or name in ("tiny", "methods", "deepspec_qwen3_4b")
+
+
+@pytest.mark.parametrize(
+    ("typed", "varying", "num_jobs"),
+    [
+        ([], ["decoding.temperature", "decoding.num_draft_tokens"], 8),
+        (["decoding.num_draft_tokens=4"], ["decoding.temperature"], 2),
+        (
+            ["decoding.num_draft_tokens=1,auto", "seed=1,2"],
+            ["decoding.temperature", "decoding.num_draft_tokens", "seed"],
+            8,
+        ),
+    ],
+)
+def test_what_is_typed_replaces_the_list_of_an_experiment(
+    typed: list[str], varying: list[str], num_jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SweepCallback, "directory", None)
+    overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", *typed]
+    loader = GlobalHydra.instance().config_loader()
+    config = loader.load_configuration("latency", overrides, run_mode=RunMode.MULTIRUN)
+    SweepCallback().on_multirun_start(config)
+    manifest = Manifest.read(tmp_path)
+    assert (manifest.varying, manifest.num_jobs) == (varying, num_jobs)
+    # Hydra has this many.
+    arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()] + typed
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(arguments), None)
+    assert len(jobs) == num_jobs
 
 
 @pytest.mark.parametrize("command", COMMANDS)
