@@ -28,12 +28,13 @@ from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.report.words import in_words
 
-_MEASURED = "measured, 95 % interval"
+_MEASURED, _AUTO = "measured, 95 % interval", "auto, 95 % interval"
 # Of series that have a name of their own; of others, told apart in black and white too.
 _STYLES: dict[str, dict[str, Any]] = {
     _MEASURED: {"color": "C0", "marker": "o"},
     "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
     "predicted curve": {"color": "C1", "linestyle": "--"},
+    _AUTO: {"color": "C2", "linestyle": "-."},
     "regular": {"color": "C5", "marker": "s"},
     "speculative": {"color": "C0", "marker": "o"},
     "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
@@ -149,12 +150,19 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
 
 
 def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
-    """For each pair the measured speed-up against K, and the curve that theory predicts; all to one scale."""
+    """For each pair the measured speed-up against K, and the curve that theory predicts; K=auto is a line across.
+
+    All are to one scale.
+    """
     found = []
-    for group in groups(pair for pair in _whole(pairs) if isinstance(pair.name.num_draft_tokens, int)):
+    for group in groups(_whole(pairs)):
+        numbers = [pair for pair in group if isinstance(pair.name.num_draft_tokens, int)]
         predicted = [Point(value, x=k) for k, value in predicted_curve(group)]
-        if predicted or len(group) > 1:
-            curves = {"predicted curve": predicted, _MEASURED: [_measured(pair, pair.name.place) for pair in group]}
+        if numbers and (predicted or len(group) > 1):
+            curves = {"predicted curve": predicted, _MEASURED: [_measured(pair, pair.name.place) for pair in numbers]}
+            ends = 0.7, max(point.x for points in curves.values() for point in points)
+            autos = [pair for pair in group if pair.name.num_draft_tokens == "auto"]
+            curves[_AUTO] = [_measured(pair, x) for pair in autos for x in ends]
             found.append((" · ".join(group[0].name.group), {name: points for name, points in curves.items() if points}))
     found = found[:_MOST_PANELS]
     top, label = _top(curves for _, curves in found), "K, draft tokens per iteration"

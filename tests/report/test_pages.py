@@ -137,6 +137,14 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
     assert all("regular" in svg and "speculative" in svg for svg in drawn["throughput"])
 
 
+def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> None:
+    runs = [latency_run(4, 2.0), latency_run(num_draft_tokens="auto", speedup=1.9)]
+    runs.append(latency_run(num_draft_tokens="auto", draft="68M"))  # there is no curve to compare it with
+    (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [], {})["num_draft_tokens"]
+    assert "auto, 95 % interval" in svg
+    assert "nan" not in svg.lower()
+
+
 def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     run = latency_run()
     prompts = [(category, ms) for category, ms in (("story", 50.0), ("sums", 25.0)) for _ in range(8)]

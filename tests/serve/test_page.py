@@ -91,6 +91,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("page")
     (directory / "results").mkdir()
     runs = [latency_run(2, 1.4), latency_run(4, 2.0), latency_run(8, 0.9)]
+    runs.append(latency_run(num_draft_tokens="auto", speedup=1.9))
     write(directory / "results" / "latency.csv", *runs)
     with served(directory) as address:
         yield address
@@ -127,7 +128,11 @@ def test_a_race_in_a_browser(url: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_results_in_a_browser(url: str, tmp_path: Path) -> None:
     page = rendered(f"{url}/#results", tmp_path)
-    assert "3 measurements" in page
+    assert "4 measurements" in page
     assert "K 2: 1.40×, 1.30 to 1.50; K 4: 2.00×" in page
-    assert page.count("<tr>") == 4
+    assert "K auto: 1.90×" in page
+    curves = page.partition("Speed-up by K</h3>")[2].partition("All figures")[0]
+    assert ">auto</text>" in curves
+    assert "NaN" not in curves
+    assert page.count("<tr>") == 5
     assert re.search(r'aria-selected="true"[^>]*>Results', page)
