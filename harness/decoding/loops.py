@@ -6,6 +6,7 @@ A consumer that sends a `Change` after a record lets rows leave and join while t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Change, Records, Request, Rows, regular_record
-from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner
+from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner, Step
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device, to_host
 from harness.decoding.verify import Offer, Verdict, verify
@@ -35,12 +36,13 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Rec
             record = rows.join(change.joining, (target.add if rows.numbers else target.start)(change.prompts).logits)
         else:
             if queued is None:
-                queued = _step(target, rows, to_device(rows.next_tokens, rows.uniforms.device), rows.num_generated)
+                pending = to_device(rows.next_tokens, rows.uniforms.device)
+                _, queued = _step(target, rows, pending, rows.num_generated)
             read, drawn, queued = to_host(queued), queued, None
             if ahead and change is None and rows.all_outlast(1):
                 # A token that does not exist is noticed when it is read, and no model survives to be fed it.
                 pending = drawn.clamp(max=rows.vocabulary_size - 1)
-                queued = _step(target, rows, pending, [count + 1 for count in rows.num_generated])
+                _, queued = _step(target, rows, pending, [count + 1 for count in rows.num_generated])
             tokens = read()
             rows.check_finite(tokens, rows.num_generated)
             record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
@@ -54,11 +56,11 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Rec
             rows.select(going_on)
 
 
-def _step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]) -> Tensor:
-    """Queue one turn of `autoregressive` over the last token of each row -> the tokens [B] at these positions."""
-    logits = target.extend(pending.unsqueeze(1)).logits[:, -1]
+def _step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]) -> tuple[Step, Tensor]:
+    """Queue one turn of regular decoding over the last token of each row -> also the tokens [B] at these positions."""
+    step = target.extend(pending.unsqueeze(1))
     target.keep([1] * len(rows.numbers))
-    return inverse_cdf(rows.warp(logits), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
+    return step, inverse_cdf(rows.warp(step.logits[:, -1]), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
 
 
 @torch.inference_mode()
@@ -120,6 +122,8 @@ def _iterate(
     # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing. Each
     # row has its own limit, however many tokens the others need: an answer must not depend on its batch.
     num_draft_tokens = draft_length.choose(num_rows)
+    if not num_draft_tokens:
+        return _undrafted(target, drafter, rows, draft_length)
     limits = [
         min(num_draft_tokens, request.max_new_tokens - count - 1)
         for request, count in zip(rows.requests, rows.num_generated, strict=True)
@@ -182,6 +186,20 @@ def _iterate(
         drafter.observe(num_accepted, next_tokens, step)
     draft_length.observe(limits, lengths, num_accepted)
     return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, verdict)
+
+
+def _undrafted(target: Runner, drafter: Drafter, rows: Rows, draft_length: DraftLength) -> Iteration:
+    """One turn of `speculative` without draft tokens, at the cost of regular decoding."""
+    draft_length.drafted()
+    step, drawn = _step(target, rows, to_device(rows.next_tokens, rows.uniforms.device), rows.num_generated)
+    tokens, none = drawn.tolist(), [0] * len(rows.numbers)
+    rows.check_finite(tokens, rows.num_generated)
+    record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
+    if rows.going_on():
+        drafter.observe(none, tokens, step)
+    draft_length.observe(none, none, none)
+    empty = torch.empty(len(none), 0, device=drawn.device)
+    return replace(record, verdict=Verdict(to_device(none, drawn.device), drawn, empty, empty))
 
 
 def _last_origin(num_accepted: int, num_offered: int) -> Origin:

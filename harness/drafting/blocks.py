@@ -27,6 +27,9 @@ LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3":
 # By which a full cache grows.
 SPARE_SLOTS = 256
 
+# Features that wait for a proposal are read at once, but take memory, and are copied when others join them.
+MOST_UNREAD = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
@@ -207,9 +210,10 @@ class CachedDrafter(HeadDrafter):
         self._new = [self._new[row] for row in rows]
 
     def _append(self, num_accepted: Sequence[int], step: Step) -> None:
-        """The hidden states of a verdict become the new features."""
-        self._new = [count + 1 for count in num_accepted]
-        self._features = hidden_of(step)[:, : max(self._new)].flatten(2)
+        """The hidden states of a verdict become features, behind those that no proposal has read yet."""
+        counts = [count + 1 for count in num_accepted]
+        self._features = behind(self._features, self._new, hidden_of(step)[:, : max(counts)].flatten(2))
+        self._new = [unread + count for unread, count in zip(self._new, counts, strict=True)]
 
     def _place(self, starts: Sequence[int], count: int) -> None:
         """The cache writes next `count` entries per row from `starts` on."""
@@ -245,3 +249,13 @@ def stacked(above: Tensor, below: Tensor) -> Tensor:
     width = max(above.shape[1], below.shape[1])
     parts = [(part, part.new_zeros(len(part), width - part.shape[1], *part.shape[2:])) for part in (above, below)]
     return torch.cat([torch.cat(part, dim=1) for part in parts])
+
+
+def behind(held: Tensor, lengths: Sequence[int], new: Tensor) -> Tensor:
+    """Behind the first lengths[b] of left-aligned entries [B, n, ...] the new ones [B, m, ...]."""
+    if not max(lengths):
+        return new
+    index = to_device(lengths, new.device).unsqueeze(1) + torch.arange(new.shape[1], device=new.device)
+    grown = torch.cat([held[:, : max(lengths)], torch.zeros_like(new)], dim=1)
+    grown[torch.arange(len(new), device=new.device).unsqueeze(1), index] = new
+    return grown

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache
+from harness.drafting.blocks import MOST_UNREAD, CachedDrafter, HeadConfig, LayeredHead, SlotCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class BlockDrafter(CachedDrafter):
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._new):  # nothing was proposed since the last verdict
+        if max(self._new) > MOST_UNREAD:
             self._read()
         self._append(num_accepted, step)
         self._last = to_device(next_tokens, self._features.device)

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import CachedDrafter, HeadConfig, LayeredHead, SlotCache, stacked
+from harness.drafting.blocks import MOST_UNREAD, CachedDrafter, HeadConfig, LayeredHead, SlotCache, behind, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +124,16 @@ class EagleDrafter(CachedDrafter):
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._new):  # nothing was proposed since the last verdict
+        if max(self._new) > MOST_UNREAD:
             self._read(num_masks=0)
-        self._append(num_accepted, step)
         device = self._features.device
         following = torch.cat(
             [self._proposed[:, : max(num_accepted)], self._proposed.new_zeros(len(next_tokens), 1)], 1
         )
         index = to_device(num_accepted, device).unsqueeze(1)
-        self._following = following.scatter_(1, index, to_device(next_tokens, device).unsqueeze(1))
+        following = following.scatter_(1, index, to_device(next_tokens, device).unsqueeze(1))
+        self._following = behind(self._following, self._new, following)
+        self._append(num_accepted, step)
         self._proposed = self._following[:, :0]
 
     def select(self, rows: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
+from decoding.test_adaptive import Scripted
 from decoding.test_loops import GREEDY, request, texts
 from drafting.test_eagle import (
     PROMPTS,
@@ -100,6 +101,12 @@ def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), block_head(**changes)
     check_against(target, head.drafter(target, Warp()), block_expected(head, target))
+
+
+def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.drafting.dflash.MOST_UNREAD", 8)
+    target, head = target_model(), block_head()
+    check_against(target, head.drafter(target, Warp()), block_expected(head, target), Scripted([0, 0, 4, 0, 3, 4]))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])

@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
+from decoding.test_adaptive import Scripted
 from decoding.test_loops import GREEDY, request, texts
+from harness.decoding.adaptive import DraftLength
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.warp import Warp
@@ -33,14 +35,15 @@ class Checked(Drafter):
         self.layers, self._drafter, self._target, self._expected = drafter.layers, drafter, target, expected
         self.rows: list[list[int]] = []
         self.error, self.num_accepted = 0.0, set[int]()
-        self.proposal = Proposal(torch.empty(0))
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+        self.offered: list[list[int]] = [[] for _ in prompts]
         self._drafter.start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        self.proposal = proposal = self._drafter.propose(num_draft_tokens, uniforms)
+        proposal = self._drafter.propose(num_draft_tokens, uniforms)
+        self.offered = proposal.tokens.tolist()
         assert proposal.probabilities is not None
         for row, tokens, probabilities in zip(self.rows, proposal.tokens, proposal.probabilities, strict=True):
             decided = torch.tensor(row)
@@ -55,19 +58,17 @@ class Checked(Drafter):
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        for row, tokens, count, following in zip(
-            self.rows, self.proposal.tokens.tolist(), num_accepted, next_tokens, strict=True
-        ):
+        for row, tokens, count, following in zip(self.rows, self.offered, num_accepted, next_tokens, strict=True):
             row += [*tokens[:count], following]
         self.num_accepted |= set(num_accepted)
         self._drafter.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
+        self.rows, self.offered = [self.rows[row] for row in rows], [self.offered[row] for row in rows]
         self._drafter.select(rows)
 
 
-def check_against(target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int = 4) -> None:
+def check_against(target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int | DraftLength = 4) -> None:
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
     what = request(PROMPTS, Warp(), length=40, stop=range(60, 63))
@@ -253,26 +254,13 @@ def test_greedy_output_is_that_of_generate(model_type: str, mask_token_id: int |
 
 
 @pytest.mark.parametrize("mask_token_id", [None, 96])
-def test_verdicts_without_a_proposal_are_read_as_well(mask_token_id: int | None) -> None:
+def test_what_is_decided_without_a_proposal_is_read_as_well(
+    mask_token_id: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.drafting.eagle.MOST_UNREAD", 8)
     target, head = target_model(), eagle_head(layer_config("llama"), mask_token_id=mask_token_id)
-    prompts, text = [[5, 9, 3], [11, 3]], torch.tensor([[4, 5, 6], [1, 2, 3]])
-    uniforms = torch.full((2, 3), 0.5)
-    found = []
-    for one_by_one in (True, False):
-        runner, drafter = EagerRunner(target, hidden_layers=head.config.layers), head.drafter(target, Warp())
-        step = runner.start(prompts if one_by_one else [p + t[:2].tolist() for p, t in zip(prompts, text, strict=True)])
-        drafter.start(
-            prompts if one_by_one else [p + t[:2].tolist() for p, t in zip(prompts, text, strict=True)],
-            text[:, 0 if one_by_one else 2].tolist(),
-            step,
-        )
-        for index in range(2 if one_by_one else 0):
-            step = runner.extend(text[:, index : index + 1])
-            runner.keep([1, 1])
-            drafter.observe([0, 0], text[:, index + 1].tolist(), step)
-        found.append(drafter.propose(3, uniforms))
-    assert found[0].tokens.equal(found[1].tokens)
-    assert (found[0].probabilities - found[1].probabilities).abs().max() < 1e-5
+    expected = eagle_expected(head, head.embed_tokens, head.lm_head)
+    check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))
 
 
 def test_padding_never_reaches_the_left_end() -> None:
