@@ -211,8 +211,8 @@ class CachedDrafter(HeadDrafter):
 
     def _append(self, num_accepted: Sequence[int], step: Step) -> None:
         """The hidden states of a verdict become features, behind those that no proposal has read yet."""
-        counts = [count + 1 for count in num_accepted]
-        self._features = behind(self._features, self._new, hidden_of(step)[:, : max(counts)].flatten(2))
+        counts, starts = [count + 1 for count in num_accepted], [0] * len(self._new)
+        self._features = behind(self._features, starts, self._new, hidden_of(step)[:, : max(counts)].flatten(2))
         self._new = [unread + count for unread, count in zip(self._new, counts, strict=True)]
 
     def _place(self, starts: Sequence[int], count: int) -> None:
@@ -251,11 +251,13 @@ def stacked(above: Tensor, below: Tensor) -> Tensor:
     return torch.cat([torch.cat(part, dim=1) for part in parts])
 
 
-def behind(held: Tensor, lengths: Sequence[int], new: Tensor) -> Tensor:
-    """Behind the first lengths[b] of left-aligned entries [B, n, ...] the new ones [B, m, ...]."""
-    if not max(lengths):
+def behind(held: Tensor, starts: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
+    """Of row b of `held` [B, n, ...] counts[b] from starts[b] on, then row b of `new` [B, m, ...], left-aligned."""
+    if not max(counts):
         return new
-    index = to_device(lengths, new.device).unsqueeze(1) + torch.arange(new.shape[1], device=new.device)
-    grown = torch.cat([held[:, : max(lengths)], torch.zeros_like(new)], dim=1)
-    grown[torch.arange(len(new), device=new.device).unsqueeze(1), index] = new
-    return grown
+    device, num_held = held.device, held.shape[1]
+    index = torch.arange(max(counts) + new.shape[1], device=device)
+    first, count = (to_device(numbers, device).unsqueeze(1) for numbers in (starts, counts))
+    sources = index + torch.where(index < count, first, num_held - count)
+    joined = torch.cat([held, new], dim=1)
+    return joined[torch.arange(len(held), device=device).unsqueeze(1), sources.clamp(max=joined.shape[1] - 1)]

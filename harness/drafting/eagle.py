@@ -132,7 +132,7 @@ class EagleDrafter(CachedDrafter):
         )
         index = to_device(num_accepted, device).unsqueeze(1)
         following = following.scatter_(1, index, to_device(next_tokens, device).unsqueeze(1))
-        self._following = behind(self._following, self._new, following)
+        self._following = behind(self._following, [0] * len(self._new), self._new, following)
         self._append(num_accepted, step)
         self._proposed = self._following[:, :0]
 

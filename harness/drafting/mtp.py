@@ -19,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import LayeredHead, SlotCache, windows
+from harness.drafting.blocks import MOST_UNREAD, LayeredHead, SlotCache, behind, windows
 from harness.drafting.eagle import EagleConfig, EagleDrafter, EagleHead
 
 
@@ -86,14 +86,17 @@ class MtpDrafter(EagleDrafter):
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._new):  # nothing was proposed since the last verdict
+        if 0 < max(self._new) <= MOST_UNREAD:
+            super().observe(num_accepted, next_tokens, step)
+            return
+        if max(self._new):
             self._through_layers(0, torch.empty(0))
         features, following = self._features, self._following
         super().observe(num_accepted, next_tokens, step)
         kept = [min(self._depth - 1, count) for count in self._counts]
         starts = [count - keep for count, keep in zip(self._counts, kept, strict=True)]
-        self._features = _behind(features, starts, kept, self._features)
-        self._following = _behind(following, starts, kept, self._following)
+        self._features = behind(features, starts, kept, self._features)
+        self._following = behind(following, starts, kept, self._following)
         self._lengths = [length - keep for length, keep in zip(self._lengths, kept, strict=True)]
         self._new = [new + keep for new, keep in zip(self._new, kept, strict=True)]
 
@@ -116,13 +119,3 @@ class MtpDrafter(EagleDrafter):
         self._counts = self._new
         self._all_read()
         return drawn
-
-
-def _behind(held: Tensor, starts: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
-    """Of row b of `held` [B, n, ...] counts[b] from starts[b] on, then row b of `new` [B, m, ...], left-aligned."""
-    device, num_held = held.device, held.shape[1]
-    index = torch.arange(max(counts) + new.shape[1], device=device)
-    first, count = (to_device(numbers, device).unsqueeze(1) for numbers in (starts, counts))
-    sources = index + torch.where(index < count, first, num_held - count)
-    joined = torch.cat([held, new], dim=1)
-    return joined[torch.arange(len(held), device=device).unsqueeze(1), sources.clamp(max=joined.shape[1] - 1)]

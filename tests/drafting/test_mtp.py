@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from decoding.test_adaptive import Scripted
 from decoding.test_loops import GREEDY, request, texts, without_exclusion
 from drafting.test_eagle import Expected, check_against, check_greedy
 from harness.decoding.loops import speculative
@@ -51,6 +52,14 @@ def test_distributions_are_those_of_transformers(family: str, number: int) -> No
     target, layers = mtp_target(family, num_mtp_layers=number)
     drafter = mtp_head(layers).drafter(target, Warp())
     check_against(target, drafter, transformers_says(layers))
+
+
+def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.drafting.eagle.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.mtp.MOST_UNREAD", 8)
+    target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
+    drafter = mtp_head(layers).drafter(target, Warp())
+    check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))
 
 
 @pytest.mark.parametrize("number", [1, 3])
