@@ -77,7 +77,6 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_failed_row(tmp_path: Path) ->
         (["model=tiny_8bit"], "model.quantization=8bit: cannot be combined with tensor_parallel"),
         (["placement.offload=cpu"], "placement.offload=cpu: cannot be combined with tensor_parallel"),
         (["placement.device_map={model:cpu}"], "placement.device_map={'model': 'cpu'}: cannot be combined with"),
-        (["runner=static"], "runner=static: cannot be combined with tensor_parallel"),
         (["draft.placement=balanced"], "draft.placement=balanced: cannot be combined with tensor_parallel"),
     ],
 )

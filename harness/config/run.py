@@ -145,7 +145,6 @@ class RunSettings:
         offload, device_map = self.placement.offload, self.placement.device_map
         require(offload == "none", "placement.offload", combined, offload)
         require(device_map is None, "placement.device_map", f"{combined}, which needs none", device_map)
-        require(self.runner in ("auto", "eager"), "runner", f"{combined}, which runs with runner=eager", self.runner)
         for role, strategy in self.strategies.items():
             model, split = getattr(self, role), strategy == "tensor_parallel"
             plain = f"{combined}, which splits plain weights only"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,11 +67,21 @@ class Change:
 Records = Generator[Iteration, Change | None, None]
 
 
+# What one of several processes has in a tensor, for all of them.
+Agree = Callable[[Tensor], Tensor]
+
+
+def itself(numbers: Tensor) -> Tensor:
+    """The only process there is has decided."""
+    return numbers
+
+
 @dataclass
 class Rows:
     """The rows of a batch that have not ended; all lists are parallel.
 
     Attributes:
+        agree: what is drafted and decided passes through it, so that all processes go on with the same tokens.
         numbers: as in `Iteration.rows`.
         num_generated, num_iterations: of each row until now.
         next_tokens: the last token of each, which the target has not read yet.
@@ -81,6 +91,7 @@ class Rows:
     """
 
     warp: RowWarp
+    agree: Agree = itself
     numbers: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     num_generated: list[int] = field(default_factory=list)
@@ -97,7 +108,7 @@ class Rows:
         parts = logits.split([len(request.prompts) for request in joining])
         tokens = []
         for request, part in zip(joining, parts, strict=True):
-            tokens += inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET]).tolist()
+            tokens += self.agree(inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET])).tolist()
         self.vocabulary_size = logits.shape[-1]
         self.check_finite(tokens, [0] * len(tokens))
         parts = [*([self.uniforms] if self.numbers else []), *(request.uniforms for request in joining)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
-from harness.decoding.batch import Change, Records, Request, Rows, regular_record
+from harness.decoding.batch import Agree, Change, Records, Request, Rows, itself, regular_record
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner, Step
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import to_device, to_host
@@ -22,13 +22,14 @@ from harness.decoding.warp import RowWarp
 
 
 @torch.inference_mode()
-def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Records:
+def autoregressive(target: Runner, request: Request, ahead: bool = False, agree: Agree = itself) -> Records:
     """Regular decoding: one token per row and forward pass.
 
     With `ahead` the device goes on while the host reads: a step is queued before the tokens of the one before it are
     read, where these cannot end a row and the consumer sends nothing. It changes no record, only when each is yielded.
+    `agree` is for several processes that decode together, see `Rows`.
     """
-    rows = Rows(RowWarp())
+    rows = Rows(RowWarp(), agree)
     queued: Tensor | None = None
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
@@ -60,7 +61,8 @@ def _step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int])
     """Queue one turn of regular decoding over the last token of each row -> also the tokens [B] at these positions."""
     step = target.extend(pending.unsqueeze(1))
     target.keep([1] * len(rows.numbers))
-    return step, inverse_cdf(rows.warp(step.logits[:, -1]), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
+    drawn = inverse_cdf(rows.warp(step.logits[:, -1]), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
+    return step, rows.agree(drawn)
 
 
 @torch.inference_mode()
@@ -73,6 +75,7 @@ def speculative(
     verification: Callable[[Offer], Verdict] = verify,
     redraw: bool = False,
     warp: RowWarp | None = None,
+    agree: Agree = itself,
 ) -> Records:
     """Speculative decoding: up to K proposed tokens, one forward pass of the target over them, one verdict.
 
@@ -82,9 +85,9 @@ def speculative(
     `max_new_tokens`. `verification` takes what `verify` takes; it is not called where no row is offered a token.
     `redraw` proposes and accepts with new random numbers in every iteration. It is needed for a rule whose decision
     depends on the tokens that it discards, as block verification does; see `decoding.randomness`. `warp` is the
-    drafter's, if rows with other settings may join.
+    drafter's, if rows with other settings may join. `agree` is for several processes that decode together, see `Rows`.
     """
-    rows = Rows(warp or RowWarp())
+    rows = Rows(warp or RowWarp(), agree)
     chosen = Constant(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
@@ -144,7 +147,7 @@ def _iterate(
     widest = [proposal.tokens.shape[1]] * num_rows
     lengths = [min(pair) for pair in zip(limits, proposal.lengths or widest, strict=True)]
     width = max(lengths)
-    draft_tokens, draft_probabilities = proposal.tokens[:, :width], proposal.probabilities
+    draft_tokens, draft_probabilities = rows.agree(proposal.tokens[:, :width]), proposal.probabilities
     pending = to_device(rows.next_tokens, draft_tokens.device).unsqueeze(1)
     step = target.extend(torch.cat([pending, draft_tokens], dim=1))
     offer = Offer(
@@ -163,7 +166,7 @@ def _iterate(
     probabilities = verdict.target_probability, verdict.draft_probability
     sound = [(~probability.isnan()).long().cumprod(-1).sum(-1) for probability in probabilities]
     figures = torch.stack([verdict.num_accepted, verdict.next_token, *sound], dim=1)
-    decided = torch.cat([figures, draft_tokens], dim=1).tolist()
+    decided = rows.agree(torch.cat([figures, draft_tokens], dim=1)).tolist()
     num_accepted = [row[0] for row in decided]
     next_tokens = [row[1] for row in decided]
     proposed = [row[4 : 4 + length] for row, length in zip(decided, lengths, strict=True)]

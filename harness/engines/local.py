@@ -30,6 +30,7 @@ from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases, Watched
 from harness.models.devices import synchronize
 from harness.models.pair import Pair
+from harness.models.ranks import of_rank_0
 from harness.models.tokenizers import shared_vocabulary_size, vocabulary_size
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
@@ -184,7 +185,7 @@ class LocalEngine(Engine):
         target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
-            return autoregressive(target, request, self._ahead)
+            return autoregressive(target, request, self._ahead, of_rank_0)
 
         def with_draft(request: Request, decoding: DecodingSettings) -> Records:
             assert self._make_drafter is not None
@@ -201,6 +202,7 @@ class LocalEngine(Engine):
                 faulty_verification(self._fault, request.warp, rule),
                 redraw=decoding.rule == "block",
                 warp=warp,
+                agree=of_rank_0,
             )
 
         arms: list[Arm] = [LocalArm("regular", regular, self._pair)]

@@ -314,9 +314,9 @@ def _fit_on_ranks(case: Case, num_ranks: int) -> list[Placement]:
     for sketch in case.models:
         split, on_gpus = case.how(sketch).strategy == "tensor_parallel", bool(case.pool(sketch))
         _check_ranks(sketch, num_ranks, split)
-        held, _ = case.held(sketch, whole=False, on_gpu=on_gpus)
+        held, graphs = case.held(sketch, whole=not split, on_gpu=on_gpus)
         size = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
-        cache = sum(sketch.block_caches(*held)) // (num_ranks if split and sketch.splits_cache else 1)
+        cache = graphs + sum(sketch.block_caches(*held)) // (num_ranks if split and sketch.splits_cache else 1)
         # Main memory holds what all ranks have.
         devices, times = ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
         weights, caches = dict.fromkeys(devices, times * size), dict.fromkeys(devices, times * cache)

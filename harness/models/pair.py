@@ -34,7 +34,7 @@ from harness.models.new_heads import new_head
 from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer, stored_quantization
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
-from harness.models.ranks import join, split_arguments
+from harness.models.ranks import compute_on_plain_parts, join, split_arguments
 from harness.models.remedies import fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context
@@ -147,6 +147,8 @@ class PlacedModel:
             # transformers fills them with random numbers and goes on.
             what = f"{len(missing)} weights are not in {settings.repository} (the first: {missing[0]})"
             raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
+        if placement.split:
+            compute_on_plain_parts(model)
         places = dict.fromkeys(placement.device_map.values())
         first = torch.device(device_name(next((place for place in places if isinstance(place, int)), "cpu")))
         if len(places) > 1 and not {"cpu", "disk"} & places.keys():

@@ -1,8 +1,7 @@
 """Every layer split over several processes, the ranks, by transformers' own `tp_plan`: one device each, all at work.
 
-All ranks run the same program on the same numbers. Randomness is data, and what the ranks add up or gather is the same
-to the last bit on each, so they decide alike without talking to each other; `check_agreement` checks that after each
-generation. A model that is not split is a copy on every rank.
+All ranks run the same program on the same numbers: randomness is data, and what is decided is what rank 0 decides,
+which `of_rank_0` tells the others. A model that is not split is a copy on every rank.
 
 A rank reads who it is from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 """
@@ -11,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from harness.config.errors import RunError
@@ -68,6 +71,38 @@ def join(device: torch.device, num_ranks: int) -> None:
 def split_arguments(num_ranks: int) -> dict[str, Any]:
     """What `from_pretrained` needs to load this rank's part, after `join`."""
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
+
+
+def compute_on_plain_parts(model: PreTrainedModel) -> None:
+    """Let linear layers hold this rank's part as a plain tensor, which transformers makes anew in every forward pass.
+
+    Layers that gather their outputs, or add a bias to a sum, and what is no linear layer, stay as they are.
+    """
+    plan = model.tp_plan or {}
+    for name, module in model.named_modules():
+        style, parts = plan.get(re.sub(r"\.\d+\.", ".*.", name)), dict(module.named_parameters(recurse=False))
+        replaced = type(module) is nn.Linear and "forward" in vars(module)
+        if replaced and (style == "colwise" or (style == "rowwise" and len(parts) == 1)):
+            mesh: Any = parts["weight"].device_mesh  # type: ignore[attr-defined]
+            for key, part in parts.items():
+                local: Any = part.to_local()  # type: ignore[attr-defined]
+                setattr(module, key, nn.Parameter(local, requires_grad=False))
+            del module.forward
+            if style == "rowwise":
+                module.register_forward_hook(partial(_add_up, mesh.get_group()))
+
+
+def _add_up(group: dist.ProcessGroup, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    dist.all_reduce(output, group=group)
+
+
+def of_rank_0(numbers: Tensor) -> Tensor:
+    """The numbers that rank 0 has, on every rank, which must call it; without ranks the numbers themselves."""
+    if _control is None or not numbers.numel():
+        return numbers
+    agreed = numbers.clone(memory_format=torch.contiguous_format)
+    dist.broadcast(agreed, src=0, group=None if agreed.is_cuda else _control)
+    return agreed
 
 
 def check_agreement(tokens: list[list[int]]) -> None:

@@ -43,6 +43,8 @@ class PreparedRunner(StaticRunner):
         super().__init__(model, **options)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
+        if (getattr(model, "_tp_size", None) or 1) > 1:
+            raise UnsupportedModelError("is split over several processes")
         self._compiled, self._captured = compiled, captured
         self._fast_forward: Callable[..., tuple[Tensor, ...]] = self._forward
         self._prepared: Slots | None = None

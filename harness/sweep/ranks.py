@@ -39,7 +39,7 @@ def is_superfluous() -> bool:
 
 
 def with_ranks(settings: SettingsType) -> SettingsType:
-    """The settings with the number of processes that torchrun started, and the runner that ranks need.
+    """The settings with the number of processes that torchrun started.
 
     Raises:
         SettingError: ranks cannot do this, or torchrun started a different number than was asked for.
@@ -57,8 +57,7 @@ def with_ranks(settings: SettingsType) -> SettingsType:
         rule = f"must be left out under torchrun, which started {started} processes"
         require(placement.gpus in (None, int(started)), "placement.gpus", rule, placement.gpus)
         placement = dataclasses.replace(placement, gpus=int(started))
-    # Compiling and capturing are untested for models on several devices.
-    return dataclasses.replace(settings, placement=placement, runner="eager")
+    return dataclasses.replace(settings, placement=placement)
 
 
 def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:

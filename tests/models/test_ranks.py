@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,17 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from architectures import random_model
+from decoding.test_loops import GREEDY, request, texts
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.ranks import check_agreement, sum_over_ranks
+from harness.decoding.batch import itself
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Step
+from harness.drafting.model import ModelDrafter
+from harness.models.ranks import check_agreement, of_rank_0, sum_over_ranks
 from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
 from tiny_checkpoints import load_pair
 
 SaveModel = Callable[..., ModelSettings]
@@ -50,6 +57,30 @@ def ragged_logits(model: Any, device: torch.device) -> list[Tensor]:
     return [step.logits.cpu() for step in found]
 
 
+class Rounding(EagerRunner):
+    """A runner whose device rounds far more coarsely than any other, and in its own way."""
+
+    def __init__(self, rank: int, seed: int) -> None:
+        super().__init__(random_model("llama", seed=seed))
+        self._noise = torch.Generator().manual_seed(rank)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        return self._rounded(super().start(prompts))
+
+    def extend(self, tokens: Tensor) -> Step:
+        return self._rounded(super().extend(tokens))
+
+    def _rounded(self, step: Step) -> Step:
+        return Step(step.logits + torch.randn(step.logits.shape, generator=self._noise))
+
+
+def decoded(rank: int, agree: Callable[[Tensor], Tensor] = itself) -> list[list[int]]:
+    """What both loops write, with a copy of target and draft on each rank."""
+    what, drafter = request(PROMPTS, length=12), ModelDrafter(Rounding(rank, 1), GREEDY)
+    written = texts(autoregressive(Rounding(rank, 0), what, agree=agree), 2)
+    return written + texts(speculative(Rounding(rank, 0), drafter, what, 3, agree=agree), 2)
+
+
 def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) -> None:
     """What each process does: leave its logits in the directory, and the bytes that it planned and that it holds."""
     about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -61,11 +92,15 @@ def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) 
         held = sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
         (planned, *_) = loaded.placement.bytes_per_device.values()
         found.append((ragged_logits(loaded.model, loaded.input_device), planned, held))
+        StaticRunner(loaded.model).check()
     torch.save(found, directory / f"{rank}.pt")
     assert sum_over_ranks(rank + 1) == 3
     check_agreement([[1, 2], [3]])
     with pytest.raises(RunError, match="ranks of tensor_parallel generated different tokens"):
         check_agreement([[1, 2 + rank], [3]])
+    agreed = decoded(rank, of_rank_0)
+    check_agreement(agreed)
+    assert (agreed == decoded(rank)) == (rank == 0)
 
 
 def compare_with_one_process(save_model: SaveModel, directory: Path, per_device: int) -> None:
