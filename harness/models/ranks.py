@@ -83,9 +83,9 @@ def compute_on_plain_parts(model: PreTrainedModel) -> None:
         style, parts = plan.get(re.sub(r"\.\d+\.", ".*.", name)), dict(module.named_parameters(recurse=False))
         replaced = type(module) is nn.Linear and "forward" in vars(module)
         if replaced and (style == "colwise" or (style == "rowwise" and len(parts) == 1)):
-            mesh: Any = parts["weight"].device_mesh  # type: ignore[attr-defined]
+            mesh: Any = parts["weight"].device_mesh
             for key, part in parts.items():
-                local: Any = part.to_local()  # type: ignore[attr-defined]
+                local: Any = part.to_local()
                 setattr(module, key, nn.Parameter(local, requires_grad=False))
             del module.forward
             if style == "rowwise":
