@@ -74,14 +74,14 @@ def split_arguments(num_ranks: int) -> dict[str, Any]:
 
 
 def compute_on_plain_parts(model: PreTrainedModel) -> None:
-    """Let linear layers hold this rank's part as a plain tensor, which transformers makes anew in every forward pass.
+    """Let linear layers hold this rank's part as a plain tensor, which transformers makes again in every forward pass.
 
     Layers that gather their outputs, or add a bias to a sum, and what is no linear layer, stay as they are.
     """
     plan = model.tp_plan or {}
     for name, module in model.named_modules():
         style, parts = plan.get(re.sub(r"\.\d+\.", ".*.", name)), dict(module.named_parameters(recurse=False))
-        replaced = type(module) is nn.Linear and "forward" in vars(module)
+        replaced = type(module) is nn.Linear and "forward" in vars(module) and hasattr(module.weight, "device_mesh")
         if replaced and (style == "colwise" or (style == "rowwise" and len(parts) == 1)):
             mesh: Any = parts["weight"].device_mesh
             for key, part in parts.items():
