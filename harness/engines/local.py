@@ -31,7 +31,7 @@ from harness.engines.stopwatches import Phases, Watched
 from harness.models.devices import synchronize
 from harness.models.pair import Pair
 from harness.models.ranks import of_rank_0
-from harness.models.tokenizers import shared_vocabulary_size, vocabulary_size
+from harness.models.tokenizers import vocabulary_size
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
 
@@ -106,7 +106,7 @@ class LocalEngine(Engine):
     ) -> None:
         self._pair, self._fault, self.devices = pair, fault, pair.devices
         self._device = pair.target.input_device
-        size, k, warp = shared_vocabulary_size(pair), decoding.most_draft_tokens, _warp(decoding)
+        size, k, warp = pair.vocabulary_size, decoding.most_draft_tokens, _warp(decoding)
         slots = longest_prompt + decoding.max_new_tokens + k + 1
         auto = decoding.num_draft_tokens == "auto"
         numbers = [count for count in _PREPARED if count <= k] if auto else [k]

@@ -20,7 +20,6 @@ from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.models.new_heads import initialise, save_head
-from harness.models.tokenizers import shared_vocabulary_size
 from harness.report.distill import distill_document
 from harness.results.schema import DistillRow, LatencyRow
 from harness.training.loop import Course, Text, cast, train
@@ -78,7 +77,7 @@ class Distill(Experiment):
                 texts,
                 course,
                 self.work / "state.pt",
-                vocabulary_size=shared_vocabulary_size(pair),
+                vocabulary_size=pair.vocabulary_size,
                 save_every=settings.save_every,
                 advance=lambda loss: advance(f"training, loss {loss:.3f}"),
             )

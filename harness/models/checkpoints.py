@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,17 +91,14 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
         rule = "must be a decoder-only model; this is an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         rule = f"must be a causal language model, not {config.model_type}"
-    elif recurrent_kind(config) is None and not remote and "past_key_values" not in _arguments(config):
-        rule = f"cannot be used: {config.model_type} keeps no KV cache; choose a newer transformer"
-    else:
+    elif remote or recurrent_kind(config) is not None:
         return
+    else:
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        if "past_key_values" in inspect.signature(model_class.forward).parameters:
+            return
+        rule = f"cannot be used: {config.model_type} keeps no KV cache; choose a newer transformer"
     raise SettingError(role, rule, settings.name)
-
-
-def _arguments(config: PreTrainedConfig) -> Collection[str]:
-    """What the model's `forward` takes."""
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return inspect.signature(model_class.forward).parameters
 
 
 def recurrent_kind(config: PreTrainedConfig) -> str | None:

@@ -47,16 +47,9 @@ def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype)
     assert settings.layers is not None
     config = truncated_config(target.config, settings.layers[0])
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
-    return Sketch(
-        role="draft",
-        settings=settings,
-        dtype=dtype,
-        blocks=(Block(("",), (), {name: own for block in whole.blocks for name, own in block.caches.items()}),),
-        vocabulary_size=whole.vocabulary_size,
-        class_name=whole.class_name,
-        modules=frozenset([""]),
-        borrowed=whole.read_bytes,
-    )
+    caches = {name: own for block in whole.blocks for name, own in block.caches.items()}
+    alone: dict[str, Any] = {"role": "draft", "settings": settings, "blocks": (Block(("",), (), caches),)}
+    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed=whole.read_bytes)
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:

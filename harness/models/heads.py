@@ -87,7 +87,6 @@ class HeadCheckpoint:
             num_parameters=sum(part.count for part in parts if part.name != "d2t"),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind,
-            modules=frozenset([""]),
             slots=SPARE_SLOTS,
             borrowed=dtype.itemsize * self._borrowed,
             one_pass=self.kind != "eagle3",

@@ -64,7 +64,6 @@ class MtpCheckpoint(HeadCheckpoint):
             num_parameters=sum(part.count for part in parts),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind,
-            modules=frozenset([""]),
             slots=SPARE_SLOTS,
             borrowed=dtype.itemsize * output * len(self.numbers),
             one_pass=self.config.most_tokens is not None,

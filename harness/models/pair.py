@@ -37,7 +37,7 @@ from harness.models.random_weights import random_checkpoint, random_state, rando
 from harness.models.ranks import compute_on_plain_parts, join, split_arguments
 from harness.models.remedies import fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context
+from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context, vocabulary_size
 
 _SAID = {
     "intersection": "it draws from the tokens that the model has too",
@@ -85,6 +85,15 @@ class Pair:
     def devices(self) -> list[torch.device]:
         """Every device with a layer of either, the target's first."""
         return list(dict.fromkeys([*self.target.devices, *(self.draft.devices if self.draft else [])]))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The width that the logits of both models have, or the target's own with a draft of another tokenizer.
+
+        Cut logits to it before comparing them.
+        """
+        models = [self.target] + ([self.draft] if self.draft and self.translation is None else [])
+        return min(vocabulary_size(loaded.model.config) for loaded in models)
 
     def stop_tokens(self) -> frozenset[int]:
         """The token ids at which the target ends a text by itself."""

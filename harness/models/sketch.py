@@ -87,7 +87,7 @@ class Sketch:
     num_parameters: int = 0
     vocabulary_size: int = 0
     class_name: str = ""
-    modules: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset([""])
     heads: Mapping[str, int] = field(default_factory=dict)
     tp_plan: bool = False
     splits_cache: bool = False

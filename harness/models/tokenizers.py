@@ -60,7 +60,7 @@ def how_to_translate(
     Raises a SettingError if a model has no outputs for some of its tokens.
 
     The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `shared_vocabulary_size` before
+    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `Pair.vocabulary_size` before
     comparing them; the rest stands for no token.
     """
     if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
@@ -86,16 +86,6 @@ def check_local(target: Checkpoint, draft: Checkpoint) -> None:
     places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
     if all(any(place.glob("tokenizer*")) for place in places):
         how_to_translate(target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft"))
-
-
-def shared_vocabulary_size(pair: Any) -> int:
-    """The width that the logits of both models of a `Pair` have; cut both to it before comparing them.
-
-    With a draft that has another tokenizer it is the target's own.
-    """
-    own = pair.draft is None or pair.translation is not None
-    models = [pair.target] if own else [pair.target, pair.draft]
-    return min(vocabulary_size(loaded.model.config) for loaded in models)
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:

@@ -19,7 +19,7 @@ from harness.engines.protocol import Question
 from harness.engines.race import told
 from harness.engines.timing import generate, run_lap
 from harness.models.pair import Pair
-from harness.models.tokenizers import Chat, encode_prompts, max_context, shared_vocabulary_size
+from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.serve.answers import Answer, Piece
 from harness.serve.bodies import Completion, Sampling
 from harness.serve.scheduler import Scheduler
@@ -38,7 +38,7 @@ class Service:
         self.settings, self.tokenizer = settings, pair.tokenizer
         self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
         self._pair, self._say = pair, say
-        self._vocabulary = shared_vocabulary_size(pair)
+        self._vocabulary = pair.vocabulary_size
         limits = (max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None)
         self._context = min((limit for limit in limits if limit), default=None)
         self._engines: dict[str, LocalEngine] = {}

@@ -15,7 +15,6 @@ from harness.models.tokenizers import (
     how_to_translate,
     load_tokenizer,
     max_context,
-    shared_vocabulary_size,
 )
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 
@@ -59,10 +58,10 @@ def test_draft_with_fewer_outputs_than_tokens() -> None:
 
 def test_shared_vocabulary_size(save_model: SaveModel) -> None:
     target, draft = save_model("llama", vocab_size=384), save_model("gpt2", vocab_size=320)
-    assert shared_vocabulary_size(load_pair(target, draft, PlacementSettings())) == 320
-    assert shared_vocabulary_size(load_pair(target, None, PlacementSettings())) == 384
+    assert load_pair(target, draft, PlacementSettings()).vocabulary_size == 320
+    assert load_pair(target, None, PlacementSettings()).vocabulary_size == 384
     other = save_model("gpt2", "other", tokenizer=make_tokenizer(extra_tokens=("<extra>",)))
-    assert shared_vocabulary_size(load_pair(target, other, PlacementSettings())) == 384
+    assert load_pair(target, other, PlacementSettings()).vocabulary_size == 384
 
 
 def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
