@@ -6,17 +6,19 @@ the published formats, so a checkpoint loads without a table of names.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from harness.decoding.protocols import Drafter, Step
+from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
@@ -144,22 +146,116 @@ class SlotCache:
 
 
 class HeadDrafter(Drafter):
-    """What all drafters over heads do: read the target's hidden states, and draw from its vocabulary.
+    """What all drafters over heads do: follow the target's hidden states, and draw from its vocabulary.
+
+    A head with a cache has an entry there for each decided token but the last, and reads what is new when it proposes.
+    The last `_again` of them it reads again the next time.
 
     Args:
         target: lends its embedding and its output matrix to a head without them.
         warp: the one applied to the target's logits.
     """
 
-    def __init__(self, config: HeadConfig, head: Head, target: PreTrainedModel, warp: Warp) -> None:
-        self.layers = config.layers
-        self._warp = warp
+    _again = 0
+
+    def __init__(self, head: Any, target: PreTrainedModel, warp: Warp) -> None:
+        self._head, self._warp = head, warp
+        self.layers, self._vocabulary_size = head.config.layers, head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
-        self._vocabulary_size = config.vocabulary_size
         self._tokens: Tensor | None = None  # of the target, for each output of the head
         if head.d2t is not None:
             self._tokens = head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
+
+    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        self._vocabulary_size = step.logits.shape[-1]
+        self._cache = SlotCache()
+        self._lengths: list[int] = []  # entries of each row in the cache
+        self._features = torch.empty(0)  # [B, n, L * D]
+        self._following = torch.empty(0)  # [B, n] the token after each
+        self._first: list[int] = []  # of the features of each row that are to be read, and
+        self._new: list[int] = []  # how many these are
+        self.add(prompts, first_tokens, step)
+
+    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+        assert step.hidden is not None, "the target's runner captures no hidden states"
+        features, following = [*self._features], [*self._following]
+        for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
+            # What padded the row on the left may be no number at all, and must not reach the cache.
+            features.append(states[-len(prompt) :].flatten(1))
+            following.append(torch.tensor([*prompt[1:], first], device=states.device))
+        self._features = pad_sequence(features, batch_first=True)
+        self._following = pad_sequence(following, batch_first=True)
+        self._proposed = self._following[:, :0]  # [B, K]
+        self._new += map(len, prompts)
+        self._first, self._lengths = [0] * len(self._new), self._lengths + [0] * len(prompts)
+        self._cache.add(len(prompts))
+
+    @torch.inference_mode()
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        proposal = self._draft(num_draft_tokens, uniforms)
+        self._proposed = proposal.tokens
+        return proposal
+
+    @torch.inference_mode()
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        if max(self._new) > MOST_UNREAD:
+            self._read()
+        assert step.hidden is not None
+        device, most = self._features.device, max(num_accepted)
+        decided = torch.cat([self._proposed[:, :most], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)
+        last = to_device(num_accepted, device).unsqueeze(1)
+        decided = decided.scatter_(1, last, to_device(next_tokens, device).unsqueeze(1))
+        self._features = self._behind(self._features, step.hidden[:, : most + 1].flatten(2))
+        self._following, self._proposed = self._behind(self._following, decided), decided[:, :0]
+        self._new = [new + count + 1 for new, count in zip(self._new, num_accepted, strict=True)]
+        self._first = [0] * len(self._new)
+
+    def select(self, rows: Sequence[int]) -> None:
+        index = to_device(rows, self._features.device)
+        self._cache.select(index)
+        self._features, self._following = self._features[index], self._following[index]
+        self._lengths, self._new = [self._lengths[row] for row in rows], [self._new[row] for row in rows]
+        self._first = [0] * len(rows)
+        self._proposed = self._following[:, :0]
+
+    @abstractmethod
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        """See `propose`."""
+
+    @abstractmethod
+    def _read(self) -> object:
+        """Read the new features into the cache, where the head has one."""
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Indices of each row's last new feature."""
+        last = to_device(self._new, self._features.device) - 1
+        return torch.arange(len(last), device=last.device), last
+
+    def _place(self, count: int, ahead: int = 0) -> None:
+        """The cache writes next `count` entries of each row, so many behind its last one."""
+        starts = to_device(self._lengths, self._features.device).unsqueeze(1) + ahead
+        self._cache.positions = starts + torch.arange(count, device=starts.device)
+        self._cache.num_slots = max(self._lengths) + ahead + count
+
+    def _place_new(self, num_masks: int = 0) -> None:
+        """The cache writes next the new features, which are new no longer, and masks after them."""
+        self._place(self._features.shape[1] + num_masks)
+        again = [min(self._again, new) for new in self._new]
+        self._first = [new - kept for new, kept in zip(self._new, again, strict=True)]
+        self._lengths = [length + first for length, first in zip(self._lengths, self._first, strict=True)]
+        self._new = again
+
+    def _behind(self, held: Tensor, found: Tensor) -> Tensor:
+        """Entries [B, n, ...] that are to be read, then the ones [B, m, ...] that a verdict adds; left-aligned."""
+        if not max(self._new):
+            return found
+        first, count = (to_device(numbers, held.device).unsqueeze(1) for numbers in (self._first, self._new))
+        index = torch.arange(max(self._new) + found.shape[1], device=held.device)
+        sources = index + torch.where(index < count, first, held.shape[1] - count)
+        joined = torch.cat([held, found], dim=1)
+        rows = torch.arange(len(held), device=held.device).unsqueeze(1)
+        return joined[rows, sources.clamp(max=joined.shape[1] - 1)]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._embedding(tokens).to(tokens.device)
@@ -179,85 +275,7 @@ class HeadDrafter(Drafter):
         return self._tokens[drawn], spread.index_copy_(-1, self._tokens, probabilities)
 
 
-class CachedDrafter(HeadDrafter):
-    """A drafter whose head keeps a cache over the decided tokens; it reads what is new when it proposes."""
-
-    def __init__(self, config: HeadConfig, head: Head, target: PreTrainedModel, warp: Warp) -> None:
-        super().__init__(config, head, target, warp)
-        self._cache = SlotCache()
-        self._lengths: list[int] = []  # entries of each row in the cache
-        self._new: list[int] = []  # of each row, among the features
-        self._features = torch.empty(0)  # [B, n, L * D] of decided tokens that are not in the cache yet; left-aligned
-
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        self._vocabulary_size = step.logits.shape[-1]
-        self._cache = SlotCache()
-        self._new = list(map(len, prompts))
-        self._lengths = [0] * len(prompts)
-        self._features = left_aligned(hidden_of(step), self._new).flatten(2)
-
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        new = list(map(len, prompts))
-        self._features = stacked(self._features, left_aligned(hidden_of(step), new).flatten(2))
-        self._new, self._lengths = self._new + new, self._lengths + [0] * len(new)
-        self._cache.add(len(new))
-
-    def select(self, rows: Sequence[int]) -> None:
-        index = to_device(rows, self._features.device)
-        self._cache.select(index)
-        self._features = self._features[index]
-        self._lengths = [self._lengths[row] for row in rows]
-        self._new = [self._new[row] for row in rows]
-
-    def _append(self, num_accepted: Sequence[int], step: Step) -> None:
-        """The hidden states of a verdict become features, behind those that no proposal has read yet."""
-        counts, starts = [count + 1 for count in num_accepted], [0] * len(self._new)
-        self._features = behind(self._features, starts, self._new, hidden_of(step)[:, : max(counts)].flatten(2))
-        self._new = [unread + count for unread, count in zip(self._new, counts, strict=True)]
-
-    def _place(self, starts: Sequence[int], count: int) -> None:
-        """The cache writes next `count` entries per row from `starts` on."""
-        device = self._features.device
-        self._cache.positions = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
-        self._cache.num_slots = max(starts) + count
-
-    def _all_read(self) -> None:
-        """The new features are in the cache."""
-        self._lengths = [length + new for length, new in zip(self._lengths, self._new, strict=True)]
-        self._new = [0] * len(self._new)
-
-
-def hidden_of(step: Step) -> Tensor:
-    """The hidden states that the target's runner was asked for."""
-    assert step.hidden is not None, "the target's runner captures no hidden states"
-    return step.hidden
-
-
-def left_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Right-aligned states [B, width, ...] -> the first lengths[b] are row b's, copies of its last one follow."""
-    num_rows, width = states.shape[:2]
-    if min(lengths) == width:
-        return states
-    missing = to_device([width - length for length in lengths], states.device).unsqueeze(1)
-    # What padded the row on the left may be no number at all, and must not reach the cache.
-    sources = (torch.arange(width, device=states.device) + missing).clamp(max=width - 1)
-    return states[torch.arange(num_rows, device=states.device).unsqueeze(1), sources]
-
-
-def stacked(above: Tensor, below: Tensor) -> Tensor:
-    """Some rows [B, n, ...] above others [C, m, ...], filled up with zeros on the right to the same width."""
-    width = max(above.shape[1], below.shape[1])
-    parts = [(part, part.new_zeros(len(part), width - part.shape[1], *part.shape[2:])) for part in (above, below)]
-    return torch.cat([torch.cat(part, dim=1) for part in parts])
-
-
-def behind(held: Tensor, starts: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
-    """Of row b of `held` [B, n, ...] counts[b] from starts[b] on, then row b of `new` [B, m, ...], left-aligned."""
-    if not max(counts):
-        return new
-    device, num_held = held.device, held.shape[1]
-    index = torch.arange(max(counts) + new.shape[1], device=device)
-    first, count = (to_device(numbers, device).unsqueeze(1) for numbers in (starts, counts))
-    sources = index + torch.where(index < count, first, num_held - count)
-    joined = torch.cat([held, new], dim=1)
-    return joined[torch.arange(len(held), device=device).unsqueeze(1), sources.clamp(max=joined.shape[1] - 1)]
+def one_by_one(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Tokens [B] and their distributions [B, V], K times -> tokens [B, K], distributions [B, K, V]."""
+    tokens, probabilities = zip(*drawn, strict=True)
+    return torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1)

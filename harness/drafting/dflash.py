@@ -7,7 +7,6 @@ depends on the token before it, so that its tokens are drawn one after the other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.decoding.protocols import Proposal, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import MOST_UNREAD, CachedDrafter, HeadConfig, LayeredHead, SlotCache
+from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ class BlockHead(LayeredHead):
         return BlockDrafter(self, target, warp, confidence)
 
 
-class BlockDrafter(CachedDrafter):
+class BlockDrafter(HeadDrafter):
     """Proposes with a DFlash or DSpark head, at most `BlockConfig.most_tokens` tokens.
 
     The block always has the size it was trained with: fewer masks would change what the others predict.
@@ -107,63 +105,39 @@ class BlockDrafter(CachedDrafter):
     """
 
     def __init__(self, head: BlockHead, target: PreTrainedModel, warp: Warp, confidence: float = 0.0) -> None:
-        super().__init__(head.config, head, target, warp)
-        self._head, self._config, self._confidence = head, head.config, confidence
-        self._last = torch.empty(0, dtype=torch.long)  # [B] the token just decided, which has no features yet
+        super().__init__(head, target, warp)
+        self._config, self._confidence = head.config, confidence
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        super().start(prompts, first_tokens, step)
-        self._last = to_device(first_tokens, self._features.device)
-
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        super().add(prompts, first_tokens, step)
-        self._last = torch.cat([self._last, to_device(first_tokens, self._features.device)])
-
-    @torch.inference_mode()
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        config = self._config
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        config, last = self._config, self._following[self._ends()]  # the token just decided, which has no features yet
         self._read()
-        masks = self._last.new_full((len(self._last), config.block_size - 1), config.mask_token_id)
-        queries = self._embed(torch.cat([self._last.unsqueeze(1), masks], dim=1))
-        self._place(self._lengths, config.block_size)
+        masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
+        queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
+        self._place(config.block_size)
         states = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :][:, :num_draft_tokens]
         logits, uniforms = self._logits(states), uniforms[:, : states.shape[1]]
         if self._head.markov_head is None:
-            return self._offer(states, *self._draw(logits, uniforms))
-        tokens, probabilities = [self._last], []
+            return self._offer(last, states, *self._draw(logits, uniforms))
+        drawn: list[tuple[Tensor, Tensor]] = []
         for count in range(states.shape[1]):
-            bias = self._head.markov_head["markov_w2"](self._previous(tokens[-1]))
-            token, probability = self._draw(logits[:, count] + bias[..., : logits.shape[-1]], uniforms[:, count])
-            tokens.append(token)
-            probabilities.append(probability)
-        return self._offer(states, torch.stack(tokens[1:], dim=1), torch.stack(probabilities, dim=1))
-
-    @torch.inference_mode()
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._new) > MOST_UNREAD:
-            self._read()
-        self._append(num_accepted, step)
-        self._last = to_device(next_tokens, self._features.device)
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._last = self._last[to_device(rows, self._last.device)]
+            bias = self._head.markov_head["markov_w2"](self._previous(drawn[-1][0] if drawn else last))
+            drawn.append(self._draw(logits[:, count] + bias[..., : logits.shape[-1]], uniforms[:, count]))
+        return self._offer(last, states, *one_by_one(drawn))
 
     def _read(self) -> None:
-        self._place(self._lengths, self._features.shape[1])
+        self._place_new()
         self._head.read(self._features, self._cache)
-        self._all_read()
 
     def _previous(self, tokens: Tensor) -> Tensor:
         assert self._head.markov_head is not None
         return self._head.markov_head["markov_w1"](tokens)
 
-    def _offer(self, states: Tensor, tokens: Tensor, probabilities: Tensor) -> Proposal:
+    def _offer(self, last: Tensor, states: Tensor, tokens: Tensor, probabilities: Tensor) -> Proposal:
         """All tokens, or as many as the confidence head supports. It sees a token's predecessors, never the token."""
         if not self._confidence or self._head.confidence_head is None:
             return Proposal(tokens, probabilities)
         if self._config.confidence_markov:
-            before = torch.cat([self._last.unsqueeze(1), tokens[:, :-1]], dim=1)
+            before = torch.cat([last.unsqueeze(1), tokens[:, :-1]], dim=1)
             states = torch.cat([states, self._previous(before)], dim=-1)
         expected = self._head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
         lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)

@@ -6,7 +6,6 @@ Beyond the decided tokens the chain takes its own last state in place of feature
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from harness.decoding.protocols import Proposal, Step
+from harness.decoding.protocols import Proposal
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import MOST_UNREAD, CachedDrafter, HeadConfig, LayeredHead, SlotCache, behind, stacked
+from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,76 +95,27 @@ class EagleHead(LayeredHead):
         return EagleDrafter(self, target, warp)
 
 
-class EagleDrafter(CachedDrafter):
+class EagleDrafter(HeadDrafter):
     """Proposes with an EAGLE-3 head: as a chain, one token after the other, or with masks, all at once."""
 
-    def __init__(self, head: EagleHead, target: PreTrainedModel, warp: Warp) -> None:
-        super().__init__(head.config, head, target, warp)
-        self._head = head
-        self._following = torch.empty(0, dtype=torch.long)  # [B, n] the token after each of the features
-        self._proposed = torch.empty(0, dtype=torch.long)  # [B, K]
+    _head: EagleHead
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        super().start(prompts, first_tokens, step)
-        self._following = self._shifted(prompts, first_tokens)
-        self._proposed = self._following[:, :0]
-
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        super().add(prompts, first_tokens, step)
-        self._following = stacked(self._following, self._shifted(prompts, first_tokens))
-        self._proposed = self._following[:, :0]
-
-    @torch.inference_mode()
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        parallel = self._head.config.mask_token_id is not None
-        tokens, probabilities = (self._all_at_once if parallel else self._chain)(num_draft_tokens, uniforms)
-        self._proposed = tokens
-        return Proposal(tokens, probabilities)
-
-    @torch.inference_mode()
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._new) > MOST_UNREAD:
-            self._read(num_masks=0)
-        device = self._features.device
-        following = torch.cat(
-            [self._proposed[:, : max(num_accepted)], self._proposed.new_zeros(len(next_tokens), 1)], 1
-        )
-        index = to_device(num_accepted, device).unsqueeze(1)
-        following = following.scatter_(1, index, to_device(next_tokens, device).unsqueeze(1))
-        self._following = behind(self._following, [0] * len(self._new), self._new, following)
-        self._append(num_accepted, step)
-        self._proposed = self._following[:, :0]
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        index = to_device(rows, self._following.device)
-        self._following, self._proposed = self._following[index], self._proposed[index]
-
-    def _shifted(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]) -> Tensor:
-        """The token after each of the prompts' own [B, longest]."""
-        following = [[*prompt[1:], first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-        width = max(map(len, following))
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in following]
-        return torch.tensor(padded, device=self._features.device)
-
-    def _chain(self, num_draft_tokens: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        states = self._read(num_masks=0)
-        drawn: list[tuple[Tensor, Tensor]] = []
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        head, config = self._head, self._head.config
+        if config.mask_token_id is not None:
+            states = self._read(num_masks=num_draft_tokens - 1)
+            return Proposal(*self._draw(self._logits(head.norm(states)), uniforms))
+        states, drawn = self._read(), list[tuple[Tensor, Tensor]]()
         for count in range(num_draft_tokens):
-            normed = self._head.norm(states)
+            if count:
+                self._place(1, ahead=count - 1)
+                states = head(self._embed(drawn[-1][0].unsqueeze(1)), states, self._cache)
+            normed = head.norm(states)
             drawn.append(self._draw(self._logits(normed[:, 0]), uniforms[:, count]))
-            if count + 1 < num_draft_tokens:
-                self._place([length + count for length in self._lengths], 1)
-                last = normed if self._head.config.norm_output else states
-                states = self._head(self._embed(drawn[-1][0].unsqueeze(1)), last, self._cache)
-        tokens, probabilities = zip(*drawn, strict=True)
-        return torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1)
+            states = normed if config.norm_output else states
+        return Proposal(*one_by_one(drawn))
 
-    def _all_at_once(self, num_draft_tokens: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        states = self._read(num_masks=num_draft_tokens - 1)
-        return self._draw(self._logits(self._head.norm(states)), uniforms)
-
-    def _read(self, num_masks: int) -> Tensor:
+    def _read(self, num_masks: int = 0) -> Tensor:
         """Read the new features and the masks after them -> the states [B, 1 + masks, width] from the last one on."""
         counts, device = to_device(self._new, self._features.device).unsqueeze(1), self._features.device
         states, tokens = self._head.join(self._features), self._following
@@ -176,8 +126,7 @@ class EagleDrafter(CachedDrafter):
             tokens = nn.functional.pad(tokens, padding).masked_fill(masked, self._head.config.mask_token_id or 0)
             states = nn.functional.pad(states, (0, 0, *padding))
             states = torch.where(masked.unsqueeze(-1), self._head.join(self._head.mask_hidden), states)
-        self._place(self._lengths, states.shape[1])
+        self._place_new(num_masks)
         states = self._head(self._embed(tokens), states, self._cache)
-        self._all_read()
         wanted = counts - 1 + torch.arange(1 + num_masks, device=device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -37,7 +37,7 @@ class LookupText(Text):
         return (tuple(self._tokens[-size:]) for size in self._sizes if size <= len(self._tokens))
 
 
-class LookupDrafter(TextDrafter[LookupText]):
+class LookupDrafter(TextDrafter):
     """Finds the longest n-gram at the end of a row that occurred before, and proposes what followed it the last time.
 
     transformers and vLLM take its first occurrence. The latest is as cheap with an index, and better where a text
@@ -50,8 +50,4 @@ class LookupDrafter(TextDrafter[LookupText]):
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, device: torch.device | str = "cpu") -> None:
-        super().__init__(device)
-        self._max_ngram, self._min_ngram = max_ngram, min_ngram
-
-    def _new_text(self) -> LookupText:
-        return LookupText(self._max_ngram, self._min_ngram)
+        super().__init__(lambda: LookupText(max_ngram, min_ngram), device)

@@ -5,17 +5,15 @@ The tree of Medusa's own code is not built: the heads' tokens form one chain, ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Proposal, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import Head, HeadConfig, HeadDrafter, hidden_of
+from harness.drafting.blocks import Head, HeadConfig, HeadDrafter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,34 +65,18 @@ class _Block(nn.Module):
 class MedusaDrafter(HeadDrafter):
     """Proposes a token from each head."""
 
-    def __init__(self, head: MedusaHead, target: PreTrainedModel, warp: Warp) -> None:
-        super().__init__(head.config, head, target, warp)
-        self._head = head
-        self._states = torch.empty(0)  # [B, D] the ones that the last decided tokens were drawn from
+    _head: MedusaHead
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        self._vocabulary_size = step.logits.shape[-1]
-        self._states = hidden_of(step)[:, -1, 0]
-
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        self._states = torch.cat([self._states, hidden_of(step)[:, -1, 0]])
-
-    @torch.inference_mode()
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        logits = []
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        last, logits = self._features[self._ends()], []
+        self._read()
         for number in range(min(num_draft_tokens, self._head.config.num_heads)):
-            states = self._states
-            blocks = self._head.parts(number)
+            states, blocks = last, self._head.parts(number)
             output = blocks.pop() if self._head.config.own_outputs else None
             for block in blocks:
                 states = block(states)
             logits.append(self._logits(states) if output is None else output(states)[..., : self._vocabulary_size])
         return Proposal(*self._draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)]))
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        states = hidden_of(step)[:, :, 0]
-        last = to_device(num_accepted, states.device)
-        self._states = states[torch.arange(len(states), device=states.device), last]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._states = self._states[to_device(rows, self._states.device)]
+    def _read(self) -> None:
+        self._place_new()  # nothing writes there

@@ -7,8 +7,6 @@ only one layer it drafts every token, as in other engines: a chain like EAGLE's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +14,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from harness.decoding.protocols import Step
-from harness.decoding.transfer import to_device
+from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import MOST_UNREAD, LayeredHead, SlotCache, behind, windows
+from harness.drafting.blocks import LayeredHead, SlotCache, one_by_one, windows
 from harness.drafting.eagle import EagleConfig, EagleDrafter, EagleHead
 
 
-@dataclass(frozen=True, kw_only=True)
-class MtpConfig(EagleConfig):
-    """MTP layers; `layers` is the target's last, and `transformer` is transformers' `get_mtp_config()` of it."""
-
-    @property
-    def most_tokens(self) -> int | None:
-        """That can be proposed; None for any number."""
-        number = self.transformer.num_hidden_layers
-        return number if number > 1 else None
-
-
 class MtpHead(EagleHead):
-    """transformers' own layers in an EAGLE head's place; embedding and output matrix are the target's."""
+    """transformers' own layers in an EAGLE head's place; embedding and output matrix are the target's.
 
-    def __init__(self, config: MtpConfig, model: MtpModel) -> None:
+    Its configuration has the target's last layer in `layers`, and in `transformer` what `get_mtp_config()` gives.
+    """
+
+    def __init__(self, config: EagleConfig, model: MtpModel) -> None:
         super(LayeredHead, self).__init__(config, config.target_size)
-        self.config: MtpConfig = config
+        self.config = config
         # Each layer ends with its own norm, or with a shared one.
         self.layers, self.norm = model.layers, nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
@@ -69,7 +58,7 @@ class MtpHead(EagleHead):
 
     def drafter(self, target: PreTrainedModel, warp: Warp) -> EagleDrafter:
         """See `HeadDrafter`."""
-        return (EagleDrafter if self.config.most_tokens is None else MtpDrafter)(self, target, warp)
+        return (EagleDrafter if len(self.layers) == 1 else MtpDrafter)(self, target, warp)
 
 
 class MtpDrafter(EagleDrafter):
@@ -81,41 +70,24 @@ class MtpDrafter(EagleDrafter):
 
     def __init__(self, head: MtpHead, target: PreTrainedModel, warp: Warp) -> None:
         super().__init__(head, target, warp)
-        self._depth = len(head.layers)
-        self._counts: list[int] = []  # of features that were read last, of each row
+        self._again = len(head.layers) - 1
 
-    @torch.inference_mode()
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if 0 < max(self._new) <= MOST_UNREAD:
-            super().observe(num_accepted, next_tokens, step)
-            return
-        if max(self._new):
-            self._through_layers(0, torch.empty(0))
-        features, following = self._features, self._following
-        super().observe(num_accepted, next_tokens, step)
-        kept = [min(self._depth - 1, count) for count in self._counts]
-        starts = [count - keep for count, keep in zip(self._counts, kept, strict=True)]
-        self._features = behind(features, starts, kept, self._features)
-        self._following = behind(following, starts, kept, self._following)
-        self._lengths = [length - keep for length, keep in zip(self._lengths, kept, strict=True)]
-        self._new = [new + keep for new, keep in zip(self._new, kept, strict=True)]
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        return Proposal(*one_by_one(self._through_layers(num_draft_tokens, uniforms)))
 
-    def _chain(self, num_draft_tokens: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = self._through_layers(min(num_draft_tokens, self._depth), uniforms)
-        tokens, probabilities = zip(*drawn, strict=True)
-        return torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1)
+    def _read(self, num_masks: int = 0) -> Tensor:
+        self._through_layers(0, torch.empty(0))
+        return self._features
 
     def _through_layers(self, num_draft_tokens: int, uniforms: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Read the new features in every layer, which later needs its own keys and values, and draw from the first."""
-        states, tokens, drawn = self._features, self._following, []
-        rows, last = torch.arange(len(states), device=states.device), to_device(self._new, states.device) - 1
-        self._place(self._lengths, states.shape[1])
-        for layer in range(self._depth):
+        states, tokens, drawn = self._features, self._following, list[tuple[Tensor, Tensor]]()
+        ends = self._ends()
+        self._place_new()
+        for layer in range(len(self._head.layers)):
             states = self._head(self._embed(tokens), states, self._cache, layer)
             tokens = tokens.roll(-1, dims=1)
             if layer < num_draft_tokens:
-                drawn.append(self._draw(self._logits(states[rows, last]), uniforms[:, layer]))
-                tokens[rows, last] = drawn[-1][0]
-        self._counts = self._new
-        self._all_read()
+                drawn.append(self._draw(self._logits(states[ends]), uniforms[:, layer]))
+                tokens[ends] = drawn[-1][0]
         return drawn

@@ -9,6 +9,7 @@ ordinary text two or three.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import torch
 
@@ -105,27 +106,23 @@ class SuffixText(Text):
     def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
         self._threshold = threshold
         self.trie = SuffixTrie(max_depth)
-        self.matches = [self.trie.root]
-        self._shared = shared
-        self._shared_matches = [] if shared is None else [shared.root]
+        self._tries = [(self.trie, self.trie.append)] + ([] if shared is None else [(shared, shared.follow)])
+        self.matches = [[trie.root] for trie, _ in self._tries]
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self.matches = self.trie.append(self.matches, token)
-            if self._shared is not None:
-                self._shared_matches = self._shared.follow(self._shared_matches, token)
+            self.matches = [go_on(held, token) for (_, go_on), held in zip(self._tries, self.matches, strict=True)]
 
     def continuation(self, most: int) -> list[int]:
-        expected, found = self.trie.continuation(self.matches, most, self._threshold)
-        if self._shared is not None:
-            earlier = self._shared.continuation(self._shared_matches, most, self._threshold)
-            # Of equals the longer match.
-            if (earlier[0], len(self._shared_matches)) > (expected, len(self.matches)):
-                return earlier[1]
-        return found
+        found = [
+            (*trie.continuation(matches, most, self._threshold), len(matches))
+            for (trie, _), matches in zip(self._tries, self.matches, strict=True)
+        ]
+        # Of equals the longer match.
+        return max(found, key=itemgetter(0, 2))[1]
 
 
-class SuffixDrafter(TextDrafter[SuffixText]):
+class SuffixDrafter(TextDrafter):
     """Proposes the most frequent continuation of the longest match in prompt and output.
 
     Args:
@@ -143,9 +140,8 @@ class SuffixDrafter(TextDrafter[SuffixText]):
         shared: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(device)
-        self._threshold, self._max_depth = threshold, max_depth
         self._shared = SuffixTrie(max_depth) if shared else None
+        super().__init__(lambda: SuffixText(max_depth, threshold, self._shared), device)
         self._answers: list[tuple[SuffixText, int]] = []  # of the batch, with the lengths of their prompts
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
@@ -156,7 +152,4 @@ class SuffixDrafter(TextDrafter[SuffixText]):
                 for token in [*text.trie.tokens[num_prompt:], END]:
                     matches = self._shared.append(matches, token)
         super().start(prompts, first_tokens, step)
-        self._answers = [(row, len(prompt)) for row, prompt in zip(self._rows, prompts, strict=True)]
-
-    def _new_text(self) -> SuffixText:
-        return SuffixText(self._max_depth, self._threshold, self._shared)
+        self._answers = [(text, len(prompt)) for (text, _), prompt in zip(self._rows, prompts, strict=True)]

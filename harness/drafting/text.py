@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,51 +17,38 @@ class Text(Protocol):
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append decided tokens."""
-        ...
 
     def continuation(self, most: int) -> list[int]:
         """Up to `most` tokens that may follow, none without a guess."""
-        ...
 
 
-T = TypeVar("T", bound=Text)
-
-
-class TextDrafter(Drafter, Generic[T]):
-    """Proposes deterministically, for each row what its `Text` says; `device` is the target's."""
+class TextDrafter(Drafter):
+    """Proposes deterministically what each row's text says; `new` makes an empty text, `device` is the target's."""
 
     layers = ()
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device = device
-        self._rows: list[T] = []
-        self._proposed: list[list[int]] = []
-
-    @abstractmethod
-    def _new_text(self) -> T:
-        """The empty text of one row."""
+    def __init__(self, new: Callable[[], Text], device: torch.device | str = "cpu") -> None:
+        self._new, self._device = new, device
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
-        self._rows, self._proposed = [], []
+        self._rows: list[tuple[Any, list[int]]] = []  # texts, with what was proposed last
         self.add(prompts, first_tokens, step)
 
     def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
-            text = self._new_text()
+            text = self._new()
             text.extend([*prompt, first])
-            self._rows.append(text)
-            self._proposed.append([])
+            self._rows.append((text, []))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        self._proposed = [row.continuation(num_draft_tokens) for row in self._rows]
-        lengths = list(map(len, self._proposed))
-        padded = [token for row in self._proposed for token in row + [0] * (max(lengths) - len(row))]
+        self._rows = [(text, text.continuation(num_draft_tokens)) for text, _ in self._rows]
+        lengths = [len(found) for _, found in self._rows]
+        padded = [token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))]
         return Proposal(to_device(padded, self._device).long().view(len(lengths), max(lengths)), None, lengths)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        for row, proposed, count, token in zip(self._rows, self._proposed, num_accepted, next_tokens, strict=True):
-            row.extend([*proposed[:count], token])
+        for (text, found), count, token in zip(self._rows, num_accepted, next_tokens, strict=True):
+            text.extend([*found[:count], token])
 
     def select(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
-        self._proposed = [self._proposed[row] for row in rows]

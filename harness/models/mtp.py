@@ -20,7 +20,8 @@ from transformers.modeling_layers import MtpModel
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
 from harness.drafting.blocks import SPARE_SLOTS, SlotCache
-from harness.drafting.mtp import MtpConfig, MtpHead
+from harness.drafting.eagle import EagleConfig
+from harness.drafting.mtp import MtpHead
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain
 from harness.models.heads import HeadCheckpoint, _fetch
@@ -36,7 +37,7 @@ class MtpCheckpoint(HeadCheckpoint):
     """MTP layers before their weights load; `files` is what names the tensors of the checkpoint."""
 
     target: Checkpoint
-    config: MtpConfig
+    config: EagleConfig
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """See `HeadCheckpoint.sketch`. The layers are read for every token, or all once if there are several."""
@@ -66,7 +67,7 @@ class MtpCheckpoint(HeadCheckpoint):
             class_name=self.kind,
             slots=SPARE_SLOTS,
             borrowed=dtype.itemsize * output * len(self.numbers),
-            one_pass=self.config.most_tokens is not None,
+            one_pass=len(self.numbers) > 1,
         )
 
     def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> MtpHead:
@@ -126,7 +127,7 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
     if unknown := set(getattr(own, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
         raise refused(f"cannot be used: the layers of model={name} are of type {', '.join(sorted(unknown))}")
     size = vocabulary_size(text)
-    config = MtpConfig(
+    config = EagleConfig(
         layers=(text.num_hidden_layers,),
         target_size=text.hidden_size,
         vocabulary_size=size,

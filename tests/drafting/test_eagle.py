@@ -17,7 +17,6 @@ from harness.decoding.adaptive import DraftLength
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import left_aligned
 from harness.drafting.eagle import EagleConfig, EagleHead
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -257,12 +256,7 @@ def test_greedy_output_is_that_of_generate(model_type: str, mask_token_id: int |
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     mask_token_id: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.drafting.eagle.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.blocks.MOST_UNREAD", 8)
     target, head = target_model(), eagle_head(layer_config("llama"), mask_token_id=mask_token_id)
     expected = eagle_expected(head, head.embed_tokens, head.lm_head)
     check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))
-
-
-def test_padding_never_reaches_the_left_end() -> None:
-    states = torch.tensor([[[torch.nan], [1.0], [2.0]], [[3.0], [4.0], [5.0]]])
-    assert left_aligned(states, [2, 3]).squeeze(-1).tolist() == [[1, 2, 2], [3, 4, 5]]

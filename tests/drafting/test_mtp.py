@@ -17,14 +17,15 @@ from drafting.test_eagle import Expected, check_against, check_greedy
 from harness.decoding.loops import speculative
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
-from harness.drafting.mtp import MtpConfig, MtpHead
+from harness.drafting.eagle import EagleConfig
+from harness.drafting.mtp import MtpHead
 from harness.runners.eager import EagerRunner
 from mtp_models import FAMILIES, mtp_target
 
 
 def mtp_head(layers: MtpModel) -> MtpHead:
     own, size = layers.config, layers.config.vocab_size
-    config = MtpConfig(layers=(2,), target_size=32, vocabulary_size=size, draft_vocabulary_size=size, transformer=own)
+    config = EagleConfig(layers=(2,), target_size=32, vocabulary_size=size, draft_vocabulary_size=size, transformer=own)
     return MtpHead(config, layers).eval().requires_grad_(False)
 
 
@@ -55,8 +56,7 @@ def test_distributions_are_those_of_transformers(family: str, number: int) -> No
 
 
 def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.drafting.eagle.MOST_UNREAD", 8)
-    monkeypatch.setattr("harness.drafting.mtp.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.blocks.MOST_UNREAD", 8)
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
     drafter = mtp_head(layers).drafter(target, Warp())
     check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))

@@ -25,10 +25,10 @@ EVERY = [LookupDrafter, SuffixDrafter, lambda: SuffixDrafter(threshold=0, max_de
 NAMES = ["lookup", "suffix", "shared suffix"]
 every_drafter = pytest.mark.parametrize("new", EVERY, ids=NAMES)
 
-New = Callable[[], TextDrafter]  # type: ignore[type-arg]
+New = Callable[[], TextDrafter]
 
 
-def run(target: Tensor, drafter: TextDrafter, what: Request, k: int = 4) -> list[Iteration]:  # type: ignore[type-arg]
+def run(target: Tensor, drafter: TextDrafter, what: Request, k: int = 4) -> list[Iteration]:
     return list(speculative(MarkovRunner(target), drafter, what, k))
 
 
