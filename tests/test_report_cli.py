@@ -146,7 +146,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert result.stdout == ""
 
 
-def test_files_go_beside_a_named_file_or_where_they_are_wanted(tmp_path: Path) -> None:
+def test_files_go_next_to_a_named_file_or_where_they_are_wanted(tmp_path: Path) -> None:
     write(tmp_path / "box" / "a100.csv", latency_run())
     assert harness("report", "box/a100.csv", cwd=tmp_path).returncode == 0
     assert (tmp_path / "report.html").exists()
@@ -154,7 +154,7 @@ def test_files_go_beside_a_named_file_or_where_they_are_wanted(tmp_path: Path) -
     assert (tmp_path / "paper" / "figures" / "report.md").exists()
 
 
-def test_who_reads_half_of_the_tables_has_the_files_all_the_same(tmp_path: Path) -> None:
+def test_half_of_the_tables_read_leaves_the_files_whole(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", *(latency_run(k, 1 + k / 10) for k in range(1, 60)))
     command = f"{sys.executable} -m harness report | head -n 1"
     result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)

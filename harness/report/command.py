@@ -14,7 +14,7 @@ from harness.report.distill import trained_table
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pairs import Pair, Prompts, fastest, latency_pairs, latency_tables, published_tables
+from harness.report.pairs import Pair, fastest, latency_pairs, latency_tables, published_tables
 from harness.report.races import races_table
 from harness.report.recovery import losses, recovery_table
 from harness.report.runs import Run, read
@@ -52,14 +52,13 @@ class Report:
     Attributes:
         headlines: sentences to begin with.
         parts: tables and sentences, in reading order.
-        pairs, accuracy, prompts: what is plotted: pairs of `latency`, runs of `eval`, rows of prompts files.
+        pairs, accuracy: what is plotted: pairs of `latency`, runs of `eval`.
     """
 
     headlines: Document
     parts: Document
     pairs: Sequence[Pair]
     accuracy: Sequence[Run]
-    prompts: Prompts
 
 
 def build(paths: Sequence[str | Path]) -> Report:
@@ -71,7 +70,7 @@ def build(paths: Sequence[str | Path]) -> Report:
     found = read([Path(path) for path in paths])
     pairs, accuracy, recovery = latency_pairs(found.of("latency")), found.of("eval"), found.of("recovery")
     document = [
-        *latency_tables(pairs, found.prompts),
+        *latency_tables(pairs),
         trained_table([row for run in found.of("distill") for row in run.rows]),
         others_table(found.others),
         accuracy_table(accuracy),
@@ -88,7 +87,7 @@ def build(paths: Sequence[str | Path]) -> Report:
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         headlines.append(f"Without a full result: {unfinished}; the reasons are listed below.")
     lines = [*fastest(pairs), *(Line(text, "strong") for text in headlines)]
-    return Report(lines, without_empty(document), pairs, accuracy, found.prompts)
+    return Report(lines, without_empty(document), pairs, accuracy)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -124,7 +123,7 @@ def _write(report: Report, output: Path) -> list[Path]:
         print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
         drawn, note = {}, Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
     else:
-        drawn, note = plots(report.pairs, report.accuracy, report.prompts), Line("The plots are in report.html.", "dim")
+        drawn, note = plots(report.pairs, report.accuracy), Line("The plots are in report.html.", "dim")
     contents = {
         output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
         output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.report.runs import Run
 from harness.report.table import Column, Table, TableRow, grouped
-from harness.report.words import pair_name, short_commit
+from harness.report.words import Name, pair_name, short_commit
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 
@@ -32,9 +32,9 @@ def environment_table(runs: Sequence[Run]) -> Table:
     where = attrgetter(*(f"last.{name}" for name in ("devices", "num_threads", *_VERSIONS)))
     described = [_place(there) for there in grouped(runs, where).values()]
     headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
-    columns = tuple(Column(heading, text=True) for heading in ("", *headings))
-    rows = [(name, *(place[name] for place in described)) for name in (described or [{}])[0]]
-    return Table("environment", "Environment", columns, tuple(TableRow(row) for row in rows if any(row[1:])))
+    columns = [Column(heading, text=True, of=place.get) for heading, place in zip(headings, described, strict=False)]
+    names = [name for name in (described or [{}])[0] if any(place[name] for place in described)]
+    return Table.of("environment", "Environment", names, [Column("", text=True, of=str), *columns])
 
 
 def files_table(files: Mapping[Path, int]) -> Table:
@@ -44,9 +44,8 @@ def files_table(files: Mapping[Path, int]) -> Table:
 
 
 def _pair(run: Run) -> str | None:
-    row = run.last
-    k = f" · K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
-    return f"{pair_name(row)}{k}" if row.model else None
+    k = run.last.num_draft_tokens if run.last.draft else None
+    return Name(pair_name(run.last), k).label() if run.last.model else None
 
 
 def _place(runs: Sequence[Run]) -> dict[str, str]:

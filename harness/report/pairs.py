@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
@@ -16,10 +17,7 @@ from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, grouped, interval, number, percent, times
 from harness.report.words import Name, common_settings, told_apart
 from harness.results.published import FIGURES, Published, published_for
-from harness.results.schema import LatencyPromptRow, LatencyRow
-
-# Rows of the prompts files by run.
-Prompts = Mapping[str | None, Sequence[LatencyPromptRow]]
+from harness.results.schema import LatencyRow
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,12 @@ class Pair:
     @property
     def partial(self) -> bool:
         return self.run.status != "ok"
+
+    @functools.cached_property
+    def categories(self) -> list[latency.Category]:
+        """Speed-up by category of prompts at the best K; empty where there is only one category."""
+        found = latency.by_category(self.run.prompts, self.row) if self.best else []
+        return found if len(found) > 1 else []
 
     @property
     def marked(self) -> bool:
@@ -78,13 +82,11 @@ def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return [sorted(group, key=attrgetter("name.place")) for group in grouped(pairs, attrgetter("name.group")).values()]
 
 
-def latency_tables(pairs: Sequence[Pair], prompts: Prompts) -> Document:
-    """A single run in detail, several compared; then methods."""
+def latency_tables(pairs: Sequence[Pair]) -> Document:
+    """A single run in detail, or several compared."""
     if len(pairs) == 1 and not pairs[0].partial:
-        shown = latency.latency_document(pairs[0].run.rows, prompts.get(pairs[0].row.run, ()))
-    else:
-        shown = [pairs_table(pairs), _categories(pairs, prompts), _reasons(pairs), _arms(pairs)]
-    return [*shown, *methods_tables(pairs)]
+        return latency.latency_document(pairs[0].run.rows, pairs[0].run.prompts)
+    return [pairs_table(pairs), _categories(pairs), _reasons(pairs), _arms(pairs), *methods_tables(pairs)]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
@@ -249,23 +251,20 @@ def _remark(pair: Pair) -> str | None:
     return "best K" if pair.chosen else None
 
 
-def _categories(pairs: Sequence[Pair], prompts: Prompts) -> Table:
+def _categories(pairs: Sequence[Pair]) -> Table:
     """Pairs by category: speed-up with interval, and tokens per iteration."""
-    found = {
-        pair.name.label(): {category.name: category for category in categories}
-        for pair in pairs
-        if pair.best and len(categories := latency.by_category(prompts.get(pair.row.run, ()), pair.row)) > 1
-    }
+    found = [pair for pair in pairs if pair.categories]
     counts: dict[str, int] = {}
-    for category in (category for of_pair in found.values() for category in of_pair.values()):
+    for category in (category for pair in found for category in pair.categories):
         counts[category.name] = max(category.num_prompts, counts.get(category.name, 0))
 
     def column(name: str) -> Column:
-        return Column(f"{name} ({counts[name]})", _category, lambda item: item[1].get(name))
+        of = {id(pair): category for pair in found for category in pair.categories if category.name == name}
+        return Column(f"{name} ({counts[name]})", _category, lambda pair: of.get(id(pair)))
 
-    columns = (Column("pair", text=True, of=lambda item: item[0]), *map(column, counts))
+    columns = (Column("pair", text=True, of=lambda pair: pair.name.label()), *map(column, counts))
     about = "Speed-up, its 95 % interval, and tokens per iteration; in brackets the number of prompts."
-    return Table.of("categories", "Pairs by category of prompts", found.items(), columns, about=about)
+    return Table.of("categories", "Pairs by category of prompts", found, columns, about=about)
 
 
 def _category(found: latency.Category) -> str:

@@ -21,15 +21,14 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from harness.report import latency
 from harness.report.accuracy import merged_rows, named_runs
-from harness.report.pairs import Pair, Prompts, groups, predicted_curve
+from harness.report.pairs import Pair, groups, predicted_curve
 from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.report.words import in_words
 
 _MEASURED, _AUTO = "measured, 95 % interval", "auto, 95 % interval"
-# Of series that have a name of their own; of others, told apart in black and white too.
+# Of series that are in several plots; the curves of others differ in black and white too.
 _STYLES: dict[str, dict[str, Any]] = {
     _MEASURED: {"color": "C0", "marker": "o"},
     "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
@@ -67,14 +66,8 @@ DotRow = tuple[str, Mapping[str, Point]]
 Curves = Mapping[str, Sequence[Point]]
 
 
-def plots(pairs: Sequence[Pair], accuracy: Sequence[Run], prompts: Prompts) -> dict[str, list[str]]:
-    """Plots that have something to show: name -> SVGs.
-
-    Args:
-        pairs: of `latency`.
-        accuracy: runs of `eval`.
-        prompts: rows of `latency`'s prompts files by run.
-    """
+def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
+    """Plots of pairs of `latency` and runs of `eval` that have something to show: name -> SVGs."""
     # The first figure ever drawn on a machine makes matplotlib list its fonts, and say so.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -86,7 +79,7 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run], prompts: Prompts) -> d
         figures = {
             "speedup": _dots(_speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1),
             "times": _dots(_times(pairs), "ms per token ± standard deviation over prompts", from_zero=True),
-            "categories": _by_category(pairs, prompts),
+            "categories": _by_category(pairs),
             "num_draft_tokens": _against_k(pairs),
             "load": _against_load(pairs),
             "throughput": _throughputs(pairs),
@@ -113,17 +106,13 @@ def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
             yield f"{pair.row.speedup:.2f}×  {pair.name.label()}", points
 
 
-def _by_category(pairs: Sequence[Pair], prompts: Prompts) -> list[Figure]:
+def _by_category(pairs: Sequence[Pair]) -> list[Figure]:
     """For each pair at its best K the speed-up in every category of prompts, with its interval."""
     figures = []
     for pair in pairs:
-        found = latency.by_category(prompts.get(pair.row.run, ()), pair.row) if pair.best else []
-        if len(found) > 1:
-            rows = [
-                (f"{of.speedup.estimate:.2f}×  {of.name} ({of.num_prompts})", {_MEASURED: Point(*astuple(of.speedup))})
-                for of in found
-            ]
-            figures += _dots(rows, f"speed-up of {_shortened(pair.name.label())}", reference=1)
+        points = {f"{of.name} ({of.num_prompts})": Point(*astuple(of.speedup)) for of in pair.categories}
+        rows = [(f"{point.value:.2f}×  {name}", {_MEASURED: point}) for name, point in points.items()]
+        figures += _dots(rows, f"speed-up of {_shortened(pair.name.label())}", reference=1)
     return figures[:_MOST_PANELS]
 
 

@@ -57,7 +57,7 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
 
 
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
-    """What `recovery` prints of its own run; empty where no check was finished."""
+    """What `recovery` prints of its run; empty where no check was finished."""
     row = rows[0]
     if row.check is None:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,7 +21,7 @@ from harness.results.schema import RUN_KINDS, AnswerRow, CompareRow, LatencyProm
 # Plans measure nothing.
 _COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
 _FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv|{OTHER_FILE}")
-# A run is shown, be it in part, where it has one of these.
+# A run with one of these is shown, even if only a part was measured.
 _FIGURES = ("ms_per_token", "accuracy", "verdict", "regular_ms_per_token")
 
 
@@ -34,12 +34,14 @@ class Run:
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
         times: how many runs with the same `measurement` and outcome were read; this is the newest.
+        prompts: rows of its `latency_prompts.csv`, where it can be found.
     """
 
     rows: list[Any]
     file: Path | None = None
     directory: Path | None = None
     times: int = 1
+    prompts: list[LatencyPromptRow] = field(default_factory=list)
 
     @property
     def command(self) -> str:
@@ -85,7 +87,6 @@ class Findings:
     Attributes:
         runs: with figures, each measurement once, oldest first.
         failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
-        prompts: rows of `latency_prompts.csv` by the run that they belong to.
         others: measurements by other tools, see `read_other`.
         files: number of rows read by file.
         notes: what could not be read, or was left out.
@@ -93,7 +94,6 @@ class Findings:
 
     runs: list[Run] = field(default_factory=list)
     failures: list[Run] = field(default_factory=list)
-    prompts: dict[str | None, list[LatencyPromptRow]] = field(default_factory=dict)
     others: list[LatencyRow] = field(default_factory=list)
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -111,6 +111,7 @@ def read(paths: Sequence[Path]) -> Findings:
     """
     found = Findings()
     unfinished: dict[Path, Run] = {}
+    prompts: dict[str | None, list[LatencyPromptRow]] = {}
     for path in paths:
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
@@ -120,8 +121,11 @@ def read(paths: Sequence[Path]) -> Findings:
         if not files:
             raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
         for file in files:
-            if file not in found.files and not _add(found, file) and file == path:
+            rows = [] if file in found.files else _rows(file, found)
+            if rows is None and file == path:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(_COMMANDS)}")
+            found.runs += group(rows or (), file)
+            prompts |= _prompts(rows or ())
     found.runs, found.failures = merge(found.runs)
     found.failures += unfinished.values()
     if not found.runs and not found.failures and not found.others:
@@ -129,8 +133,9 @@ def read(paths: Sequence[Path]) -> Findings:
         raise SettingError(", ".join(map(str, paths)), rule)
     for run in found.of("latency"):
         file = (run.directory or Path()) / "latency_prompts.csv"
-        if run.directory and run.last.run not in found.prompts and file.is_file():
-            _add_prompts(found, [row for row in read_file(file).rows if row.run == run.last.run])
+        if run.directory and run.last.run not in prompts and file.is_file():
+            prompts |= _prompts(read_file(file).rows)
+        run.prompts = prompts.get(run.last.run, [])
     return found
 
 
@@ -167,30 +172,26 @@ def _measurement(run: Run) -> str:
     return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
 
 
-def _add(found: Findings, file: Path) -> bool:
-    """Add what a file holds, and say whether it is a file of ours or of another tool."""
+def _rows(file: Path, found: Findings) -> Sequence[Row] | None:
+    """The whole rows of a file of ours, None where it is of nobody we know; what else there is to say is in `found`."""
     try:
         if file.suffix in (".json", ".jsonl") and (others := read_other(file)):
             found.others += others
-            return True
+            return []
         contents = read_file(file)
     except OSError as error:
         found.notes.append(f"{file} cannot be read: {error.strerror}")
-        return True
+        return []
     found.notes += contents.torn
     if contents.kind not in (*_COMMANDS.values(), LatencyPromptRow, AnswerRow):
         found.notes.append(f"{file} has the columns of no command and was left out")
-        return False
+        return None
     found.files[file] = len(contents.rows)
-    found.runs += group(contents.rows, file)
-    _add_prompts(found, contents.rows)
-    return True
+    return contents.rows
 
 
-def _add_prompts(found: Findings, rows: Sequence[Row]) -> None:
-    for row in rows:
-        if isinstance(row, LatencyPromptRow):
-            found.prompts.setdefault(row.run, []).append(row)
+def _prompts(rows: Iterable[Row]) -> dict[str | None, list[LatencyPromptRow]]:
+    return grouped((row for row in rows if isinstance(row, LatencyPromptRow)), attrgetter("run"))
 
 
 def _directory(row: RunRow, file: Path | None) -> Path | None:

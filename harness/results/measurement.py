@@ -60,7 +60,7 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
-    """The settings that are not at their defaults and have no column of their own in such rows, by name."""
+    """The settings that are not at their defaults and have no column in such rows, by name."""
     columns = kind.columns().items()
     told = {about["path"] or name for name, about in columns if about["kind"] != "circumstance"}
     return _departures(settings, told, "") or None

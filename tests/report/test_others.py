@@ -45,7 +45,7 @@ def test_aiperfs_records_are_read(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_vllms_benchmark_saves_is_read_beside_our_rows(tmp_path: Path) -> None:
+def test_what_vllms_benchmark_saves_is_read_next_to_our_rows(tmp_path: Path) -> None:
     file = tmp_path / "openai-infqps-concurrency16-Llama-3.1-8B-20261120.json"
     file.write_text(json.dumps(SAVED))
     write(tmp_path / "latency.csv", latency_run())

@@ -34,7 +34,7 @@ def report(tmp_path: Path) -> Report:
 
 
 def html_of(report: Report, drawn: Mapping[str, Sequence[str]] | None = None) -> str:
-    drawn = plots(report.pairs, report.accuracy, report.prompts) if drawn is None else drawn
+    drawn = plots(report.pairs, report.accuracy) if drawn is None else drawn
     return html_page(TITLE, report.headlines, report.parts, drawn)
 
 
@@ -101,7 +101,7 @@ def test_what_users_name_is_text(report: Report) -> None:
 
 
 def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
-    drawn = plots(report.pairs, report.accuracy, report.prompts)
+    drawn = plots(report.pairs, report.accuracy)
     assert {name: len(svgs) for name, svgs in drawn.items()} == {
         "speedup": 1, "times": 1, "num_draft_tokens": 3, "positions": 1, "accuracy": 1,
     }  # fmt: skip
@@ -118,7 +118,7 @@ def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
     page = Page(html_of(report))
-    assert page.opened.count("svg") == len(plots(report.pairs, [], {})) == 4
+    assert page.opened.count("svg") == len(plots(report.pairs, [])) == 4
     assert "Speculative decoding is 2.00× faster" in page.text
 
 
@@ -128,7 +128,7 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
         for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
         for engine in ("local", "server")
     ]
-    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [], {})
+    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])
     (load,) = drawn["load"]
     # A curve for each engine over all loads, and one plot each of what its users get.
     texts = ElementTree.fromstring(load.encode()).itertext()
@@ -151,7 +151,7 @@ def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     write(tmp_path / "latency.csv", run)
     write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
     report = build([tmp_path])
-    (svg,) = plots(report.pairs, report.accuracy, report.prompts)["categories"]
+    (svg,) = plots(report.pairs, report.accuracy)["categories"]
     texts = {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
     assert {"2.00× story (8)", "4.00× sums (8)"} <= texts
 
@@ -167,7 +167,7 @@ def test_without_plots_the_tables_remain(report: Report) -> None:
 
 
 def test_plots_of_nothing_are_none() -> None:
-    assert plots([], [], {}) == {}
+    assert plots([], []) == {}
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:

@@ -300,7 +300,7 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", *far)
     write(tmp_path / "far" / "latency_prompts.csv", prompt_rows(far[0], [("code", 50.0), ("chat", 80.0)]))
     assert cells(build([tmp_path / "results"]), "categories")[0][1].startswith("2.00×")
-    # In batches no prompt has a time of its own.
+    # In batches prompts share a time.
     batch = latency_run(batch_size=4)
     write(tmp_path / "b" / "latency.csv", batch, latency_run(2, 1.1, batch_size=4))
     write(tmp_path / "b" / "latency_prompts.csv", prompt_rows(batch, [("code", 50.0), ("chat", 80.0)]))

@@ -1,4 +1,4 @@
-"""Settings tell jobs apart: whatever setting two jobs differ in, their names in tables differ."""
+"""Settings tell jobs apart: two jobs that differ in any setting have different names in tables."""
 
 from __future__ import annotations
 
