@@ -59,10 +59,10 @@ class HuggingFaceEngine(LocalEngine):
     """
 
     def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
-        drafting, assistant, lookup = pair.drafting, pair.draft and pair.draft.model, False
+        drafting, assistant = pair.drafting, pair.draft and pair.draft.model
         arguments: dict[str, Any] = {"assistant_model": assistant}
         if drafting is not None and drafting.method == "lookup":
-            lookup, arguments = True, {}
+            arguments = {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
         elif drafting is not None and drafting.method == "early_exit" and drafting.layers:
             assistant, arguments = pair.target.model, {"assistant_early_exit": drafting.layers[0]}
         elif pair.draft is not None and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1:
@@ -74,8 +74,8 @@ class HuggingFaceEngine(LocalEngine):
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
         self.arms = [HuggingFaceArm("regular", pair, self._thread)]
-        if lookup or assistant is not None:
-            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule, lookup))
+        if drafting is not None:
+            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule))
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`. What `generate` spends its time on is not told."""
@@ -101,7 +101,6 @@ class HuggingFaceArm(Arm):
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: Schedule = "constant"
-    lookup: bool = False
     tells = frozenset({"origins", "proposals"})
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -111,8 +110,6 @@ class HuggingFaceArm(Arm):
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, question.stop_tokens)
-        if self.lookup:
-            config.prompt_lookup_num_tokens = decoding.num_draft_tokens
         # `generate` fills what is not set from the model's own configuration, and has no argument for an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:

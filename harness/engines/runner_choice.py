@@ -67,32 +67,30 @@ def build_runner(
             say(f"{name} has a recurrent state; it runs with runner=eager")
         return _snapshot_runner(loaded, shapes, drafts=drafts, common=common), "eager"
     reasons: list[str] = []
+    built: Runner
     while True:
-        built: Runner | None = None
         try:
             if chosen == "eager":
                 built = EagerRunner(model, **common)
             elif chosen == "static":
-                static = StaticRunner(model, num_slots=shapes[1], **common)
+                built = StaticRunner(model, num_slots=shapes[1], **common)
                 if model not in _checked:  # a sweep runs many jobs with the same models
-                    static.check()
+                    built.check()
                     _checked.add(model)
-                built = static
             else:
-                compiled, captured = chosen != "graphs_only", chosen != "compiled"
-                prepared = PreparedRunner(model, compiled=compiled, captured=captured, **common)
                 say(f"{name}: preparing runner={chosen}")
-                prepared.prepare(*shapes)
-                built = prepared
+                compiled, captured = chosen != "graphs_only", chosen != "compiled"
+                built = PreparedRunner(model, compiled=compiled, captured=captured, **common)
+                built.prepare(*shapes)
         except UnsupportedModelError as reason:
             reasons += [] if str(reason) in reasons else [str(reason)]
             # What a compiler does not understand may be captured all the same.
             compiling = chosen == "graphs" and isinstance(reason, CompilationError)
             chosen = "graphs_only" if compiling else "eager" if chosen == "static" else "static"
-        if built is not None:
-            if reasons:
-                say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
-            return built, chosen
+            continue
+        if reasons:
+            say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
+        return built, chosen
 
 
 def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]) -> Runner:
@@ -109,7 +107,6 @@ def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bo
     try:
         runner.check(num_rows)
     except UnsupportedModelError as reason:
-        raise SettingError(
-            "batch_size", f"must be 1 for {role}={name}: reading several rows at once, it {reason}", num_rows
-        ) from reason
+        rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
+        raise SettingError("batch_size", rule, num_rows) from reason
     return runner

@@ -189,10 +189,26 @@ class ServerArm(Arm):
     async def _ask(self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]) -> None:
         """Send one request, and note in `request` what becomes of it; `add` gets its tokens, or none at its end."""
         request.started_ns, started = time.time_ns(), time.perf_counter()
-        timeout_s = self.settings.timeout_s
+        finished, timeout_s = False, self.settings.timeout_s
+        send = self.client.completions.with_streaming_response.create
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._read(body, request, started, add)
+            async with asyncio.timeout(timeout_s), send(**body) as response:
+                async for chunk in _events(response):
+                    if chunk.get("error"):
+                        raise RunError(str(chunk["error"]))
+                    for choice in chunk.get("choices") or ():
+                        tokens, text = choice.get("token_ids"), choice.get("text")
+                        if tokens or text:
+                            request.arrivals.append(time.perf_counter() - started)
+                            request.text += text or ""
+                        if tokens:
+                            request.token_ids += tokens
+                            add(tokens)
+                        finished = finished or choice.get("finish_reason") is not None
+                    request.num_tokens = (chunk.get("usage") or {}).get("completion_tokens") or request.num_tokens
+                    request.read_drafts(chunk)
+            if not finished:
+                raise RunError("the answer ended early")
         except TimeoutError:
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
@@ -208,28 +224,6 @@ class ServerArm(Arm):
             request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
             add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
-
-    async def _read(
-        self, body: dict[str, Any], request: RequestRecord, started: float, add: Callable[[list[int]], None]
-    ) -> None:
-        finished = False
-        async with self.client.completions.with_streaming_response.create(**body) as response:
-            async for chunk in _events(response):
-                if chunk.get("error"):
-                    raise RunError(str(chunk["error"]))
-                for choice in chunk.get("choices") or ():
-                    tokens, text = choice.get("token_ids"), choice.get("text")
-                    if tokens or text:
-                        request.arrivals.append(time.perf_counter() - started)
-                        request.text += text or ""
-                    if tokens:
-                        request.token_ids += tokens
-                        add(tokens)
-                    finished = finished or choice.get("finish_reason") is not None
-                request.num_tokens = (chunk.get("usage") or {}).get("completion_tokens") or request.num_tokens
-                request.read_drafts(chunk)
-        if not finished:
-            raise RunError("the answer ended early")
 
 
 async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:

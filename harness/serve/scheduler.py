@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -78,13 +78,15 @@ class _Batch:
 class Scheduler:
     """Runs answers of all arms in its thread, `max_rows` at once; `max_waiting` more may wait.
 
-    `open_arm` gives an arm by its name, in that thread, when it is first needed. Two arms share no runner.
+    `open_arm` gives one of the `arms` by its name, in that thread, when it is first needed. Two share no runner.
     """
 
-    def __init__(self, open_arm: Callable[[str], LocalArm], max_rows: int, max_waiting: int) -> None:
-        self._open_arm, self._max_rows, self._max_waiting = open_arm, max_rows, max_waiting
-        self._batches: dict[str, _Batch] = {}
-        self._waiting: deque[Answer] = deque()
+    def __init__(
+        self, open_arm: Callable[[str], LocalArm], arms: Sequence[str], max_rows: int, max_waiting: int
+    ) -> None:
+        self._max_rows, self._max_waiting = max_rows, max_waiting
+        self._batches = {name: _Batch(partial(open_arm, name)) for name in arms}
+        self._waiting: list[Answer] = []
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -93,7 +95,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return sum(len(batch.rows) for batch in [*self._batches.values()])
+        return sum(len(batch.rows) for batch in self._batches.values())
 
     @property
     def num_waiting(self) -> int:
@@ -147,20 +149,15 @@ class Scheduler:
             batch.drop_cancelled()
         if self._alone and not self.num_running:
             self._work_alone(*self._alone.popleft())
-        joining: dict[str, list[Answer]] = {}
         with self._changed:
             # What must be alone waits for those that run, and not for those that wait.
             room = 0 if self._alone else self._max_rows - self.num_running
-            for answer in list(self._waiting):
-                self._batches.setdefault(answer.arm, _Batch(partial(self._open_arm, answer.arm)))
-                if room > sum(map(len, joining.values())) and not answer.cancelled:
-                    joining.setdefault(answer.arm, []).append(answer)
-                    self._waiting.remove(answer)
-                elif answer.cancelled:
-                    self._waiting.remove(answer)
+            waiting = [answer for answer in self._waiting if not answer.cancelled]
+            joining, self._waiting = waiting[:room], waiting[room:]
         for name, batch in self._batches.items():
-            if batch.rows or joining.get(name):
-                batch.step(joining.get(name, []))
+            own = [answer for answer in joining if answer.arm == name]
+            if batch.rows or own:
+                batch.step(own)
 
     def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

@@ -39,10 +39,11 @@ class Service:
         self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
         self._pair, self._say = pair, say
         self._vocabulary = pair.vocabulary_size
-        limits = (max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None)
-        self._context = min((limit for limit in limits if limit), default=None)
-        self._engines: dict[str, LocalEngine] = {}
-        self.scheduler = Scheduler(lambda name: self._open(name)[1], settings.batch_size, settings.max_waiting)
+        contexts = (max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None)
+        self._context = min(filter(None, contexts), default=None)
+        self._opened: dict[str, tuple[LocalEngine, LocalArm]] = {}
+        limits = settings.batch_size, settings.max_waiting
+        self.scheduler = Scheduler(lambda name: self._open(name)[1], self.arms, *limits)
         # The first request finds everything ready.
         self.scheduler.alone(lambda: self._open(self.arms[-1])).result()
 
@@ -126,17 +127,14 @@ class Service:
 
     def _open(self, name: str) -> tuple[LocalEngine, LocalArm]:
         """The arm, with its own engine, because arms share runners within an engine."""
-        is_new = name not in self._engines
-        if is_new:
+        if name not in self._opened:
             settings = self.settings
             decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
             limits: Any = {"batch_size": settings.batch_size, "longest_prompt": settings.max_prompt_tokens}
             engine = LocalEngine(self._pair, decoding, runner=settings.runner, say=self._say, **limits)
-            self._engines[name] = engine
-        engine = self._engines[name]
-        [arm] = [arm for arm in engine.arms if arm.name == name]
-        assert isinstance(arm, LocalArm)
-        if is_new:  # warm it up
-            decoding = dataclasses.replace(self.settings.decoding, max_new_tokens=8)
-            generate(engine, arm, Question([[0, 0]], decoding, 0, [0]))
-        return engine, arm
+            [arm] = [arm for arm in engine.arms if arm.name == name]
+            assert isinstance(arm, LocalArm)
+            # Warm it up.
+            generate(engine, arm, Question([[0, 0]], dataclasses.replace(decoding, max_new_tokens=8), 0, [0]))
+            self._opened[name] = engine, arm
+        return self._opened[name]
