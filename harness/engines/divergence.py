@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,14 +18,21 @@ class Divergence:
         expected, actual: the regular arm's token there, and the other's.
         logit_margin: logit of `expected` minus logit of `actual`, in a forward pass over prompt and common prefix. A
             margin within the rounding of the number format means that the two tokens tied; near 0 nothing is wrong.
-        largest_logit: in absolute value, at that position: rounding is relative to it.
+        logit_tolerance: the largest margin there that rounding explains.
     """
 
     position: int
     expected: int
     actual: int
     logit_margin: float | None = None
-    largest_logit: float | None = None
+    logit_tolerance: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """The margin in tolerances: rounding explains one at most. Infinite where the margin is not known."""
+        if self.logit_margin is None or self.logit_tolerance is None:
+            return math.inf
+        return abs(self.logit_margin) / self.logit_tolerance
 
 
 def first_divergence(
@@ -39,5 +47,6 @@ def first_divergence(
             if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
             logits = reference.logits([[*prompt, *expected[:position]]])[0]
-            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), float(logits.abs().max()))
+            tolerance = max(reference.logit_rounding * float(logits.abs().max()), 1e-30)
+            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), tolerance)
     return None

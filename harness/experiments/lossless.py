@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,39 +36,16 @@ REQUIRED_POWER = 0.99
 ROUNDING_ALLOWANCE = 4.0
 
 
-@dataclass(frozen=True)
-class GreedyCheck:
-    """Whether greedy texts are the regular arm's: one divergence per prompt, None where they are the same."""
+def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
+    """Whether greedy texts are the regular arm's, and where they part in a way that rounding explains least.
 
-    num_tokens: int  # compared, over all prompts
-    divergences: Sequence[Divergence | None]
-    rounding: float  # `logit_rounding` of the reference
-
-    @property
-    def num_identical(self) -> int:
-        return self.divergences.count(None)
-
-    @property
-    def worst(self) -> Divergence | None:
-        """The divergence that rounding explains least."""
-        parted = [divergence for divergence in self.divergences if divergence is not None]
-        return max(parted, key=self._excess, default=None)
-
-    @property
-    def verdict(self) -> Finding:
-        worst = self.worst
-        if worst is not None and worst.logit_margin is None:
-            return "undecided"
-        return "lossless" if worst is None or self._excess(worst) <= 1 else "lossy"
-
-    def tolerance(self, divergence: Divergence) -> float | None:
-        """The largest logit margin there that rounding explains; None where the margin is not known."""
-        largest = divergence.largest_logit
-        return None if largest is None else max(self.rounding * largest, 1e-30)
-
-    def _excess(self, divergence: Divergence) -> float:
-        margin, tolerance = divergence.logit_margin, self.tolerance(divergence)
-        return math.inf if margin is None or tolerance is None else abs(margin) / tolerance
+    Args:
+        divergences: one per prompt, None where the texts are the same.
+    """
+    worst = max(filter(None, divergences), key=operator.attrgetter("excess"), default=None)
+    if worst is None or worst.excess <= 1:
+        return "lossless", worst
+    return "undecided" if worst.logit_margin is None else "lossy", worst
 
 
 @dataclass(frozen=True)

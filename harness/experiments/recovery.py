@@ -13,7 +13,7 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
-from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, GreedyCheck, SampledCheck, SampledTest, together
+from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, SampledCheck, SampledTest, judge_greedy, together
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
@@ -85,22 +85,19 @@ class Recovery(Experiment):
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
-        # No text ends before its last token.
-        reference = session.reference() if any(divergences) else None
-        rounding = 0.0 if reference is None else reference.logit_rounding
-        check = GreedyCheck(len(token_ids) * decoding.max_new_tokens, divergences, rounding)
-        worst = check.worst
+        verdict, worst = judge_greedy(divergences)
         self.checks.append(
             {
                 "check": "greedy",
                 "temperature": 0.0,
-                "verdict": check.verdict,
+                "verdict": verdict,
                 "num_prompts": len(divergences),
-                "num_tokens": check.num_tokens,
-                "identical_prompts": check.num_identical,
+                # No text ends before its last token.
+                "num_tokens": len(token_ids) * decoding.max_new_tokens,
+                "identical_prompts": divergences.count(None),
                 "divergence_position": worst and worst.position,
                 "logit_margin": worst and worst.logit_margin,
-                "logit_tolerance": worst and check.tolerance(worst),
+                "logit_tolerance": worst and worst.logit_tolerance,
             }
         )
 

@@ -43,6 +43,7 @@ class Engine:
     last_requests = ()
     queues = False
     devices = ()
+    logit_rounding = 0.1
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0

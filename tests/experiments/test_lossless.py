@@ -26,9 +26,9 @@ from harness.experiments.contexts import Context
 from harness.experiments.lossless import (
     MIN_EXPECTED,
     REQUIRED_POWER,
-    GreedyCheck,
     SampledCheck,
     SampledTest,
+    judge_greedy,
     together,
 )
 from harness.experiments.outcomes import Outcomes, exact_outcomes
@@ -91,13 +91,15 @@ def sample(
     return SampledTest(num_tokens, significance_level=1e-9, shift=0.15).check(draws(), exact)
 
 
-def compare(fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3) -> GreedyCheck:
+def compare(
+    fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
+) -> list[Divergence | None]:
     decoding = DecodingSettings(temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24)
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
     faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
     texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
-    divergences = [first_divergence(faulty, *parts) for parts in zip(prompts, texts, others, strict=True)]
-    return GreedyCheck(sum(map(len, texts)), divergences, faulty.logit_rounding)
+    assert sum(map(len, texts)) == 4 * 24
+    return [first_divergence(faulty, *parts) for parts in zip(prompts, texts, others, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -151,33 +153,32 @@ def test_checks_add_up() -> None:
 
 def test_half_precision_is_no_loss() -> None:
     assert sample(num_draft_tokens=3, dtype=torch.bfloat16).verdict == "lossless"
-    assert compare(dtype=torch.bfloat16).verdict == "lossless"
+    assert judge_greedy(compare(dtype=torch.bfloat16))[0] == "lossless"
 
 
 def test_greedy_texts_of_the_honest_arm_are_the_regular_ones() -> None:
-    check = compare()
-    assert check.verdict == "lossless"
-    assert check.num_identical == 4
-    assert check.num_tokens == 4 * 24
+    assert judge_greedy(found := compare()) == ("lossless", None)
+    assert found == [None] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fault", ["bonus_from_wrong_position", "rollback_off_by_one"])
 def test_greedy_texts_give_faults_away(fault: Fault, dtype: torch.dtype) -> None:
-    check = compare(fault, dtype, num_draft_tokens=1)
-    assert check.verdict == "lossy"
-    assert check.worst is not None
-    assert abs(check.worst.logit_margin) > check.tolerance(check.worst)
+    verdict, worst = judge_greedy(compare(fault, dtype, num_draft_tokens=1))
+    assert verdict == "lossy"
+    assert worst is not None
+    assert worst.excess > 1
 
 
 def test_a_tie_that_rounding_broke_is_no_loss() -> None:
-    tie = Divergence(position=3, expected=1, actual=2, logit_margin=0.1, largest_logit=20.0)
-    clear = Divergence(position=9, expected=1, actual=2, logit_margin=1.0, largest_logit=20.0)
-    half, single = engine(dtype=torch.bfloat16).logit_rounding, engine().logit_rounding
-    assert GreedyCheck(64, [None, tie], half).verdict == "lossless"
-    assert GreedyCheck(64, [None, tie], single).verdict == "lossy"
-    check = GreedyCheck(64, [tie, clear, None], half)
-    assert (check.verdict, check.worst, check.num_identical) == ("lossy", clear, 1)
+    half, single = (20.0 * engine(dtype=dtype).logit_rounding for dtype in (torch.bfloat16, torch.float32))
+    tie = Divergence(position=3, expected=1, actual=2, logit_margin=0.1, logit_tolerance=half)
+    clear = Divergence(position=9, expected=1, actual=2, logit_margin=1.0, logit_tolerance=half)
+    assert judge_greedy([None, tie])[0] == "lossless"
+    assert judge_greedy([None, dataclasses.replace(tie, logit_tolerance=single)])[0] == "lossy"
+    assert judge_greedy([tie, clear, None]) == ("lossy", clear)
+    unknown = Divergence(position=3, expected=1, actual=-1)
+    assert judge_greedy([tie, unknown]) == ("undecided", unknown)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 5])
