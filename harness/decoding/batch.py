@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin
 from harness.decoding.randomness import Purpose, inverse_cdf
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import Arriving, to_device
 from harness.decoding.warp import RowWarp, Warp
 
 
@@ -168,7 +168,7 @@ class Rows:
     def uniforms_from(self, positions: Sequence[int], count: int) -> Tensor:
         """`count` uniforms per row, starting at each row's own position: [B, count, len(Purpose)]."""
         uniforms = self.uniforms
-        if len(set(positions)) == 1:
+        if not isinstance(positions, Arriving) and len(set(positions)) == 1:
             return uniforms[:, positions[0] : positions[0] + count]
         index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
         # A row near its end may not need them all; positions beyond the stream are never decided.

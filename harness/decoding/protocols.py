@@ -42,7 +42,10 @@ class Runner(Protocol):
         ...
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Of the tokens extended since the last `keep` or `start`, row b keeps the first counts[b]."""
+        """Of the tokens extended since the last `keep` or `start`, row b keeps the first counts[b].
+
+        The counts may be `transfer.Arriving`.
+        """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
@@ -84,7 +87,8 @@ class Drafter(Protocol):
         """Of the last proposal row b keeps the first num_accepted[b] tokens, and next_tokens[b] follows them.
 
         `step` is the target's, over the token before the proposal and then the longest offer: its first
-        num_accepted[b] + 1 entries in row b count. There is no call after the last iteration.
+        num_accepted[b] + 1 entries in row b count. There is no call after the last iteration. Both lists may be
+        `transfer.Arriving`.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ def to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:
     `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a copy from pinned
     memory is queued behind it instead.
     """
+    if isinstance(numbers, Arriving):
+        return numbers.tensor.to(device)
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, device=device)
     return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
@@ -36,3 +39,41 @@ def to_host(tensor: Tensor) -> Callable[[], list[Any]]:
         return arriving.tolist()
 
     return read
+
+
+class Arriving(Sequence[int]):
+    """Whole numbers that a device has decided: reading one waits until all have arrived, `to_device` does not.
+
+    So code that knows nothing of it is right, and code that reads none is fast.
+
+    Attributes:
+        tensor: [n] on the device.
+        most: none is larger.
+    """
+
+    def __init__(self, tensor: Tensor, read: Callable[[], Sequence[int]], most: int) -> None:
+        self.tensor, self.most, self._read = tensor, most, read
+
+    @functools.cached_property
+    def _numbers(self) -> Sequence[int]:
+        return self._read()
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._numbers[index]
+
+
+def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
+    """Sums [n]; without waiting for numbers that arrive."""
+    terms = [more] * len(numbers) if isinstance(more, int) else more
+    if not isinstance(numbers, Arriving):
+        return [one + other for one, other in zip(numbers, terms, strict=True)]
+    summand = more if isinstance(more, int) else to_device(more, numbers.tensor.device)
+    return Arriving(numbers.tensor + summand, lambda: added(list(numbers), terms), numbers.most + max(terms))
+
+
+def most(numbers: Sequence[int]) -> int:
+    """The largest; of numbers that arrive, an upper bound."""
+    return numbers.most if isinstance(numbers, Arriving) else max(numbers)

@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import added, most, to_device
 from harness.decoding.warp import Warp
 
 # The styles of layers that heads have, by transformers' name.
@@ -170,11 +170,11 @@ class HeadDrafter(Drafter):
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         self._vocabulary_size = step.logits.shape[-1]
         self._cache = SlotCache()
-        self._lengths: list[int] = []  # entries of each row in the cache
+        self._lengths: Sequence[int] = []  # entries of each row in the cache
         self._features = torch.empty(0)  # [B, n, L * D]
         self._following = torch.empty(0)  # [B, n] the token after each
-        self._first: list[int] = []  # of the features of each row that are to be read, and
-        self._new: list[int] = []  # how many these are
+        self._first: Sequence[int] = []  # of the features of each row that are to be read, and
+        self._new: Sequence[int] = []  # how many these are
         self.add(prompts, first_tokens, step)
 
     def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
@@ -187,8 +187,8 @@ class HeadDrafter(Drafter):
         self._features = pad_sequence(features, batch_first=True)
         self._following = pad_sequence(following, batch_first=True)
         self._proposed = self._following[:, :0]  # [B, K]
-        self._new += map(len, prompts)
-        self._first, self._lengths = [0] * len(self._new), self._lengths + [0] * len(prompts)
+        self._new, self._lengths = [*self._new, *map(len, prompts)], [*self._lengths, *[0] * len(prompts)]
+        self._first = [0] * len(self._new)
         self._cache.add(len(prompts))
 
     @torch.inference_mode()
@@ -202,13 +202,14 @@ class HeadDrafter(Drafter):
         if max(self._new) > MOST_UNREAD:
             self._read()
         assert step.hidden is not None
-        device, most = self._features.device, max(num_accepted)
-        decided = torch.cat([self._proposed[:, :most], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)
+        device, longest = self._features.device, most(num_accepted)
+        decided = torch.cat([self._proposed[:, :longest], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)
         last = to_device(num_accepted, device).unsqueeze(1)
         decided = decided.scatter_(1, last, to_device(next_tokens, device).unsqueeze(1))
-        self._features = self._behind(self._features, step.hidden[:, : most + 1].flatten(2))
+        self._features = self._behind(self._features, step.hidden[:, : longest + 1].flatten(2))
         self._following, self._proposed = self._behind(self._following, decided), decided[:, :0]
-        self._new = [new + count + 1 for new, count in zip(self._new, num_accepted, strict=True)]
+        self._lengths = list(self._lengths)  # of an earlier verdict the host has read them by now
+        self._new = added(num_accepted, [new + 1 for new in self._new])
         self._first = [0] * len(self._new)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -236,15 +237,14 @@ class HeadDrafter(Drafter):
         """The cache writes next `count` entries of each row, so many behind its last one."""
         starts = to_device(self._lengths, self._features.device).unsqueeze(1) + ahead
         self._cache.positions = starts + torch.arange(count, device=starts.device)
-        self._cache.num_slots = max(self._lengths) + ahead + count
+        self._cache.num_slots = most(self._lengths) + ahead + count
 
     def _place_new(self, num_masks: int = 0) -> None:
         """The cache writes next the new features, which are new no longer, and masks after them."""
         self._place(self._features.shape[1] + num_masks)
-        again = [min(self._again, new) for new in self._new]
-        self._first = [new - kept for new, kept in zip(self._new, again, strict=True)]
-        self._lengths = [length + first for length, first in zip(self._lengths, self._first, strict=True)]
-        self._new = again
+        again = [min(self._again, new) for new in self._new] if self._again else [0] * len(self._new)
+        self._first = added(self._new, [-count for count in again])
+        self._lengths, self._new = added(self._first, self._lengths), again
 
     def _behind(self, held: Tensor, found: Tensor) -> Tensor:
         """Entries [B, n, ...] that are to be read, then the ones [B, m, ...] that a verdict adds; left-aligned."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import Arriving, added, to_device
 from harness.decoding.warp import Warp
 
 
@@ -17,8 +17,8 @@ class ModelDrafter(Drafter):
 
     The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
     draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
-    as soon as one does: the others give one cached token back and feed it again. Tokens that were decided without a
-    proposal are fed with the next one.
+    as soon as one does, or may while the host has not read the verdict: the others give one cached token back and feed
+    it again. Tokens that were decided without a proposal are fed with the next one.
 
     `warp` is the one applied to the target's logits; `device` is the target's, where proposals are used.
     """
@@ -59,11 +59,11 @@ class ModelDrafter(Drafter):
             self._unseen = torch.cat([self._unseen, next_token], dim=1)
             return
         proposed, self._proposed = self._proposed, self._proposed[:, :0]
-        if max(num_accepted) < num_proposed:
-            self._runner.keep([num_unseen + count for count in num_accepted])
+        if not isinstance(num_accepted, Arriving) and max(num_accepted) < num_proposed:
+            self._runner.keep(added(num_accepted, num_unseen))
             self._unseen = next_token
             return
-        self._runner.keep([num_unseen + count - 1 for count in num_accepted])
+        self._runner.keep(added(num_accepted, num_unseen - 1))
         fed = torch.cat([self._unseen[:, -1:], proposed], dim=1)
         before_next = fed.gather(1, to_device(num_accepted, device).unsqueeze(1))
         self._unseen = torch.cat([before_next, next_token], dim=1)

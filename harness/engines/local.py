@@ -202,6 +202,7 @@ class LocalEngine(Engine):
                 faulty_verification(self._fault, request.warp, rule),
                 redraw=decoding.rule == "block",
                 warp=warp,
+                ahead=self._ahead,
                 agree=of_rank_0,
             )
 

@@ -40,7 +40,7 @@ class CacheRunner(Runner):
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._cache: Any = DynamicCache()
-        self._lengths: list[int] = []  # kept tokens of each row
+        self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
 
     @torch.inference_mode()

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
+from harness.decoding.transfer import Arriving, added
 from harness.decoding.warp import Warp
 from harness.runners.base import Options
 from harness.runners.graphs import FixedCall, Recorder
@@ -125,6 +126,14 @@ class PreparedRunner(StaticRunner):
         drawn, probabilities = call(*filled)
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
+
+    @torch.inference_mode()
+    def keep(self, counts: Sequence[int]) -> None:
+        if not isinstance(counts, Arriving) or self._slots is not self._prepared:
+            super().keep(counts)
+            return
+        # Prepared shapes take starts from the device. Of an earlier verdict the host has read the lengths by now.
+        self._lengths, self._num_extended = added(counts, list(self._lengths)), 0
 
     def _call(self, kind: str, tokens: Tensor, starts: Tensor, third: Tensor) -> tuple[Tensor, ...]:
         """A prepared shape of tokens [B, n], starts [B], and the number of real tokens, or uniforms [B, K]."""

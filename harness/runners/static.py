@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.decoding.protocols import Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import added, most, to_device
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 
@@ -131,7 +131,7 @@ class StaticRunner(CacheRunner):
         return len(prompts) <= slots.num_rows and max(map(len, prompts)) < slots.num_slots
 
     def _fits(self, num_tokens: int) -> bool:
-        return max(self._lengths) + self._num_extended + num_tokens <= self._slots.num_slots
+        return most(self._lengths) + self._num_extended + num_tokens <= self._slots.num_slots
 
     def _grow(self, num_tokens: int) -> None:
         old = self._slots.first_rows(len(self._lengths))
@@ -141,8 +141,9 @@ class StaticRunner(CacheRunner):
 
     def _starts(self, num_rows: int) -> Tensor:
         """The next slot of each row [B], on the device; rows that have ended write from slot 0, which nobody reads."""
-        ended = [0] * (num_rows - len(self._lengths))
-        return to_device([length + self._num_extended for length in self._lengths] + ended, self._device)
+        starts = to_device(added(self._lengths, self._num_extended), self._device)
+        num_ended = num_rows - len(starts)
+        return nn.functional.pad(starts, (0, num_ended)) if num_ended else starts
 
 
 def round_up(num_slots: int) -> int:
