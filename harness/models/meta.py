@@ -79,8 +79,9 @@ def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
     """
     try:
         with torch.inference_mode():
-            # Other kinds of attention may look for padding in the mask, which has no numbers here, and other ways to
-            # run experts count the tokens of each.
+            # Other kinds of attention may look for padding in the mask, which has no numbers here, some models look for
+            # it in the tokens, and other ways to run experts count the tokens of each.
+            model.config.pad_token_id = None
             model.set_attn_implementation("eager")
             model.set_experts_implementation("batched_mm")
             output: Any = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True)

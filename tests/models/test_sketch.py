@@ -170,6 +170,10 @@ def test_the_cache_is_where_its_layers_are() -> None:
     assert one.caches_on(around | layers | {"model.layers.2": "cpu"}) == {"cuda:0": 2 * layer, "cuda:1": layer}
 
 
+def test_a_padding_token_hides_no_cache() -> None:
+    assert sketched(make_config("gpt2", pad_token_id=0)).cache_bytes == 3 * 2 * 128 * 2
+
+
 def test_a_model_that_cannot_be_asked_has_no_known_cache() -> None:
     config = make_config("llama")
     config.num_key_value_heads = 3  # of 4 heads: no model runs so
