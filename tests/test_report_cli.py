@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from in_process import Harness, in_process
 from report_files import latency_run, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -26,6 +27,12 @@ def harness(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complete
         text=True,
         timeout=120,
     )
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +142,24 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
         ([], "results: no such directory here"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(
+    here: Harness, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     write(tmp_path / "latency.csv", latency_run())
-    result = harness("report", *arguments, cwd=tmp_path)
-    assert result.returncode == 2
+    result = here("report", *arguments)
+    assert result.exit_code == 2
     assert result.stderr.startswith(f"harness: {expected}")
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
 
 
-def test_files_go_next_to_a_named_file_or_where_they_are_wanted(tmp_path: Path) -> None:
+def test_files_go_where_they_are_wanted_or_here(here: Harness, tmp_path: Path) -> None:
     write(tmp_path / "box" / "a100.csv", latency_run())
-    assert harness("report", "box/a100.csv", cwd=tmp_path).returncode == 0
+    assert here("report", "box/a100.csv").exit_code == 0
     assert (tmp_path / "report.html").exists()
-    assert harness("report", "box/a100.csv", "output=paper/figures", cwd=tmp_path).returncode == 0
+    assert here("report", "box/a100.csv", "output=paper/figures").exit_code == 0
     assert (tmp_path / "paper" / "figures" / "report.md").exists()
 
 
@@ -163,10 +172,10 @@ def test_half_of_the_tables_read_leaves_the_files_whole(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "report.html").exists()
 
 
-def test_help_and_the_list_of_commands_know_it(tmp_path: Path) -> None:
-    assert "output=DIR" in harness("report", "--help", cwd=tmp_path).stdout
-    assert "python -m harness report results" in harness(cwd=tmp_path).stdout
-    assert "(did you mean report?)" in harness("reprot", cwd=tmp_path).stderr
+def test_help_and_the_list_of_commands_know_it(here: Harness) -> None:
+    assert "output=DIR" in here("report", "--help").stdout
+    assert "python -m harness report results" in here().stdout
+    assert "(did you mean report?)" in here("reprot").stderr
 
 
 def test_it_starts_without_torch(tmp_path: Path) -> None:

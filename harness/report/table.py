@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 # Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, on which None stays None.
 Of = str | Callable[[Any], Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
 
 
@@ -120,9 +122,9 @@ def _value(item: Any, of: Of) -> Any:
     return item
 
 
-def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in their order."""
-    found: dict[Any, list[Any]] = {}
+    found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
