@@ -18,11 +18,13 @@ from report_files import eval_run, latency_run, prompt_rows, write
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")
 from harness.report.plots import plots  # after the skip
 
+Plots = Mapping[str, Sequence[str]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Report:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    tmp_path = tmp_path_factory.mktemp("report")
     write(
         tmp_path / "latency.csv",
         latency_run(2, 1.5), latency_run(4, 2.0), latency_run(4, 1.2, model=HOSTILE),
@@ -33,8 +35,13 @@ def report(tmp_path: Path) -> Report:
     return build([tmp_path])
 
 
-def html_of(report: Report, drawn: Mapping[str, Sequence[str]] | None = None) -> str:
-    drawn = plots(report.pairs, report.accuracy) if drawn is None else drawn
+@pytest.fixture(scope="module")
+def drawn(report: Report) -> Plots:
+    return plots(report.pairs, report.accuracy)
+
+
+@pytest.fixture(scope="module")
+def html(report: Report, drawn: Plots) -> str:
     return html_page(TITLE, report.headlines, report.parts, drawn)
 
 
@@ -78,8 +85,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_needs_nothing_from_elsewhere(report: Report) -> None:
-    html = html_of(report)
+def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     page = Page(html)
     assert not {"script", "link", "img", "iframe"} & set(page.opened)
     assert [address for address in page.addresses if not address.startswith("#")] == []
@@ -87,25 +93,24 @@ def test_the_page_needs_nothing_from_elsewhere(report: Report) -> None:
     assert re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
 
 
-def test_the_page_is_well_formed(report: Report) -> None:
-    page = Page(html_of(report))
+def test_the_page_is_well_formed(html: str) -> None:
+    page = Page(html)
     for tag in ("div", "table", "tr", "td", "th", "section", "details", "figure", "p", "small"):
         assert page.opened.count(tag) == page.closed.count(tag), tag
 
 
-def test_what_users_name_is_text(report: Report) -> None:
-    page = Page(html_of(report))
+def test_what_users_name_is_text(html: str) -> None:
+    page = Page(html)
     assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text
     # Once in its plots' labels, whose names of colours and tags are text as well.
     assert '#030303 id="x" & &lt;' in page.text
 
 
-def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
-    drawn = plots(report.pairs, report.accuracy)
+def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     assert {name: len(svgs) for name, svgs in drawn.items()} == {
         "speedup": 1, "times": 1, "num_draft_tokens": 3, "positions": 1, "accuracy": 1,
     }  # fmt: skip
-    page = Page(html_of(report, drawn))
+    page = Page(html)
     assert page.opened.count("svg") == 7
     assert len(page.ids) == len(set(page.ids))
     for svg in (svg for svgs in drawn.values() for svg in svgs):
@@ -117,8 +122,9 @@ def test_every_plot_is_there_with_names_of_its_own(report: Report) -> None:
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
-    page = Page(html_of(report))
-    assert page.opened.count("svg") == len(plots(report.pairs, [])) == 4
+    drawn = plots(report.pairs, report.accuracy)
+    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
+    assert page.opened.count("svg") == len(drawn) == 4
     assert "Speculative decoding is 2.00× faster" in page.text
 
 
@@ -156,12 +162,13 @@ def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     assert {"2.00× story (8)", "4.00× sums (8)"} <= texts
 
 
-def test_the_same_figures_give_the_same_page(report: Report) -> None:
-    assert len({html_of(report) for _ in range(2)}) == 1
+def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
+    assert plots(report.pairs, report.accuracy) == drawn
+    assert html_page(TITLE, report.headlines, report.parts, drawn) == html
 
 
 def test_without_plots_the_tables_remain(report: Report) -> None:
-    page = Page(html_of(report, {}))
+    page = Page(html_page(TITLE, report.headlines, report.parts, {}))
     assert "svg" not in page.opened
     assert page.opened.count("table") == num_tables(report)
 

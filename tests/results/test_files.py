@@ -83,7 +83,7 @@ def append_forever(path: Path, first: int, acknowledged: Connection) -> None:
 
 def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
     path = tmp_path / "latency.csv"
-    workers = [processes.Process(target=append_many, args=(path, number, 50)) for number in range(8)]
+    workers = [processes.Process(target=append_many, args=(path, number, 25)) for number in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -91,10 +91,10 @@ def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerConte
     assert [worker.exitcode for worker in workers] == [0] * 8
     rows = read(path)
     found = [(int(row["process"]), int(row["number"])) for row in rows]
-    assert sorted(found) == [(process, number) for process in range(8) for number in range(50)]
+    assert sorted(found) == [(process, number) for process in range(8) for number in range(25)]
     assert all(row["text"] == TEXT for row in rows)
     # Each process's own rows stay in its order.
-    assert [number for process, number in found if process == 3] == list(range(50))
+    assert [number for process, number in found if process == 3] == list(range(25))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
 
 
