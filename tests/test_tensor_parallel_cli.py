@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+import torch
 
 PYTHON = [sys.executable, "-m", "harness"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "harness"]
@@ -31,8 +32,8 @@ def completions(directory: Path) -> pd.DataFrame:
     return rows[["prompt_index", "prompt", "arm", "completion", "num_tokens", "acceptance_histogram"]]
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_tokens_of_one_and_write_once(tmp_path: Path) -> None:
+def runners_after_both(tmp_path: Path) -> list[str]:
+    """Which runners one process and two had, once they are known to have written the same, and once each."""
     sweep = run(tmp_path, *PYTHON, *SHORT, "placement=single,tensor_parallel", "placement.gpus=2", "-m")
     assert sweep.returncode == 0, sweep.stderr
     one, two = sorted(tmp_path.glob("multirun/*/*/*/[01]"))
@@ -46,6 +47,23 @@ def test_two_processes_give_the_tokens_of_one_and_write_once(tmp_path: Path) -> 
     assert list(rows["arm"]) == ["regular", "speculative"] * 2
     assert list(rows["placement"]) == ["single"] * 2 + ["tensor_parallel"] * 2
     assert set(rows["status"]) == {"ok"}
+    return list(rows["runner"][::2])
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_tokens_of_one_and_write_once(tmp_path: Path) -> None:
+    assert runners_after_both(tmp_path) == ["static", "static"]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_two_gpus_give_the_tokens_of_one_and_whole_drafts_are_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setattr(f"{__name__}.environment", lambda: dict(os.environ))
+    assert runners_after_both(tmp_path) == ["graphs", "static+graphs"]
 
 
 @pytest.mark.slow
