@@ -212,10 +212,10 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         }
         if name in watched:
             engine, _, phases = watched[name]
-            step_ms, drafting_ms = phases.forward.mean_ms, phases.drafting.mean_ms
+            step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
             line |= {"setup_s": engine.setup_seconds, "step_ms": step_ms}
             regular = name.replace("speculative", "regular")
-            regular_ms = watched[regular][2].forward.mean_ms
+            regular_ms = watched[regular][2].mean_ms("forward")
             if drafting_ms and step_ms and regular_ms and acceptance.mean_acceptance_length:
                 predicted = predicted_speedup(acceptance.mean_acceptance_length, drafting_ms, step_ms, regular_ms)
                 line |= {

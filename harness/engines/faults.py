@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from harness.config.commands import Fault
-from harness.decoding.protocols import Runner, Step
+from harness.decoding.protocols import Step
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import Warp
+from harness.engines.stopwatches import Replacing
 
 # Of the fault `lenience`: a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8
@@ -65,19 +66,19 @@ def draft_probabilities_ignored(verification: Verification, offer: Offer) -> Ver
     return verification(dataclasses.replace(offer, draft_probabilities=ones))
 
 
-class RollbackOffByOne:
-    """A `Runner` that keeps one token too many after a rejection: the rejected token stays in the cache."""
+def rollback_off_by_one(runner: Any) -> Any:
+    """The runner, but it keeps one token too many after a rejection: the rejected token stays in the cache."""
+    num_extended = 0
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner, self._num_extended = runner, 0
+    def extend(tokens: Tensor) -> Step:
+        nonlocal num_extended
+        num_extended += tokens.shape[1]
+        step: Step = runner.extend(tokens)
+        return step
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+    def keep(counts: Sequence[int]) -> None:
+        nonlocal num_extended
+        runner.keep([min(count + 1, num_extended) for count in counts])
+        num_extended = 0
 
-    def extend(self, tokens: Tensor) -> Step:
-        self._num_extended += tokens.shape[1]
-        return self._runner.extend(tokens)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        self._runner.keep([min(count + 1, self._num_extended) for count in counts])
-        self._num_extended = 0
+    return Replacing(runner, extend=extend, keep=keep)

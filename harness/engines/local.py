@@ -24,11 +24,10 @@ from harness.decoding.synthetic import verify_by_coin
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import RowWarp, Warp
 from harness.engines.drafts import draft_model, drafter_maker
-from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
+from harness.engines.faults import LENIENCE, faulty_verification, rollback_off_by_one
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
-from harness.engines.stopwatches import Phases, Watched
-from harness.models.devices import synchronize
+from harness.engines.stopwatches import Phases
 from harness.models.pair import Pair
 from harness.models.ranks import of_rank_0
 from harness.models.tokenizers import vocabulary_size
@@ -154,7 +153,7 @@ class LocalEngine(Engine):
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`."""
-        clocks = [Phases(functools.partial(synchronize, self.devices)) for _ in self.arms]
+        clocks = [Phases(self.devices) for _ in self.arms]
         return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 
     def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
@@ -182,7 +181,7 @@ class LocalEngine(Engine):
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
         # What it learns from one question serves the next.
         policy = Adaptive(self._choices)
-        target: Any = Watched(self._target, "extend", phases.forward) if phases else self._target
+        target: Any = phases.watch("forward", self._target, "extend") if phases else self._target
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
             return autoregressive(target, request, self._ahead, of_rank_0)
@@ -194,8 +193,8 @@ class LocalEngine(Engine):
             bias, k = decoding.synthetic_acceptance, decoding.num_draft_tokens
             rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
             return speculative(
-                RollbackOffByOne(target) if self._fault == "rollback_off_by_one" else target,
-                Watched(drafter, "propose", phases.drafting) if phases else drafter,
+                rollback_off_by_one(target) if self._fault == "rollback_off_by_one" else target,
+                phases.watch("drafting", drafter, "propose") if phases else drafter,
                 request,
                 policy if k == "auto" else k,
                 LENIENCE if self._fault == "lenience" else decoding.lenience,

@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 
-@dataclass
-class Stopwatch:
-    """Seconds and calls spent in one phase, devices synchronised around each call."""
+from harness.models.devices import synchronize
 
-    synchronize: Callable[[], None]
-    seconds: float = 0.0
-    calls: int = 0
 
-    def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        self.synchronize()
-        started = time.perf_counter()
-        result = call(*arguments)
-        self.synchronize()
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
-        return result
+class Replacing:
+    """Another object, some of whose methods are replaced."""
 
-    @property
-    def mean_ms(self) -> float | None:
-        return 1000 * self.seconds / self.calls if self.calls else None
+    def __init__(self, original: Any, **methods: Callable[..., Any]) -> None:
+        self._original = original
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
 
 class Phases:
-    """Where the time of a generation goes, from a separate pass: stopwatches synchronise, the timed run does not.
+    """Seconds and calls of each phase, with the devices synchronised around each call: the timed run does not do that.
 
     `forward` has the target's forward passes after the prompt, one per iteration; `drafting` has the proposals.
     """
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
-        self.forward, self.drafting = Stopwatch(synchronize), Stopwatch(synchronize)
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self._devices = devices
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
 
-    @property
-    def mean_ms(self) -> tuple[float | None, float | None]:
-        """Of a forward pass, and of drafting per iteration."""
-        calls = self.forward.calls if self.drafting.calls else 0
-        return self.forward.mean_ms, 1000 * self.drafting.seconds / calls if calls else None
+    def watch(self, phase: str, watched: Any, method: str) -> Any:
+        """The object, with every call of its method timed as part of a phase."""
+        call = getattr(watched, method)
 
+        def timed(*arguments: Any) -> Any:
+            synchronize(self._devices)
+            started = time.perf_counter()
+            result = call(*arguments)
+            synchronize(self._devices)
+            self.seconds[phase] += time.perf_counter() - started
+            self.calls[phase] += 1
+            return result
 
-class Watched:
-    """Another object, one method of which runs under a stopwatch."""
+        return Replacing(watched, **{method: timed})
 
-    def __init__(self, watched: Any, method: str, stopwatch: Stopwatch) -> None:
-        self._watched, self._method, self._stopwatch = watched, method, stopwatch
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._watched, name)
-        return functools.partial(self._stopwatch, found) if name == self._method else found
+    def mean_ms(self, phase: str) -> float | None:
+        """Of an iteration; None where the phase never came."""
+        return 1000 * self.seconds[phase] / self.calls["forward"] if self.calls[phase] else None

@@ -63,7 +63,7 @@ class Measurement:
     @property
     def phase_ms(self) -> tuple[float | None, float | None]:
         """Of a forward pass of the target after the prompt, and of drafting."""
-        return self.phases.mean_ms if self.phases else (None, None)
+        return (self.phases.mean_ms("forward"), self.phases.mean_ms("drafting")) if self.phases else (None, None)
 
 
 class Latency(Experiment):

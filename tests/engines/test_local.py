@@ -132,9 +132,9 @@ def test_nothing_is_decoded_before_the_first_next(
 def test_stopwatches_count_every_pass(save_model: Callable[..., ModelSettings]) -> None:
     engine = open_engine(load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)), "eager")
     (regular, alone), (speculative, both) = engine.watched()
-    assert len(list(regular.stream(QUESTION))) == 1 + alone.forward.calls == 12
-    assert alone.drafting.calls == 0
-    assert len(list(speculative.stream(QUESTION))) == 1 + both.forward.calls == 1 + both.drafting.calls
+    assert len(list(regular.stream(QUESTION))) == 1 + alone.calls["forward"] == 12
+    assert alone.calls["drafting"] == 0
+    assert len(list(speculative.stream(QUESTION))) == 1 + both.calls["forward"] == 1 + both.calls["drafting"]
 
 
 def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
