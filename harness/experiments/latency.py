@@ -44,7 +44,7 @@ class Measurement:
     """
 
     generations: list[Generation] = field(default_factory=list)
-    phases: Phases | None = None
+    phases: Phases = field(default_factory=Phases)
     divergences: dict[int, Divergence | None] = field(default_factory=dict)
 
     @property
@@ -59,11 +59,6 @@ class Measurement:
     @property
     def acceptance(self) -> Acceptance:
         return sum((generation.acceptance for generation in self.generations), Acceptance())
-
-    @property
-    def phase_ms(self) -> tuple[float | None, float | None]:
-        """Of a forward pass of the target after the prompt, and of drafting."""
-        return (self.phases.mean_ms("forward"), self.phases.mean_ms("drafting")) if self.phases else (None, None)
 
 
 class Latency(Experiment):
@@ -187,13 +182,12 @@ class Latency(Experiment):
         # A server gets all prompts as one question.
         sizes = [size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size]
         num_tokens = sum(request.num_tokens for request in answered)
-        forward_ms, draft_ms = measurement.phase_ms
         figures: dict[str, Any] = {
             "num_prompts": len(requests),
             "smallest_batch": min(sizes, default=None),
             "num_tokens": num_tokens,
             "tokens_per_second": num_tokens / seconds if seconds else None,
-            "draft_ms": draft_ms,
+            "draft_ms": measurement.phases.mean_ms("drafting"),
         }
         if times:
             peaks = [generation.peak_memory_bytes or 0 for generation in generations]
@@ -212,9 +206,10 @@ class Latency(Experiment):
             figures |= {"step_bytes": roof.step_bytes, "floor_ms": roof.floor_ms}
             # Of the target's devices together; with one device it is that device's own.
             figures["copy_bandwidth_bytes_per_s"] = roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
+        pass_ms = measurement.phases.mean_ms("forward")
         if name == "regular":
-            return figures | {"target_step_ms": forward_ms}
-        return figures | {"verify_ms": forward_ms} | self._against_regular(measurement)
+            return figures | {"target_step_ms": pass_ms}
+        return figures | {"verify_ms": pass_ms} | self._against_regular(measurement)
 
     def _against_regular(self, speculative: Measurement) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
@@ -236,8 +231,8 @@ class Latency(Experiment):
             columns["iteration_ms"] = 1000 * seconds / num_iterations
         if speculative.divergences:
             columns["identical_prompts"] = list(speculative.divergences.values()).count(None)
-        length, (step_ms, _) = speculative.acceptance.tokens_per_iteration, regular.phase_ms
-        verify_ms, draft_ms = speculative.phase_ms
+        length, step_ms = speculative.acceptance.tokens_per_iteration, regular.phases.mean_ms("forward")
+        draft_ms, verify_ms = (speculative.phases.mean_ms(phase) for phase in ("drafting", "forward"))
         if length and draft_ms and verify_ms and step_ms:
             columns["predicted_speedup"] = predicted_speedup(length, draft_ms, verify_ms, step_ms)
         return columns
