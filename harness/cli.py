@@ -334,9 +334,13 @@ def _reporting(command: str) -> Iterator[None]:
 
 
 def _names_draft(choice: str) -> bool:
-    """Whether the command line has this as the draft, or as one of several."""
+    """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
+    from harness.config.model_names import without_suffixes
+
     given = [word.lstrip("+").partition("=") for word in sys.argv]
-    return any(key == "draft" and choice in value.replace("'", "").split(",") for key, _, value in given)
+    drafts = [one for key, _, value in given if key == "draft" for one in value.replace("'", "").split(",")]
+    drafts += [pair.partition("+")[2] for key, _, value in given if key == "pair" for pair in value.split(",")]
+    return choice in map(without_suffixes, drafts)
 
 
 def _explain(error: Exception, command: str) -> SettingError | None:
@@ -349,12 +353,13 @@ def _explain(error: Exception, command: str) -> SettingError | None:
     if isinstance(error, errors.OverrideParseException):
         rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
         return SettingError(str(error.override), rule)
-    if isinstance(error, errors.MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if isinstance(error, errors.MissingConfigException) and group:
         if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
             rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
             return SettingError(group, rule, choice)
-        known = list(error.options)
+        # Of a name with suffixes Hydra has no options.
+        known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
         if group == "model" and _names_draft(choice):
             # Every model is a draft, so Hydra looked there.
             group, known = "draft", [*known, *names.DRAFTS]

@@ -63,6 +63,8 @@ def test_the_composed_configuration_can_be_printed(harness: Run) -> None:
         (["latency", "model=7C"], "model=7C: no such preset (did you mean 7B?)"),
         (["latency", "draft=tiny_draf"], "draft=tiny_draf: no such preset (did you mean tiny_draft?)"),
         (["latency", "draft=lokup"], "draft=lokup: no such preset (did you mean lookup?)"),
+        (["latency", "draft=tiny_draf_8bit"], "draft=tiny_draf: no such preset (did you mean tiny_draft?)"),
+        (["latency", "+pair=7B+tiny_draf"], "draft=tiny_draf: no such preset (did you mean tiny_draft?)"),
         (["latency", "placement=balancd"], "placement=balancd: no such preset (did you mean balanced?)"),
         (["latency", "prompts=englsh"], "prompts=englsh: no such preset (did you mean english?)"),
         (["latency", "temperature=1"], "temperature: no such setting (did you mean decoding.temperature?)"),
