@@ -15,17 +15,18 @@ from tiny_checkpoints import make_tokenizer
 
 # What is typed, and what is said of it: where the models are described, and in the line of settings.
 METHODS = {
-    "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=3"),
-    "suffix": (["draft=suffix"], "draft suffix: no weights", "K=3"),
+    "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=2"),
+    "suffix": (["draft=suffix"], "draft suffix: no weights", "K=2"),
     "shared suffix": (["draft=suffix", "draft.shared=true"], "draft suffix: no weights", "searches earlier answers"),
-    "early exit": (["draft=early_exit"], "draft early_exit: the first 6 layers of the model", "K=3"),
-    "by argmax": (["draft.sampling=greedy"], "draft tiny_draft: float32", "drafts by argmax"),
-    "block": (["decoding.rule=block"], "draft tiny_draft: float32", "rule block"),
-    "typical": (["decoding.rule=typical"], "draft tiny_draft: float32", "rule typical (lossy)"),
-    "auto": (["decoding.num_draft_tokens=auto"], "draft tiny_draft: float32", "K=auto"),
+    "early exit": (["draft=early_exit"], "draft early_exit: the first 1 layers of the model", "K=2"),
+    "by argmax": (["draft.sampling=greedy"], "/draft: float32", "drafts by argmax"),
+    "block": (["decoding.rule=block"], "/draft: float32", "rule block"),
+    "typical": (["decoding.rule=typical"], "/draft: float32", "rule typical (lossy)"),
+    "auto": (["decoding.num_draft_tokens=auto"], "/draft: float32", "K=auto"),
     "auto lookup": (["draft=lookup", "decoding.num_draft_tokens=auto"], "draft lookup: no weights", "K=auto"),
 }
-GREEDY = ["num_prompts=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
+GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
+DRAWN = ["num_prompts=3", "decoding.max_new_tokens=8", "num_draws=20000", "shift=0.2", "batch_size=500"]
 EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
 
 
@@ -33,40 +34,6 @@ EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.value
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
     monkeypatch.chdir(tmp_path)
     return in_process(monkeypatch, capsys)
-
-
-@EACH
-def test_latency(harness: Harness, typed: list[str], described: str, settings: str) -> None:
-    outcome = harness("latency", *GREEDY, "decoding.num_draft_tokens=3", *typed)
-    assert outcome.exit_code == 0, outcome.stderr
-    assert described in outcome.stderr
-    assert settings in " ".join(outcome.stdout.split())
-    rows = pd.read_csv("results/latency.csv")
-    row = rows.iloc[-1]
-    assert row["identical_prompts"] == 2, "greedy output is the regular one, with every method"
-    assert row["tokens_per_iteration"] >= 1
-    assert 0 <= row["mean_num_draft_tokens"] <= 16
-    assert str(row["num_draft_tokens"]).removesuffix(".0") == ("auto" if settings == "K=auto" else "3")
-    lossy = "decoding.rule=typical" in typed
-    assert row["lossy"] == lossy
-    assert ("no longer follows the target (lossy)" in outcome.stdout) == lossy
-    assert ("speculative (lossy)" in outcome.stdout) == lossy
-    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == ("draft.shared=true" in typed)
-
-
-@EACH
-def test_compare_and_eval_and_plan(harness: Harness, typed: list[str], described: str, settings: str) -> None:
-    compared = harness("compare", "prompt=Once upon a time", "json=true", *GREEDY[2:], *typed)
-    assert compared.exit_code == 0, compared.stderr
-    record = json.loads(compared.stdout)
-    assert record["identical"] is True
-    answered = harness("eval", "num_prompts=3", "decoding.temperature=0", "decoding.max_new_tokens=6", *typed)
-    assert answered.exit_code == 0, answered.stderr
-    rows = pd.read_csv("results/eval.csv")
-    assert rows["identical_prompts"].iloc[-1] == 3
-    assert ("(lossy)" in answered.stdout) == ("decoding.rule=typical" in typed)
-    planned = harness("plan", *typed)
-    assert planned.exit_code == 0, planned.stderr
 
 
 @pytest.fixture(scope="module")
@@ -82,23 +49,58 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         model.save_pretrained(directory / name)
         make_tokenizer().save_pretrained(directory / name)
     (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
-    return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
+    pair = f"model={directory}/target", f"draft={directory}/draft"
+    return [*pair, f"prompts={directory}/prompts.txt", "decoding.num_draft_tokens=2"]
+
+
+@EACH
+def test_latency(harness: Harness, chatty: list[str], typed: list[str], described: str, settings: str) -> None:
+    outcome = harness("latency", *chatty, *GREEDY, *typed)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert described in outcome.stderr
+    assert settings in " ".join(outcome.stdout.split())
+    rows = pd.read_csv("results/latency.csv")
+    row = rows.iloc[-1]
+    assert row["identical_prompts"] == 3, "greedy output is the regular one, with every method"
+    # Something is accepted; `auto` may find that drafting does not pay.
+    assert row["tokens_per_iteration"] > 1 or settings == "K=auto"
+    assert 0 <= row["mean_num_draft_tokens"] <= 16
+    assert str(row["num_draft_tokens"]).removesuffix(".0") == ("auto" if settings == "K=auto" else "2")
+    lossy = "decoding.rule=typical" in typed
+    assert row["lossy"] == lossy
+    assert ("no longer follows the target (lossy)" in outcome.stdout) == lossy
+    assert ("speculative (lossy)" in outcome.stdout) == lossy
+    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == ("draft.shared=true" in typed)
+
+
+@EACH
+def test_compare_and_eval_and_plan(
+    harness: Harness, chatty: list[str], typed: list[str], described: str, settings: str
+) -> None:
+    compared = harness("compare", *chatty[:-2], "prompt=once upon a time", "json=true", *GREEDY[2:], *typed)
+    assert compared.exit_code == 0, compared.stderr
+    record = json.loads(compared.stdout)
+    assert record["identical"] is True
+    answered = harness("eval", *chatty[:-2], *GREEDY[:1], "decoding.temperature=0", "decoding.max_new_tokens=6", *typed)
+    assert answered.exit_code == 0, answered.stderr
+    rows = pd.read_csv("results/eval.csv")
+    assert rows["identical_prompts"].iloc[-1] == 3
+    assert ("(lossy)" in answered.stdout) == ("decoding.rule=typical" in typed)
+    planned = harness("plan", *chatty[:-2], "decoding.num_draft_tokens=2", *typed)
+    assert planned.exit_code == 0, planned.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "shared suffix"])
 def test_recovery_finds_the_lossy_rule_and_no_other(harness: Harness, chatty: list[str], method: str) -> None:
-    small = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "num_draws=20000"]
-    outcome = harness("recovery", *chatty, *small, "shift=0.2", "batch_size=500", *METHODS[method][0])
+    outcome = harness("recovery", *chatty, *DRAWN, *METHODS[method][0])
     assert outcome.exit_code == (method == "typical"), outcome.stdout + outcome.stderr
     assert ("Lossy" if method == "typical" else "Lossless") in outcome.stdout
 
 
 @pytest.mark.slow
 def test_recovery_finds_faults_in_block_verification(harness: Harness, chatty: list[str]) -> None:
-    small = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "num_draws=20000"]
-    fault = "fault=draft_probabilities_ignored"
-    outcome = harness("recovery", *chatty, *small, "shift=0.2", "batch_size=500", "decoding.rule=block", fault)
+    outcome = harness("recovery", *chatty, *DRAWN, "decoding.rule=block", "fault=draft_probabilities_ignored")
     assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
 
 
