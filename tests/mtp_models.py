@@ -28,6 +28,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # A window in the layer itself, and angles that differ by kind of layer.
     "mellum": {"num_key_value_heads": 2, "head_dim": 8, "num_mtp_layers": 1, **_WINDOW},
 }  # fmt: skip
+if not hasattr(MtpModel, "forward_layer"):
+    del FAMILIES["mellum"]  # an older transformers cannot tell which layers it has
 
 
 def mtp_target(family: str, vocab_size: int = 97, **changes: Any) -> tuple[PreTrainedModel, MtpModel]:

@@ -33,6 +33,10 @@ def pack_heads(model: PreTrainedModel) -> int:
         ALL_ATTENTION_FUNCTIONS.register(PACKED, _attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
         model.set_attn_implementation(PACKED)
+        # Layers that two models share have the configuration of one of them.
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        for config in {id(config): config for config in configs if config is not None}.values():
+            config._attn_implementation = PACKED
     return int(heads_per_key)
 
 
@@ -51,6 +55,9 @@ def _attention(
     # Without a mask several queries are a prompt's, each of which sees those before it.
     as_before = num_queries > 1 if attention_mask is None else attention_mask.shape[-2] != packed
     if as_before or any(options.get(name) is not None for name in ("position_bias", "softcap")):
+        if attention_mask is not None:
+            # Of the queries that are packed, each head's see the same.
+            attention_mask = attention_mask[:, :, :num_queries]
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     query = query.reshape(num_rows, num_key_heads, packed, size)
     output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)

@@ -182,7 +182,7 @@ def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveMo
     ("text", "says"),
     [
         ('{"eos_token_id": 1', "not a valid JSON file"),
-        ("[]", "not a mapping"),
+        ("[]", "its generation_config.json cannot be used"),
         ('{"max_new_tokens": -5}', "must be greater than 0"),
         ('{"eos_token_id": "end"}', "eos_token_id='end' must be a token id or a list of them"),
         ('{"eos_token_id": [1, 2.5]}', "eos_token_id=[1, 2.5] must be"),

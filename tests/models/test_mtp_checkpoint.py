@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, ModelSettings, PlacementSettings
@@ -15,7 +15,7 @@ from harness.drafting.mtp import MtpHead
 from harness.models.checkpoints import Checkpoint, read_checkpoint
 from harness.models.mtp import read_mtp
 from harness.models.pair import plan_pair
-from mtp_models import mtp_target, save_with_mtp
+from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_tokenizer
 
 DRAFT = DraftSettings(name="mtp", method="mtp")
@@ -28,7 +28,7 @@ def save(directory: Path, family: str, **changes: Any) -> tuple[ModelSettings, P
     return ModelSettings(name="target", repository=str(directory)), target, layers
 
 
-@pytest.mark.parametrize(("family", "number"), [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("mellum", 1)])
+@pytest.mark.parametrize(("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)])
 def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family: str, number: int) -> None:
     settings, target, layers = save(tmp_path, family, num_mtp_layers=number)
     placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
@@ -81,6 +81,8 @@ def test_targets_without_such_layers_are_refused() -> None:
     assert "quantized, and those of model=13B are (GGUF)" in refusal(as_checkpoint(config, gguf_file="a.gguf"))
     config.num_mtp_layers = 0
     assert refusal(as_checkpoint(config)) == f"{needs} (deepseek_v3) has none"
+    if "bailing_hybrid" not in CONFIG_MAPPING:
+        return  # an older transformers
     hybrid = as_checkpoint(make_config("bailing_hybrid"))
     assert "transformers does not read such layers of bailing_hybrid" in refusal(hybrid)
 
