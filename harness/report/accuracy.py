@@ -1,4 +1,4 @@
-"""What `eval` found: accuracies with their bounds, and whether the arms differ."""
+"""Results of `eval`: accuracies with their bounds, and whether the arms differ."""
 
 from __future__ import annotations
 

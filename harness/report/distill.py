@@ -1,4 +1,4 @@
-"""What `distill` says of a draft before and after its training."""
+"""A draft before and after its training."""
 
 from __future__ import annotations
 

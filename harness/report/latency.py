@@ -1,4 +1,4 @@
-"""What is said about one run of `latency`: times of its arms, the speed-up with its interval, and the reason."""
+"""One run of `latency` in words: times of its arms, the speed-up with its interval, and the reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.report.words import arm_name, lossy_warning, settings_line, smaller
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
 
-# Why there is none.
+# Said where a run has no interval.
 NO_INTERVAL = f"no interval from fewer than {FEWEST_FOR_INTERVAL} batches"
-# Of the bootstrap for a category.
+# Bootstrap resamples for a category.
 _NUM_RESAMPLES = 2000
 # An arm that runs the models as they are; the others take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
@@ -69,7 +69,7 @@ def speedup_in_words(row: LatencyRow) -> str:
 
 
 def finding(row: LatencyRow) -> str | None:
-    """What there is to say of a pair that gains nothing; None for one that gains."""
+    """`does not pay`, or that there is no significant difference; None for a pair that gains."""
     if row.speedup_low is not None and row.speedup_high is not None and row.speedup_low <= 1 <= row.speedup_high:
         return "makes no significant difference"
     return None if (row.speedup or 0) > 1 else "does not pay"

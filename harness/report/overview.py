@@ -1,4 +1,4 @@
-"""What a report says about the runs themselves: failures, where they ran, and which files were read."""
+"""About the runs of a report: failures, where they ran, and which files were read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `plan` found: what a pair takes, where its layers go, and how fast it can be at best."""
+"""A plan: the memory a pair takes, where its layers go, and how fast it can be at best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about races of `compare`: the verdict on one, its rejections, and a table over many."""
+"""Races of `compare`: the verdict on one, its rejections, and a table over many."""
 
 from __future__ import annotations
 

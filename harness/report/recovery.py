@@ -1,4 +1,4 @@
-"""What `recovery` found: every check, and the verdict that people quote."""
+"""Results of `recovery`: every check, and the verdict that people quote."""
 
 from __future__ import annotations
 

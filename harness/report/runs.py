@@ -173,7 +173,7 @@ def _measurement(run: Run) -> str:
 
 
 def _rows(file: Path, found: Findings) -> Sequence[Row] | None:
-    """The whole rows of a file of ours, None where it is of nobody we know; what else there is to say is in `found`."""
+    """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `found`."""
     try:
         if file.suffix in (".json", ".jsonl") and (others := read_other(file)):
             found.others += others

@@ -25,7 +25,7 @@ Rows = Sequence[Any]
 
 
 def job_line(command: str, rows: Rows) -> str:
-    """What became of a job, in a few words."""
+    """The result of a job, in a few words."""
     troubled = next((row for row in rows if row.status != "ok"), None)
     if troubled is not None:
         return f"{troubled.status}: {troubled.error}"

@@ -1,4 +1,4 @@
-"""What a report consists of: tables of values and sentences, the same for the terminal, Markdown and HTML."""
+"""The parts of a report: tables of values and sentences, the same for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar
 
-# Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, on which None stays None.
+# Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, where None stays None.
 Of = str | Callable[[Any], Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")

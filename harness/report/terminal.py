@@ -38,7 +38,7 @@ class LastingConsole(Console):
 
 
 def prepare_streams() -> None:
-    """Make the standard streams usable: closed ones lead nowhere, and a letter that stdout lacks becomes `?`."""
+    """Make the standard streams usable: closed ones lead nowhere, and a letter that stdout cannot encode becomes `?`."""
     # Else the next file that is opened would take the place of stdout.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -51,7 +51,7 @@ def prepare_streams() -> None:
 
 
 def discard(stream: IO[str]) -> None:
-    """From now on what is written to a stream is lost, without an error."""
+    """Discard any further output of a stream, without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

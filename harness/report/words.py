@@ -18,7 +18,7 @@ def title(row: RunRow) -> str:
 
 def settings_line(rows: Sequence[RunRow]) -> str:
     """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
-    # Of a run that ended early as well: how many prompts it came to.
+    # A run that ended early has a number of prompts too: those it finished.
     row = replace(rows[-1], status="ok")
     texts = [in_words(row, column) for column in _LINE]
     texts.insert(3, f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else "")
@@ -51,13 +51,13 @@ def lossy_warning(row: Any) -> str | None:
 
 
 def smaller_batch(row: Any) -> str | None:
-    """What the label of the batch size does not tell; None where all batches were full."""
+    """A note that the last batch was smaller; None where all batches were full."""
     smallest, full = row.smallest_batch, row.batch_size
     return f"The last batch had {smallest} rows instead of {full}." if smallest and full and smallest < full else None
 
 
 def too_long_warning(row: Any) -> str | None:
-    """What became of prompts that are longer than the context; None where there were none."""
+    """How prompts that are longer than the context were treated; None where there were none."""
     done = "Left out" if row.num_skipped else "Cut to their last tokens"
     number = row.num_skipped or row.num_truncated
     return f"{done} because they are too long for the context: {number} of the prompts." if number else None
@@ -180,7 +180,7 @@ _LINE = (
     " runner"
 ).split()
 _FIRST = (*_LINE, "devices", "test", "fault")
-# Said by other means, or no reason for a difference.
+# Shown elsewhere, or no reason for a difference.
 _NEVER = frozenset(
     "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
     " dtype synthetic_acceptance lossy task operands view".split()
@@ -201,7 +201,7 @@ _SPECIAL: dict[tuple[str, object], str] = {
     ("draft_sampling", "greedy"): "drafts by argmax",
     ("shared", True): "searches earlier answers",
 }
-# What goes without saying.
+# Values that are left out.
 _USUAL: dict[str, tuple[object, ...]] = {
     "rule": ("deepmind",), "draft_sampling": ("target",), "shared": (False,), "top_k": (0,), "top_p": (1,),
     "lenience": (1,), "test": (False,), "engine": ("local",), "runner": ("static", "generate"), "fault": ("none",),
