@@ -22,7 +22,7 @@ _HEADLINES = {
 
 
 class Summary(NamedTuple):
-    """`lossless`, `lossy` or `undecided` over all checks of a run; why, in numbers; and in one line for an error."""
+    """`lossless`, `lossy`, `undecided` or the status of an unfinished run; the reason, and in one line for an error."""
 
     verdict: str
     sentence: str
@@ -31,7 +31,9 @@ class Summary(NamedTuple):
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
-    row, findings = rows[0], _findings(rows)
+    row, findings, status = rows[0], _findings(rows), rows[-1].status or "ok"
+    if status != "ok":
+        return Summary(status, f"{status}: these checks were finished, and no verdict follows from them.", status)
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
@@ -65,9 +67,6 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts)
     settings = f"{settings_line([asked])} · seed {row.seed}"
     document: list[Table | Line] = [Line(title(row), "strong"), Line(settings, "dim"), _checks(rows)]
-    if row.status != "ok":
-        unfinished = f"{row.status}: these checks were finished, and no verdict follows from them."
-        return [*document, Line(unfinished, "warning")]
     if row.fault != "none":
         document.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
     if made_up := labels(row):
@@ -75,7 +74,8 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     if cut := too_long_warning(row):
         document.append(Line(cut, "warning"))
     summary = summarise(rows)
-    return [*document, Line(summary.sentence, _STYLES[summary.verdict]), *_fine_print(rows)]
+    fine_print = _fine_print(rows) if summary.verdict in _STYLES else []
+    return [*document, Line(summary.sentence, _STYLES.get(summary.verdict, "warning")), *fine_print]
 
 
 def recovery_table(runs: Sequence[Run]) -> Table:
@@ -100,16 +100,11 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         _TITLE,
         named_runs(runs),
         columns,
-        strong=lambda named: _verdict(named.run) == "lossy",
+        strong=lambda named: summarise(named.run.rows).verdict == "lossy",
         faint=lambda named: named.run.status != "ok",
         about=about,
         notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
     )
-
-
-def _verdict(run: Run) -> str:
-    """Over all checks of a run; for a run that was stopped, its status."""
-    return run.status if run.status != "ok" else summarise(run.rows).verdict
 
 
 def _control(run: Run) -> bool:
@@ -122,7 +117,7 @@ def losses(accuracy: Sequence[Run], recovery: Sequence[Run]) -> list[str]:
     found = []
     tested = [run for run in recovery if not _control(run) and run.status == "ok"]
     for word, said in _HEADLINES.items():
-        if pairs := dict.fromkeys(pair_name(run.last) for run in tested if _verdict(run) == word):
+        if pairs := dict.fromkeys(pair_name(run.last) for run in tested if summarise(run.rows).verdict == word):
             found.append(f"{said}: {', '.join(pairs)}.")
     finished = [row for run in accuracy if run.status == "ok" for row in merged_rows(run.rows)]
     compared = [(row, row.difference, row.mcnemar_p_value or 0) for row in finished if row.difference is not None]
@@ -137,7 +132,7 @@ def losses(accuracy: Sequence[Run], recovery: Sequence[Run]) -> list[str]:
 
 def _in_words(run: Run) -> str:
     """The verdict; of a control, whether the fault was found."""
-    found = _verdict(run)
+    found = summarise(run.rows).verdict
     if not _control(run) or run.status != "ok":
         return found
     return f"{found} (a planted fault{'' if found == 'lossy' else ' that was missed'})"

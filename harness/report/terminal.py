@@ -38,7 +38,7 @@ class LastingConsole(Console):
 
 
 def prepare_streams() -> None:
-    """Make the standard streams usable: closed ones lead nowhere, and a letter that stdout cannot encode becomes `?`."""
+    """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
     # Else the next file that is opened would take the place of stdout.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

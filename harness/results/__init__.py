@@ -1,1 +1,1 @@
-"""Rows, files, environment, statistics and tables. Never imports torch."""
+"""Rows, files, environment and statistics. Never imports torch."""

@@ -1,4 +1,4 @@
-"""What makes two measurements the same: a digest of everything that determines their figures, known before torch is."""
+"""When two measurements are the same: a digest of everything that determines their figures, known before torch is."""
 
 from __future__ import annotations
 
