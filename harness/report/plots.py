@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.style
+import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -152,7 +152,7 @@ def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
             ends = 0.7, max(point.x for points in curves.values() for point in points)
             autos = [pair for pair in group if pair.name.num_draft_tokens == "auto"]
             curves[_AUTO] = [_measured(pair, x) for pair in autos for x in ends]
-            found.append((" · ".join(group[0].name.group), {name: points for name, points in curves.items() if points}))
+            found.append((" · ".join(group[0].name.group), curves))
     found = found[:_MOST_PANELS]
     top, label = _top(curves for _, curves in found), "K, draft tokens per iteration"
     return [_curves(curves, top, label, "speed-up", _shortened(name)).figure for name, curves in found]
@@ -242,8 +242,10 @@ def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, fr
         found = [(y + _SHIFTS.get(series, 0), points[series]) for y, (_, points) in enumerate(rows) if series in points]
         if found:
             places, points = zip(*found, strict=True)
-            values = [point.value for point in points]
-            axes.errorbar(values, places, xerr=_bounds(points), label=series, linestyle="none", elinewidth=2, **style)
+            # Bounds that are None become NaN and are not drawn.
+            values, low, high, _ = np.array(points, dtype=float).T
+            bounds = values - low, high - values
+            axes.errorbar(values, places, xerr=bounds, label=series, linestyle="none", elinewidth=2, **style)
     shown = [point.value for _, points in rows for point in points.values()]
     if from_zero and max(shown) > 20 * min(shown):
         axes.set_xscale("log")
@@ -255,16 +257,9 @@ def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, fr
     return [_with_legend(axes).figure]
 
 
-def _bounds(points: Sequence[Point]) -> list[list[float]]:
-    """How far the bounds are from the values, below and above; no bounds are NaN."""
-    return [
-        [math.nan if point.low is None else point.value - point.low for point in points],
-        [math.nan if point.high is None else point.high - point.value for point in points],
-    ]
-
-
 def _curves(curves: Curves, top: float, x_label: str, y_label: str, title: str = "") -> Any:
     """The axes of a figure with these curves and their bounds, from 0 to `top`."""
+    curves = {name: points for name, points in curves.items() if points}
     of_pairs = not set(curves) <= set(_STYLES)
     axes = _axes(2.8 + 0.2 * len(curves) * of_pairs, xlabel=x_label, ylabel=y_label, title=title)
     last = max((point.x for points in curves.values() for point in points), default=1)
@@ -274,8 +269,9 @@ def _curves(curves: Curves, top: float, x_label: str, y_label: str, title: str =
     if y_label == "speed-up":
         axes.axhline(1, **_REFERENCE)
     for (name, points), other in zip(curves.items(), _OTHER_STYLES, strict=False):
-        xs, values, style = [point.x for point in points], [point.value for point in points], _STYLES.get(name, other)
-        axes.errorbar(xs, values, yerr=_bounds(points), label=_shortened(name), elinewidth=2, clip_on=False, **style)
+        values, low, high, xs = np.array(points, dtype=float).T
+        bounds, style = (values - low, high - values), _STYLES.get(name, other)
+        axes.errorbar(xs, values, yerr=bounds, label=_shortened(name), elinewidth=2, clip_on=False, **style)
     return _with_legend(axes, columns=1 if of_pairs else 3)
 
 
