@@ -13,6 +13,7 @@ from architectures import random_model
 from drafting.test_dflash import block_head
 from drafting.test_eagle import eagle_head, layer_config, target_model
 from drafting.test_medusa import medusa_head
+from drafting.test_mtp import mtp_head
 from harness.decoding.batch import Change, Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Runner
@@ -25,6 +26,7 @@ from harness.drafting.model import ModelDrafter
 from harness.drafting.suffix import SuffixDrafter
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
+from mtp_models import mtp_target
 
 K = 3
 WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
@@ -104,7 +106,7 @@ def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bo
     assert len(together[5]) < len(expected[5])
 
 
-@pytest.mark.parametrize("kind", ["eagle", "block", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "mtp"])
 def test_rows_join_with_heads(kind: str) -> None:
     target = target_model()
     heads: dict[str, Callable[..., Any]] = {
@@ -112,6 +114,9 @@ def test_rows_join_with_heads(kind: str) -> None:
         "block": block_head,
         "medusa": lambda: medusa_head(own_outputs=True),
     }
+    if kind == "mtp":
+        target, layers = mtp_target("glm4_moe", num_mtp_layers=3)
+        heads[kind] = lambda: mtp_head(layers)
     head = heads[kind]()
 
     def decode(request: Request) -> Records:
