@@ -149,7 +149,7 @@ class HeadDrafter(Drafter):
     """What all drafters over heads do: follow the target's hidden states, and draw from its vocabulary.
 
     A head with a cache has an entry there for each decided token but the last, and reads what is new when it proposes.
-    The last `_again` of them it reads again the next time.
+    The last `_again` of them it reads again the next time. It may be on another device than the target's tokens.
 
     Args:
         target: lends its embedding and its output matrix to a head without them.
@@ -159,7 +159,7 @@ class HeadDrafter(Drafter):
     _again = 0
 
     def __init__(self, head: Any, target: PreTrainedModel, warp: Warp) -> None:
-        self._head, self._warp = head, warp
+        self._head, self._warp, self._device = head, warp, next(head.parameters()).device
         self.layers, self._vocabulary_size = head.config.layers, head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
@@ -179,11 +179,12 @@ class HeadDrafter(Drafter):
 
     def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
+        self._home = step.hidden.device
         features, following = [*self._features], [*self._following]
-        for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
+        for states, prompt, first in zip(step.hidden.to(self._device), prompts, first_tokens, strict=True):
             # What padded the row on the left may be no number at all, and must not reach the cache.
             features.append(states[-len(prompt) :].flatten(1))
-            following.append(torch.tensor([*prompt[1:], first], device=states.device))
+            following.append(torch.tensor([*prompt[1:], first], device=self._device))
         self._features = pad_sequence(features, batch_first=True)
         self._following = pad_sequence(following, batch_first=True)
         self._proposed = self._following[:, :0]  # [B, K]
@@ -194,26 +195,27 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposal = self._draft(num_draft_tokens, uniforms)
-        self._proposed = proposal.tokens
-        return proposal
+        self._proposed, probabilities = proposal.tokens, proposal.probabilities
+        assert probabilities is not None
+        return Proposal(self._proposed.to(self._home), probabilities.to(self._home), proposal.lengths)
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         if max(self._new) > MOST_UNREAD:
             self._read()
         assert step.hidden is not None
-        device, longest = self._features.device, most(num_accepted)
+        longest = most(num_accepted)
         decided = torch.cat([self._proposed[:, :longest], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)
-        last = to_device(num_accepted, device).unsqueeze(1)
-        decided = decided.scatter_(1, last, to_device(next_tokens, device).unsqueeze(1))
-        self._features = self._behind(self._features, step.hidden[:, : longest + 1].flatten(2))
+        last = to_device(num_accepted, self._device).unsqueeze(1)
+        decided = decided.scatter_(1, last, to_device(next_tokens, self._device).unsqueeze(1))
+        self._features = self._behind(self._features, step.hidden[:, : longest + 1].flatten(2).to(self._device))
         self._following, self._proposed = self._behind(self._following, decided), decided[:, :0]
         self._lengths = list(self._lengths)  # of an earlier verdict the host has read them by now
         self._new = added(num_accepted, [new + 1 for new in self._new])
         self._first = [0] * len(self._new)
 
     def select(self, rows: Sequence[int]) -> None:
-        index = to_device(rows, self._features.device)
+        index = to_device(rows, self._device)
         self._cache.select(index)
         self._features, self._following = self._features[index], self._following[index]
         self._lengths, self._new = [self._lengths[row] for row in rows], [self._new[row] for row in rows]
@@ -230,12 +232,12 @@ class HeadDrafter(Drafter):
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """Indices of each row's last new feature."""
-        last = to_device(self._new, self._features.device) - 1
+        last = to_device(self._new, self._device) - 1
         return torch.arange(len(last), device=last.device), last
 
     def _place(self, count: int, ahead: int = 0) -> None:
         """The cache writes next `count` entries of each row, so many behind its last one."""
-        starts = to_device(self._lengths, self._features.device).unsqueeze(1) + ahead
+        starts = to_device(self._lengths, self._device).unsqueeze(1) + ahead
         self._cache.positions = starts + torch.arange(count, device=starts.device)
         self._cache.num_slots = most(self._lengths) + ahead + count
 
@@ -258,11 +260,11 @@ class HeadDrafter(Drafter):
         return joined[rows, sources.clamp(max=joined.shape[1] - 1)]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return self._embedding(tokens).to(tokens.device)
+        return _called(self._embedding, tokens)
 
     def _logits(self, states: Tensor) -> Tensor:
         """States [..., D], after the final norm -> logits [..., V of the head]."""
-        logits = self._output(states).to(states.device)
+        logits = _called(self._output, states)
         return logits if self._tokens is not None else logits[..., : self._vocabulary_size]
 
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,6 +275,13 @@ class HeadDrafter(Drafter):
             return drawn, probabilities
         spread = probabilities.new_zeros(*probabilities.shape[:-1], self._vocabulary_size)
         return self._tokens[drawn], spread.index_copy_(-1, self._tokens, probabilities)
+
+
+def _called(module: Any, inputs: Tensor) -> Tensor:
+    """What a matrix of the head or of the target, perhaps on another device, makes of inputs."""
+    place = module.weight.device
+    # One that is offloaded is brought in by its own hook.
+    return module(inputs if place.type == "meta" else inputs.to(place)).to(inputs.device)
 
 
 def one_by_one(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,8 @@ class Distill(Experiment):
             raise SettingError("draft", rule, settings.draft.name)
         pair = session.pair
         module: Any = pair.draft.model if pair.head is None and pair.draft is not None else pair.head
+        if pair.head is not None:
+            module.to(pair.target.input_device)  # where it is trained; a GPU with more room may have been found for it
         dtype = next(module.parameters()).dtype
         if settings.draft.method == "new_head":
             torch.manual_seed(settings.seed)

@@ -101,7 +101,7 @@ class HeadCheckpoint:
         return 0 if own else times * config.target_size * config.vocabulary_size
 
     def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> AnyHead:
-        """The head on the device that the target's hidden states come to, in their type.
+        """The head on a device, in the type of the target's hidden states.
 
         `target` lends to heads that are built from it.
 

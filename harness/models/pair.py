@@ -287,7 +287,7 @@ class PlacedPair(PlannedPair):
         draft = others[0] if others else None
         if self.shared and self.drafting is not None:
             draft = dataclasses.replace(target, settings=self.drafting)
-        head = None if self.head is None else self.head.load(target.input_device, target.dtype, target.model)
+        head = None if self.head is None else self.head.load(self.placements[1].devices[0], target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +14,8 @@ from transformers.modeling_layers import MtpModel
 
 from decoding.test_adaptive import Scripted
 from decoding.test_loops import GREEDY, request, texts, without_exclusion
-from drafting.test_eagle import Expected, check_against, check_greedy
-from harness.decoding.loops import speculative
+from drafting.test_eagle import PROMPTS, Expected, check_against, check_greedy
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.eagle import EagleConfig
@@ -72,6 +73,20 @@ def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.
 def test_greedy_output_is_that_of_generate(number: int) -> None:
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=number)
     check_greedy(target, mtp_head(layers).drafter(target, GREEDY))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_head_may_be_elsewhere(place: str, number: int) -> None:
+    target, layers = mtp_target("glm4_moe", num_mtp_layers=number)
+    target.cuda()
+    what = request(PROMPTS, GREEDY, length=20)
+    what = dataclasses.replace(what, uniforms=what.uniforms.cuda())
+    drafter = mtp_head(layers).to(place).drafter(target, GREEDY)
+    runner = EagerRunner(target, hidden_layers=drafter.layers)
+    drafted = texts(speculative(runner, drafter, what, 3), len(PROMPTS))
+    assert drafted == texts(autoregressive(EagerRunner(target), what), len(PROMPTS))
 
 
 @pytest.mark.parametrize("verification", [verify, without_exclusion])
