@@ -1,12 +1,19 @@
-"""Plans, places and loads the pair of a run, and keeps it for the runs that follow."""
+"""Plans, places and loads the pair of a run, keeps it for the runs that follow, and opens the engine of a run."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 from harness.config.run import RunSettings
+from harness.config.settings import DecodingSettings
+from harness.engines.huggingface import HuggingFaceEngine, check_pair
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Engine
 from harness.engines.runner_choice import resolve
+from harness.engines.server import ServerEngine
+from harness.engines.vllm import VllmEngine
 from harness.models.fit import Demand
 from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 
@@ -56,3 +63,26 @@ class PairKeeper:
             gc.collect()
             self._report(False)
         return self._pair
+
+    def open(
+        self, settings: RunSettings, decoding: DecodingSettings, batch_size: int, longest_prompt: int, **options: Any
+    ) -> Engine:
+        """The engine that the settings name, for questions with this `decoding`; the only place that knows them all.
+
+        Args:
+            batch_size: the most prompts of a question; a server gets as many requests at once.
+            longest_prompt, options: see `LocalEngine`.
+
+        Raises:
+            SettingError, RunError: as the engine's class says.
+        """
+        engine, planned = settings.engine, self.plan(settings)
+        if engine.name == "server":
+            return ServerEngine(engine, planned.tokenizer, settings.model.repository, batch_size)
+        if engine.name == "vllm":
+            return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
+        options |= {"batch_size": batch_size, "longest_prompt": longest_prompt}
+        if engine.name == "huggingface":
+            check_pair(planned, decoding, engine.schedule)
+            return HuggingFaceEngine(self.load(), decoding, schedule=engine.schedule, **options)
+        return LocalEngine(self.load(), decoding, runner=settings.runner, **options)

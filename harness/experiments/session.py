@@ -16,7 +16,6 @@ from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
-from harness.engines.opening import open_engine
 from harness.engines.protocol import Engine, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
@@ -174,12 +173,11 @@ class Session:
     def open(
         self, batch_size: int, longest_prompt: int, decoding: DecodingSettings | None = None, **options: Any
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one; `options` are those of `open_engine`."""
+        """Open the engine, with the pair loaded if it needs one; `options` are those of `LocalEngine`."""
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
-        options |= {"batch_size": batch_size, "longest_prompt": longest_prompt, "say": say}
-        asked = self.settings, decoding or self.settings.decoding, self._keeper.plan(self.settings), self._keeper.load
-        self.engine = open_engine(*asked, **options)
+        asked = self.settings, decoding or self.settings.decoding, batch_size, longest_prompt
+        self.engine = self._keeper.open(*asked, say=say, **options)
         return self.engine
 
     def reference(self) -> Reference | None:
