@@ -6,6 +6,7 @@ tables for every layer. Here only the modules of the device map have one, and wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,6 @@ import torch
 from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-
-from harness.models.sketch import DeviceMap, device_name
 
 
 class _Copies:
@@ -41,10 +40,11 @@ class _Copies:
         self._made.clear()
 
 
-def cross_once(model: PreTrainedModel, device_map: DeviceMap, input_device: torch.device) -> None:
+def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch.device) -> None:
     """Take the place of accelerate's hooks on a model over several GPUs, with nothing outside of them.
 
     Args:
+        names: of the modules in its device map.
         input_device: to which logits return.
     """
 
@@ -54,13 +54,11 @@ def cross_once(model: PreTrainedModel, device_map: DeviceMap, input_device: torc
 
     copies, modules = _Copies(), dict(model.named_modules())
     remove_hook_from_module(model, recurse=True)
-    for name, place in device_map.items():
-        device, module = torch.device(device_name(place)), modules.get(name)
-        if module is None:  # a parameter, which the model itself reads
-            continue
-        if next(module.parameters(), None) is None:  # rotary tables, which begin a pass and come last in the map
-            device, module = input_device, module.to(input_device)
+    for module in (modules[name] for name in names if name in modules):  # others are parameters of the model itself
+        if (parameter := next(module.parameters(), None)) is None:
+            module.to(input_device)  # rotary tables, which begin a pass and come last in the map
+        enter = partial(copies.enter, input_device if parameter is None else parameter.device)
         for called in module if isinstance(module, nn.ModuleList) else [module]:
-            called.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
+            called.register_forward_pre_hook(enter, with_kwargs=True)
     model.register_forward_pre_hook(copies.clear)
     model.register_forward_hook(back)

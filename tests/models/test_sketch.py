@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ LLAMA = {
 }
 
 
+@functools.cache
 def llama(size: str, quantization: Quantization = "none", **config: Any) -> Sketch:
     configured = AutoConfig.for_model("llama", **{"vocab_size": 32000} | LLAMA[size] | config)
     return sketch_model(as_checkpoint(configured, quantization=quantization), torch.float16)
