@@ -198,8 +198,7 @@ class _Recorder(BaseStreamer):
 
     def first_not_finite(self) -> tuple[str, str] | None:
         """The model's role and the place of the first logits that are not finite; None without any."""
-        sums = torch.stack([total.cpu() for _, _, total in self.sums]) if self.sums else torch.zeros(0)
-        broken = (self.sums[place] for place in torch.where(~sums.isfinite())[0].tolist())
+        broken = (found for found in self.sums if not found[-1].isfinite())
         return next(((role, f"new token {position}") for role, position, _ in broken), None)
 
     def watch(self, model: Any) -> Callable[[], None]:

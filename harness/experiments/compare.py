@@ -25,7 +25,7 @@ from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
 from harness.experiments.session import Experiment, Session
 from harness.report.races import rejections, verdict
-from harness.report.table import Document, visible
+from harness.report.table import visible
 from harness.report.terminal import PLAIN_WIDTH, print_document
 from harness.report.words import settings_line
 from harness.results.acceptance import Rejection
@@ -90,10 +90,6 @@ class Compare(Experiment):
         if session.status == "ok" or self._num_races or self.settings.prompt is None:
             return []
         return [session.row(CompareRow, prompt=self.settings.prompt)]
-
-    def document(self, rows: Sequence[CompareRow]) -> Document:
-        """Empty: each race was shown."""
-        return []
 
     def _hold(self, session: Session, lines: Iterable[str]) -> None:
         """Race every line that is a prompt and obey every command, until the lines end or `:quit`."""

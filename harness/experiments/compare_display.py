@@ -165,13 +165,13 @@ def show_race(
     if console.is_interactive:
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
-        pace = f"{shown_s / longest:.2g}× slower" if longest < shown_s else f"{longest / shown_s:.2g}× faster"
-        pace = "at real speed" if longest == shown_s else pace
+        speed = longest / shown_s
+        pace = f"{1 / speed:.2g}× slower" if speed < 1 else f"{speed:.2g}× faster" if speed > 1 else "at real speed"
         console.print(f"Both were measured, one after the other. Replayed {pace}.", style="dim")
         with _screen(console) as screen, contextlib.suppress(KeyboardInterrupt):
             began, at = time.perf_counter(), 0.0
             while at < longest:
-                at = min((time.perf_counter() - began) * longest / shown_s, longest)
+                at = min((time.perf_counter() - began) * speed, longest)
                 show(at)
                 screen(lanes)
                 time.sleep(FRAME_S)

@@ -58,7 +58,8 @@ class Experiment(Protocol):
         """The rows of what was measured until now; of nothing, rows that say so."""
 
     def document(self, rows: Sequence[Any]) -> Document:
-        """What is printed of the rows; nothing where nothing was measured."""
+        """What is printed of the rows; by default nothing, as where nothing was measured."""
+        return []
 
     def judge(self, rows: Sequence[Any]) -> None:
         """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
