@@ -163,9 +163,8 @@ class HeadDrafter(Drafter):
         self.layers, self._vocabulary_size = head.config.layers, head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
-        self._tokens: Tensor | None = None  # of the target, for each output of the head
-        if head.d2t is not None:
-            self._tokens = head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
+        # Of the target, for each output of the head.
+        self._tokens = None if head.d2t is None else head.d2t + torch.arange(len(head.d2t), device=self._device)
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         self._vocabulary_size = step.logits.shape[-1]
@@ -226,9 +225,9 @@ class HeadDrafter(Drafter):
     def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `propose`."""
 
-    @abstractmethod
-    def _read(self) -> object:
+    def _read(self) -> Any:
         """Read the new features into the cache, where the head has one."""
+        self._place_new()
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """Indices of each row's last new feature."""

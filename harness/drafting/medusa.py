@@ -77,6 +77,3 @@ class MedusaDrafter(HeadDrafter):
                 states = block(states)
             logits.append(self._logits(states) if output is None else output(states)[..., : self._vocabulary_size])
         return Proposal(*self._draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)]))
-
-    def _read(self) -> None:
-        self._place_new()  # nothing writes there

@@ -1,9 +1,9 @@
 """A draft model with another tokenizer, in one of two ways (Timor et al. 2025, arXiv:2502.05202).
 
-`Intersection`: it draws from the tokens that both vocabularies have. The draft's distribution is then one over the
+By `intersection` it draws from the tokens that both vocabularies have. The draft's distribution is then one over the
 target's vocabulary, and verification is the usual one.
 
-`Retold`: it drafts text by argmax, which is read again by the target's tokenizer. Such proposals are deterministic.
+By `text` it drafts text by argmax, which is read again by the target's tokenizer. Such proposals are deterministic.
 
 What was decided is translated piece by piece and not as a whole, so the draft model may read other tokens than it would
 of the whole text. That costs acceptance, and nothing else.
@@ -11,7 +11,6 @@ of the whole text. That costs acceptance, and nothing else.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -45,14 +44,9 @@ class Translation:
     num_tokens: int
     name: Literal["intersection", "text"]
 
-    def drafter(self, runner: Runner, warp: Warp, device: torch.device | str) -> TranslatedDrafter:
-        """See `TranslatedDrafter`."""
-        kind = Intersection if self.name == "intersection" else Retold
-        return kind(runner, self, warp, device)
-
 
 class TranslatedDrafter(Drafter):
-    """What both ways share: a draft model whose cache follows the text in its own tokens.
+    """Proposes with a draft model whose cache follows the text in its own tokens.
 
     Args:
         runner: of the draft model, with its own vocabulary.
@@ -66,6 +60,8 @@ class TranslatedDrafter(Drafter):
         self, runner: Runner, translation: Translation, warp: Warp, device: torch.device | str = "cpu"
     ) -> None:
         self._runner, self._translation, self._warp, self._device = runner, translation, warp, device
+        self._common = torch.tensor(translation.common)  # [C, 2]
+        self._theirs = {own: target for target, own in translation.common}
         self._unread: list[list[int]] = []  # the target's tokens of each row that are not translated yet
         self._pending: list[list[int]] = []  # the draft's tokens of each row that its runner has not been fed
         self._drafted: list[list[int]] = []  # the draft's tokens of the last proposal; the runner lacks the last one
@@ -129,51 +125,26 @@ class TranslatedDrafter(Drafter):
             self._unread.append([] if read else [token])
             self._pending.append(read)
 
-    @abstractmethod
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits [B, V of the draft], uniforms [B] -> tokens of the draft [B], and what they were drawn from."""
-
-    @abstractmethod
-    def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        """Tokens of the draft [B, K] in the target's; `ready` says which rows may be offered any."""
-
-
-class Intersection(TranslatedDrafter):
-    """Draws from the common tokens, with probabilities over the target's vocabulary."""
-
-    def __init__(
-        self, runner: Runner, translation: Translation, warp: Warp, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(runner, translation, warp, device)
-        self._common = torch.tensor(translation.common)  # [C, 2]
-        self._theirs = {own: target for target, own in translation.common}
-
-    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        if self._translation.name == "text":
+            return logits.argmax(-1), None
         own = self._common[:, 1].to(logits.device)
         probabilities = self._warp(logits[:, own])
         return own[existing_index(probabilities, uniforms)], probabilities
 
     def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        tokens = torch.tensor([[self._theirs[token] for token in row] for row in drafted.tolist()], device=self._device)
-        found = torch.stack([one for one in drawn_from if one is not None], dim=1).to(self._device)
-        spread = found.new_zeros(*found.shape[:-1], self._translation.num_tokens)
-        spread.index_copy_(-1, self._common[:, 0].to(self._device), found)
-        return Proposal(tokens, spread, [tokens.shape[1] * one for one in ready])
-
-
-class Retold(TranslatedDrafter):
-    """Drafts by argmax, and offers the text of it in the target's tokens."""
-
-    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, None]:
-        return logits.argmax(-1), None
-
-    def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
+        """Tokens of the draft [B, K] in the target's; `ready` says which rows may be offered any."""
+        translate, spread = self._translation.into_target, None
+        if found := [one for one in drawn_from if one is not None]:
+            translate, common = self._one_to_one, torch.stack(found, dim=1).to(self._device)
+            spread = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
+            spread.index_copy_(-1, self._common[:, 0].to(self._device), common)
         most = drafted.shape[1]
-        told = [
-            self._translation.into_target(row)[:most] if one else []
-            for row, one in zip(drafted.tolist(), ready, strict=True)
-        ]
+        told = [translate(row)[:most] if one else [] for row, one in zip(drafted.tolist(), ready, strict=True)]
         lengths = list(map(len, told))
-        padded = [row + [0] * (max(lengths) - len(row)) for row in told]
-        tokens = torch.tensor(padded, dtype=torch.long, device=self._device).view(len(told), max(lengths))
-        return Proposal(tokens, None, lengths)
+        padded = [row + [0] * (most - len(row)) for row in told]
+        return Proposal(torch.tensor(padded, device=self._device), spread, lengths)
+
+    def _one_to_one(self, tokens: Sequence[int]) -> list[int]:
+        return [self._theirs[token] for token in tokens]

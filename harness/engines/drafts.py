@@ -10,6 +10,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.suffix import SuffixDrafter
+from harness.drafting.translated import TranslatedDrafter
 from harness.models.early_exit import truncated
 from harness.models.pair import LoadedModel, Pair
 
@@ -37,7 +38,7 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
         return Warp(0) if greedy else warp
 
     if runner is not None and (translation := pair.translation) is not None:
-        return lambda warp: translation.drafter(runner, draw_as(warp), device)
+        return lambda warp: TranslatedDrafter(runner, translation, draw_as(warp), device)
     if runner is not None:
         return lambda warp: ModelDrafter(runner, draw_as(warp), device)
     if pair.head is not None:

@@ -19,7 +19,7 @@ from harness.config.settings import ModelSettings
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
-from harness.drafting.translated import Intersection, Retold, TranslatedDrafter, Translation
+from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.models.translation import translation
 from in_process import in_process
 from tiny_checkpoints import make_tokenizer
@@ -65,13 +65,13 @@ def sharp_chain() -> Tensor:
 @pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
 def test_greedy_output_is_the_regular_one(name: str, k: int, prompts: list[list[int]]) -> None:
     what = request(prompts, length=30, stop=[8])
-    drafter = toy(name).drafter(MarkovRunner(sharp_chain()), GREEDY, "cpu")
+    drafter = TranslatedDrafter(MarkovRunner(sharp_chain()), toy(name), GREEDY)
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, k))
     assert texts(iterations, len(prompts)) == texts(autoregressive(MarkovRunner(chain(0)), what), len(prompts))
     assert any(count for iteration in iterations for count in iteration.num_accepted)
 
 
-class Checked(Intersection):
+class Checked(TranslatedDrafter):
     """Compares what its runner has been fed with the whole text."""
 
     def start(self, prompts, first_tokens, step):  # type: ignore[no-untyped-def]
@@ -106,7 +106,7 @@ def test_the_draft_model_reads_the_whole_text() -> None:
     assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}
 
 
-class Unmapped(Intersection):
+class Unmapped(TranslatedDrafter):
     """The broken twin: probabilities at the draft's own places instead of the target's."""
 
     def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
@@ -115,10 +115,13 @@ class Unmapped(Intersection):
         return Proposal(told.tokens, told.probabilities.roll(1, -1), told.lengths)
 
 
-@pytest.mark.parametrize(("kind", "lossless"), [(Intersection, True), (Retold, True), (Unmapped, False)])
-def test_sampling_follows_the_target(kind: type[TranslatedDrafter], lossless: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "lossless"),
+    [(TranslatedDrafter, "intersection", True), (TranslatedDrafter, "text", True), (Unmapped, "intersection", False)],
+)
+def test_sampling_follows_the_target(kind: type[TranslatedDrafter], name: str, lossless: bool) -> None:
     num_rows, warp, target = 5_000, Warp(1.0), chain(0, 1.0)
-    drafter = kind(MarkovRunner(own_chain(1)), toy("intersection"), warp)
+    drafter = kind(MarkovRunner(own_chain(1)), toy(name), warp)
     what = request([[3]] * num_rows, warp, length=4, indices=range(num_rows))
     found = texts(speculative(MarkovRunner(target), drafter, what, 2), num_rows)
     p_values = []
