@@ -185,7 +185,7 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
 def methods_tables(pairs: Sequence[Pair]) -> list[Table]:
     """What drafts best: one table per target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
-    found = grouped(drafting, lambda pair: tuple(getattr(pair.row, name) for name in _CONDITIONS)).values()
+    found = grouped(drafting, lambda pair: tuple(getattr(pair.row, name) for name in _ALIKE)).values()
     several = [group for group in found if len({pair.name.group for pair in group}) > 1]
     return [_methods(place, group, len(several) > 1) for place, group in enumerate(several)]
 
@@ -238,9 +238,7 @@ class _Next(NamedTuple):
 
 
 # Methods compare under the same conditions only.
-_CONDITIONS = (
-    "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts weights".split()
-)
+_ALIKE = "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts weights".split()
 _PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens"))
 _MARKED = {"strong": "marked", "faint": "partial"}
 

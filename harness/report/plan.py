@@ -23,12 +23,10 @@ def plan_document(rows: Sequence[PlanRow]) -> Document:
 
 def _plan(row: PlanRow) -> Document:
     batch = f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row"
-    lengths = [batch, f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens"]
-    lengths += [f"K={row.num_draft_tokens}"] if row.draft else []
-    document: list[Line | Table] = [
-        Line(title(row), "strong"),
-        Line(" · ".join([*lengths, f"placement {row.placement}"]), "dim"),
-    ]
+    k = [f"K={row.num_draft_tokens}"] if row.draft else []
+    lengths = [batch, f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens", *k]
+    settings = " · ".join([*lengths, f"placement {row.placement}"])
+    document: list[Line | Table] = [Line(title(row), "strong"), Line(settings, "dim")]
     if not row.num_gpus:
         document.append(Line("No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs.", "warning"))
     document += [_models(row), _devices(row), Line(""), _verdict(row)]

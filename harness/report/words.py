@@ -175,10 +175,8 @@ def _batch(row: RunRow) -> str:
 
 
 # What readers look at first, in one run's line and among many runs.
-_LINE = (
-    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared weights engine"
-    " runner"
-).split()
+_LINE = "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared".split()
+_LINE += ["weights", "engine", "runner"]
 _FIRST = (*_LINE, "devices", "test", "fault")
 # Shown elsewhere, or no reason for a difference.
 _NEVER = frozenset(

@@ -53,16 +53,12 @@ class Acceptance:
 
     def columns(self) -> dict[str, Any]:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
-        outcomes = [(proposed, accepted, times) for (proposed, accepted), times in self.iterations.items() if proposed]
-        places = range(max((proposed for proposed, _, _ in outcomes), default=0))
-        accepted = [sum(times for _, accepted, times in outcomes if accepted > place) for place in places]
+        found = [(proposed, accepted, n) for (proposed, accepted), n in self.iterations.items() if proposed]
+        places = range(max((proposed for proposed, _, _ in found), default=0))
+        accepted = [sum(n for _, accepted, n in found if place < accepted) for place in places]
         # Verification looks at the accepted tokens and the first rejected one.
-        tested = [
-            sum(n for proposed, accepted, n in outcomes if place < min(accepted + 1, proposed)) for place in places
-        ]
-        histogram = [
-            sum(times for _, accepted, times in outcomes if accepted == count) for count in (*places, len(places))
-        ]
+        tested = [sum(n for proposed, accepted, n in found if place < min(accepted + 1, proposed)) for place in places]
+        histogram = [sum(n for _, accepted, n in found if accepted == count) for count in (*places, len(places))]
         rates = map(_ratio, accepted, tested)
         return {
             "acceptance_rate": self.acceptance_rate,
@@ -72,7 +68,7 @@ class Acceptance:
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
             "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
-            "acceptance_histogram": histogram if outcomes else None,
+            "acceptance_histogram": histogram if found else None,
         }
 
 
