@@ -146,7 +146,7 @@ def published_tables(pairs: Sequence[Pair]) -> list[Table]:
         Column("published by", text=True, of="theirs.source"),
         Column("their hardware", text=True, of=lambda found: found.theirs.hardware or "not stated"),
         Column("our hardware", text=True, of="ours.devices", optional=True),
-        Column("their\nms/token", _published_ms, "theirs.ms_per_token"),
+        Column("their\nms/token", lambda ms: f"{ms:.{0 if ms >= 10 else 2}f}", "theirs.ms_per_token"),
         Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
         Column("our\nspeed-up", times, "ours.speedup", optional=True),
@@ -315,7 +315,3 @@ def _arms(pairs: Sequence[Pair]) -> Table:
 
 def _identical(row: LatencyRow) -> str | None:
     return None if row.identical_prompts is None else f"{row.identical_prompts} of {row.num_prompts}"
-
-
-def _published_ms(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
