@@ -8,9 +8,10 @@ Compiling fuses the many small kernels of norms and rotary embeddings; capturing
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from harness.decoding.transfer import Arriving, added
 from harness.decoding.warp import Warp
 from harness.runners.base import Options
 from harness.runners.graphs import FixedCall, Recorder
+from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError, lay_out_for_few_tokens
 from harness.runners.static import StaticRunner, refusing, require_close, round_up
 
@@ -47,11 +49,10 @@ class PreparedRunner(StaticRunner):
         if (getattr(model, "_tp_size", None) or 1) > 1:
             raise UnsupportedModelError("is split over several processes")
         self._compiled, self._captured = compiled, captured
-        self._fast_forward: Callable[..., tuple[Tensor, ...]] = self._forward
         self._prepared: Slots | None = None
         self._views: dict[int, Slots] = {}  # of prepared numbers of rows, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
-        self._shapes: list[tuple[int, int]] = []  # all pairs of the two
+        self._passes: dict[tuple[int, ...], Callable[..., tuple[Tensor, ...]]] = {}  # forward, by both of these
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp = Warp()
         self._calls: dict[tuple[str, int, int, int], FixedCall] = {}  # by kind, rows, tokens, and tokens drawn
@@ -87,7 +88,8 @@ class PreparedRunner(StaticRunner):
         sizes = {batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)}
         self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
         self._widths, self._num_drawn, self._warp = sorted(set(widths)), sorted(set(num_drawn)), warp or Warp()
-        self._shapes = [(size, width) for size in self._views for width in self._widths]
+        shapes = itertools.product(self._views.items(), self._widths)
+        self._passes = {(size, width): functools.partial(self._forward, view) for (size, view), width in shapes}
         started = time.perf_counter()
         if self._compiled:
             with refusing(CompilationError, "cannot be compiled"):
@@ -137,40 +139,36 @@ class PreparedRunner(StaticRunner):
 
     def _call(self, kind: str, tokens: Tensor, starts: Tensor, third: Tensor) -> tuple[Tensor, ...]:
         """A prepared shape of tokens [B, n], starts [B], and the number of real tokens, or uniforms [B, K]."""
-        slots = self._views[len(tokens)]
         if kind == "extend":
-            return self._fast_forward(slots, tokens, starts, third)
+            return self._passes[tokens.shape](tokens, starts, third)
         ends = starts.clone()
 
         def extend(tokens: Tensor) -> Tensor:
             num_real = torch.full((), tokens.shape[1], device=self._device)
-            logits = self._fast_forward(slots, tokens, ends, num_real)[0]
+            logits = self._passes[tokens.shape](tokens, ends, num_real)[0]
             ends.add_(tokens.shape[1])
             return logits
 
         return draw(extend, tokens, third, self._warp)
 
     def _compile(self) -> None:
-        """Compile the forward pass for each shape, and compare each with the eager pass."""
-        options: dict[str, Any] = {
-            "guard_filter_fn": _guards_on_arguments,
-            # Without it Triton's products of a matrix and a vector stay below the memory's bandwidth.
-            "coordinate_descent_tuning": self._device.type == "cuda",
-        }
-        self._fast_forward = torch.compile(self._forward.__call__, dynamic=False, fullgraph=True, options=options)
+        """Compile the forward pass of each shape, and compare it with the eager pass."""
+        # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth. The tensors are
+        # the same in every pass, so that their sizes need no check.
+        options = {"coordinate_descent_tuning": self._device.type == "cuda", "size_asserts": False}
+        compiler = functools.partial(compile_call, options=options)
         # Each shape of each model is a compilation of the same code, and torch gives up after a few.
         with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
-            for size, width in self._shapes:
-                inputs = (self._views[size], *self._example(size, width))
-                expected = self._forward(*inputs)
-                for _ in range(2):  # a second pass may find the first one's assumptions broken
-                    actual = self._fast_forward(*inputs)
-                require_close(actual, expected, self._model, "compiled differ from the eager ones")
+            for (size, width), forward in self._passes.items():
+                inputs = self._example(size, width)
+                compiled = FixedCall(forward, inputs, compiler=compiler)
+                require_close(compiled(*inputs), forward(*inputs), self._model, "compiled differ from the eager ones")
+                self._passes[size, width] = compiled
 
     def _fix_calls(self) -> None:
         """Give each shape its buffers and its graph, the largest first, and compare each with its plain call."""
         recorder = Recorder(self._device) if self._captured and self._device.type == "cuda" else None
-        for size, width in reversed(self._shapes):
+        for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
             thirds = {0: num_real}
             thirds |= {k: torch.full((size, k), 0.5, device=self._device) for k in reversed(self._num_drawn)}
@@ -197,12 +195,3 @@ def _filled_up(numbers: Tensor, num_rows: int, width: int) -> Tensor:
     if not missing_rows and not missing:
         return numbers
     return torch.nn.functional.pad(numbers, (0, missing, 0, missing_rows))
-
-
-def _guards_on_arguments(guards: Sequence[Any]) -> list[bool]:
-    """Which of a compilation's assumptions are checked at every call: not those about the model and about globals.
-
-    A model does not change while it is used, `SlotForward` distinguishes models, and checking thousands of attributes
-    takes a sixth of a small model's forward pass.
-    """
-    return ["._model" not in guard.name and not guard.is_global for guard in guards]

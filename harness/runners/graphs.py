@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Call = Callable[[], tuple[Tensor, ...]]
+
 # Before a capture: after these, kernels are loaded, workspaces allocated, and autotuning is done.
 _NUM_WARMUPS = 3
 
@@ -25,7 +27,7 @@ class Recorder:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+    def __call__(self, call: Call) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
         """The graph of `call`, and the outputs that a replay overwrites. Raises the first error of `call`."""
         failure: Exception | None = None
         with torch.cuda.device(self._device):
@@ -52,32 +54,36 @@ class Recorder:
 
 
 class FixedCall:
-    """A function of tensors, called on fixed buffers; with a recorder it is a CUDA graph, which is replayed on them.
-
-    The buffers are useful without a graph, too: compiled code is made for one kind of tensor, and all inputs are copied
-    into tensors of that kind. And the logic around graphs can be tested on a CPU.
+    """A function of tensors, called on fixed buffers, compiled for them or recorded as a CUDA graph.
 
     Args:
         call: to be recorded it must not wait for the device, and must find everything but `inputs` at the same
             addresses every time. It then runs several times, on copies of `inputs`.
+        compiler: makes another call of the call on the buffers.
     """
 
     def __init__(
-        self, call: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], recorder: Recorder | None
+        self,
+        call: Callable[..., tuple[Tensor, ...]],
+        inputs: tuple[Tensor, ...],
+        recorder: Recorder | None = None,
+        compiler: Callable[[Call], Call] | None = None,
     ) -> None:
-        self._call = call
         self._inputs = tuple(tensor.clone() for tensor in inputs)
+        self._call: Call = functools.partial(call, *self._inputs)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, ...] = ()
+        if compiler is not None:
+            self._call = compiler(self._call)
         if recorder is not None:
-            self._graph, self._outputs = recorder(functools.partial(call, *self._inputs))
+            self._graph, self._outputs = recorder(self._call)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The function of `inputs`; later calls leave the results alone."""
         for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer.copy_(tensor)
         if self._graph is None:
-            return self._call(*self._inputs)
+            return self._call()
         with torch.cuda.device(self._inputs[0].device):
             self._graph.replay()
         # The next replay overwrites the outputs.

@@ -132,7 +132,6 @@ class SlotForward:
         self._heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
-        self._identity = f"{type(model).__name__} {model.config.to_json_string()}"
 
     def __call__(
         self, slots: Slots, tokens: Tensor, starts: Tensor | int, num_real: Tensor | None = None
@@ -144,9 +143,6 @@ class SlotForward:
             num_real: [], only so many of the n tokens count. The others fill the shape up and take the position of the
                 last one that counts, so that no position is outside of the model's context. None: all.
         """
-        # The compiler treats values from the configuration as constants. It checks what is read here, and so does not
-        # take one model's code for another of the same sizes.
-        assert self._identity
         num_tokens, device = tokens.shape[1], tokens.device
         places: _Places
         if isinstance(starts, int):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.fx import GraphModule
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY, random_model
@@ -155,6 +158,24 @@ def test_models_of_the_same_sizes_are_not_confused() -> None:
         model = random_model("llama", num_hidden_layers=1, rms_norm_eps=eps)
         runner = PreparedRunner(model, compiled=True, captured=False)
         runner.prepare(1, 60, [1])
+
+
+def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[GraphModule] = []
+
+    def compile_fx(part: GraphModule, examples: list[Tensor], **options: object) -> Callable[..., object]:
+        parts.append(part)
+        return part.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    for widened, expected in ((False, 3), (True, 4)):
+        model = random_model("llama")
+        if widened:
+            model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.5
+        parts.clear()
+        for _ in range(2):  # the second one finds what the first one compiled
+            PreparedRunner(model, compiled=True, captured=False, hidden_layers=(1, 2)).prepare(2, 60, [1])
+        assert len(parts) == expected, "before the layers, one for each kind of layer, and after them"
 
 
 def test_weights_in_another_layout_are_the_same() -> None:

@@ -154,9 +154,9 @@ def test_out_of_memory_is_no_refusal() -> None:
 class Empty(FixedCall):
     """What an empty graph does: its outputs stay those of the warm-up."""
 
-    def __init__(self, call, inputs, recorder) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(call, inputs, recorder)
-        self._outputs = call(*self._inputs)
+    def __init__(self, *arguments) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(*arguments)
+        self._outputs = self._call()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(output.clone() for output in self._outputs)
@@ -166,7 +166,7 @@ class Misplaced(FixedCall):
     """A graph that reads other memory than its inputs are written to."""
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self._call(*self._inputs)
+        return self._call()
 
 
 @pytest.mark.parametrize("broken", [Empty, Misplaced])
