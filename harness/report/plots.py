@@ -27,7 +27,7 @@ from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.report.words import in_words
 
-_MEASURED, _AUTO = "measured, 95 % interval", "auto, 95 % interval"
+_MEASURED, _AUTO = "measured, 95 % interval", "K=auto"
 # Of series that are in several plots; the curves of others differ in black and white too.
 _STYLES: dict[str, dict[str, Any]] = {
     _MEASURED: {"color": "C0", "marker": "o"},
