@@ -1,28 +1,35 @@
 """How many tokens to draft: chosen in every iteration from what drafting yielded and cost until then.
 
 An iteration that asks for K tokens yields 1 + s_1 + ... + s_K tokens of a row, where s_j is the chance that at least j
-draft tokens are accepted, and takes drafting(K) + verifying(w), where w <= K tokens are offered. The K with the most
-tokens per second is chosen; 0 is regular decoding.
+draft tokens are accepted. The K with the most tokens per second is chosen; 0 is regular decoding.
+
+Others may use the machine as well. They slow iterations down for a while, whatever these draft. So times are compared
+only after they were divided by the pace of their own moment.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 # What an iteration's figures still count in the next one: acceptance changes with the text, costs with the context.
 _MEMORY = 0.99
-_COST_MEMORY = 0.98
 
 # Before anything is known. What was learned fades to this as well, so that a draft which did not pay is tried again.
 _PRIOR = 0.8
 
-# An iteration that drafts nothing is timed at least this often.
-_REFRESH = 128
+# Costs are known only of what was tried, perhaps at a bad moment. So of this many iterations one drafts nothing and one
+# at least twice as much as seems best; at the beginning, when every moment counts much, more often.
+_ROUND = 128
 
-# The first iterations, after which every part of the costs is known.
-_FIRST = (0, 4, 0, 1)
+# The first iterations, after which there is an estimate of every cost.
+_FIRST = (0, 1, 0, 4)
+
+# The pace of the machine is the median over this many iterations.
+_PACE_WINDOW = 7
 
 
 class DraftLength(Protocol):
@@ -34,12 +41,8 @@ class DraftLength(Protocol):
         """K of the iteration that begins now, 0 to `most`."""
         ...
 
-    def drafted(self) -> None:
-        """The proposal is there."""
-        ...
-
-    def observe(self, limits: Sequence[int], lengths: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """How it ended: how many tokens each row was asked for, was offered, and accepted."""
+    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
+        """How it ended: how many tokens each row was asked for, and accepted."""
         ...
 
 
@@ -52,10 +55,7 @@ class Constant(DraftLength):
     def choose(self, num_rows: int) -> int:
         return self.most
 
-    def drafted(self) -> None:
-        """Nothing to learn."""
-
-    def observe(self, limits: Sequence[int], lengths: Sequence[int], num_accepted: Sequence[int]) -> None:
+    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Nothing to learn."""
 
 
@@ -63,8 +63,6 @@ class Adaptive(DraftLength):
     """The number that yields the most tokens per second, by the measured acceptance and the measured costs.
 
     It never reads tokens, and of an offer no more than was accepted; so the output keeps the target's distribution.
-    Times are read where the loop waits for the device anyway: work that was queued while drafting may count as
-    verification, which changes their parts and not their sum.
 
     Args:
         choices: the numbers to choose from, ascending, beginning with 0.
@@ -75,110 +73,85 @@ class Adaptive(DraftLength):
         self._choices, self._clock = list(choices), clock
         self.most = self._choices[-1]
         self._accepted = _Chain(self.most)
-        self._offered = _Chain(self.most)
         self._costs: dict[int, _Costs] = {}
         self._now = _Costs()
-        self._began = self._proposed = 0.0
-        self._asked = 0
+        self._began = 0.0
 
     def choose(self, num_rows: int) -> int:
         # Rows end at different times, and an iteration over a few of them costs less.
         self._now = self._costs.setdefault(num_rows.bit_length(), _Costs())
-        count = self._best()
-        self._asked = max(choice for choice in self._choices if choice <= count)
-        self._began = self._proposed = self._clock()
-        return self._asked
+        wanted = self._wanted(self._now.num_seen)
+        self._began = self._clock()
+        return max(choice for choice in self._choices if choice <= wanted)
 
-    def drafted(self) -> None:
-        self._proposed = self._clock()
+    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
+        self._now.observe(max(limits), self._clock() - self._began)
+        self._accepted.observe(limits, num_accepted)
 
-    def observe(self, limits: Sequence[int], lengths: Sequence[int], num_accepted: Sequence[int]) -> None:
-        asked, width = max(limits), max(lengths)
-        drafting, verifying = self._proposed - self._began, self._clock() - self._proposed
-        self._now.observe(asked, width, drafting, verifying)
-        self._accepted.fade()
-        self._offered.fade()
-        weight = 1 / len(limits)
-        for limit, accepted in zip(limits, num_accepted, strict=True):
-            self._accepted.add(limit, accepted, weight)
-        if asked:
-            self._offered.add(asked, width, 1)
+    def _wanted(self, turn: int) -> int:
+        if turn < len(_FIRST):
+            return _FIRST[turn]
+        if turn % _ROUND == 0:
+            return 0
+        best = self._best()
+        if turn % _ROUND == _ROUND // 2 or turn & (turn - 1) == 0:
+            return next((choice for choice in self._choices if choice >= max(1, 2 * best)), self.most)
+        return best
 
     def _best(self) -> int:
         costs = self._now
-        if costs.num_seen < len(_FIRST):
-            return _FIRST[costs.num_seen]
-        if costs.since_step >= _REFRESH:
-            return 0
-        best, highest = 0, 1 / costs.step.mean
+        best, highest = 0, 1 / costs.at(0)
         tokens = survival = 1.0
-        width, offered = 0.0, 1.0
-        accepted_rates, offered_rates = self._accepted.rates(), self._offered.rates()
-        some = offered_rates[0]  # chance that anything is offered
         choices = set(self._choices)
-        for k in range(1, self.most + 1):
-            survival *= accepted_rates[k - 1]
+        for k, rate in enumerate(self._accepted.rates(), 1):
+            survival *= rate
             tokens += survival
-            offered *= offered_rates[k - 1]
-            width += offered
-            if k not in choices:
-                continue
-            verifying = (1 - some) * costs.step.mean + some * costs.verifying.at(width / some)
-            rate = tokens / (costs.drafting.at(k) + verifying)
-            if rate > highest:
-                best, highest = k, rate
+            if k in choices and tokens / costs.at(k) > highest:
+                best, highest = k, tokens / costs.at(k)
         return best
 
 
 class _Chain:
-    """How often a chain of events reaches each length, if it has reached the one before."""
+    """How often the draft token at each place is accepted, if those before it are; one that is not offered never is."""
 
     def __init__(self, most: int) -> None:
-        self._reached, self._tried = [0.0] * most, [0.0] * most
+        self._accepted, self._tried = [0.0] * most, [0.0] * most
 
-    def fade(self) -> None:
-        self._reached = [_MEMORY * count for count in self._reached]
+    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
+        self._accepted = [_MEMORY * count for count in self._accepted]
         self._tried = [_MEMORY * count for count in self._tried]
-
-    def add(self, most: int, length: int, weight: float) -> None:
-        """A chain that could have had `most` links and had `length`."""
-        for place in range(min(length + 1, most)):
-            self._tried[place] += weight
-        for place in range(length):
-            self._reached[place] += weight
+        for limit, accepted in zip(limits, num_accepted, strict=True):
+            for place in range(min(accepted + 1, limit)):
+                self._tried[place] += 1 / len(limits)
+                self._accepted[place] += (place < accepted) / len(limits)
 
     def rates(self) -> list[float]:
         """By place. What is not known of one is taken from the place before it."""
         found, before = [], _PRIOR
-        for reached, tried in zip(self._reached, self._tried, strict=True):
-            before = (reached + before) / (tried + 1)
+        for accepted, tried in zip(self._accepted, self._tried, strict=True):
+            before = (accepted + before) / (tried + 1)
             found.append(before)
         return found
 
 
 class _Costs:
-    """Seconds of an iteration's parts, for about one number of rows."""
+    """Seconds of an iteration at the machine's usual pace, for about one number of rows."""
 
     def __init__(self) -> None:
         self.num_seen = 0
-        self.since_step = 0
-        self.step = _Line()  # of an iteration that verifies nothing
-        self.verifying = _Line()  # by the number of tokens verified, from 1
-        self.drafting = _Line()  # by the number asked for
+        self._step = _Line()  # of iterations without draft tokens
+        self._drafted = _Line()  # of the others, by the number of tokens asked for
+        self._paces = deque([1.0] * _PACE_WINDOW, _PACE_WINDOW)
 
-    def observe(self, asked: int, width: int, drafting: float, verifying: float) -> None:
+    def observe(self, asked: int, seconds: float) -> None:
+        if self.num_seen >= len(_FIRST):
+            self._paces.append(seconds / self.at(asked))
+            seconds /= statistics.median(self._paces)
         self.num_seen += 1
-        self.since_step += 1
-        if asked:
-            self.drafting.add(asked, drafting)
-        if width:
-            self.verifying.add(width, verifying)
-        else:
-            self.step.add(0, verifying)
-            self.since_step = 0
-            if not self.verifying.weight:
-                # Until more is known a few tokens more cost nothing.
-                self.verifying.add(0, verifying)
+        (self._drafted if asked else self._step).add(asked, seconds)
+
+    def at(self, asked: int) -> float:
+        return (self._drafted if asked and self._drafted.weight else self._step).at(asked)
 
 
 class _Line:
@@ -188,20 +161,21 @@ class _Line:
         self.weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        if self.weight > 4:
+        if self.weight and y < self.at(x) / 2:
+            # The points were wrong: the first iterations of a kind may have to prepare something.
+            self.weight = self._x = self._y = self._xx = self._xy = 0.0
+        elif self.weight > 4:
             # Something else had the processor.
             y = min(y, 2 * self.at(x))
-        sums = ("weight", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)
-        for name, value in sums:
-            setattr(self, name, _COST_MEMORY * getattr(self, name) + value)
-
-    @property
-    def mean(self) -> float:
-        return self._y / self.weight
+        self.weight = _MEMORY * self.weight + 1
+        self._x = _MEMORY * self._x + x
+        self._y = _MEMORY * self._y + y
+        self._xx = _MEMORY * self._xx + x * x
+        self._xy = _MEMORY * self._xy + x * y
 
     def at(self, x: float) -> float:
         """Level where one x alone is known, and never falling."""
-        mean_x, mean_y = self._x / self.weight, self.mean
+        mean_x, mean_y = self._x / self.weight, self._y / self.weight
         variance = self._xx / self.weight - mean_x * mean_x
         slope = (self._xy / self.weight - mean_x * mean_y) / variance if variance > 1e-9 else 0.0
         return max(mean_y + max(slope, 0.0) * (x - mean_x), 0.1 * mean_y)

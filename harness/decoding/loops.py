@@ -117,7 +117,7 @@ def speculative(
                 target.keep([count + 1 for count in record.num_accepted])
                 if rows.going_on():
                     drafter.observe(record.num_accepted, rows.next_tokens, turn.step)
-                chosen.observe(turn.limits, turn.lengths, record.num_accepted)
+                chosen.observe(turn.limits, record.num_accepted)
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
         if queued and (len(going_on) < len(rows.numbers) or (change and change.joining)):
@@ -203,7 +203,6 @@ def _queue(
         proposal = drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
     else:
         proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=uniforms.device))
-    draft_length.drafted()
     widest = [proposal.tokens.shape[1]] * num_rows
     lengths = [min(pair) for pair in zip(limits, proposal.lengths or widest, strict=True)]
     width = max(lengths)
@@ -250,14 +249,13 @@ def _decide(rows: Rows, turn: _Turn) -> Iteration:
 
 def _undrafted(target: Runner, drafter: Drafter, rows: Rows, draft_length: DraftLength) -> Iteration:
     """One turn of `speculative` without draft tokens, at the cost of regular decoding."""
-    draft_length.drafted()
     step, drawn = _step(target, rows, to_device(rows.next_tokens, rows.uniforms.device), rows.num_generated)
     tokens, none = drawn.tolist(), [0] * len(rows.numbers)
     rows.check_finite(tokens, rows.num_generated)
     record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
     if rows.going_on():
         drafter.observe(none, tokens, step)
-    draft_length.observe(none, none, none)
+    draft_length.observe(none, none)
     empty = torch.empty(len(none), 0, device=drawn.device)
     return replace(record, verdict=Verdict(to_device(none, drawn.device), drawn, empty, empty))
 
