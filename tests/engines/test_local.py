@@ -50,8 +50,13 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
     )
     name, expected = written(pair, "eager")
     assert name == "eager"
-    for runner in ("auto", "static", "compiled"):
-        assert written(pair, runner) == ("static" if runner == "auto" else runner, expected)  # type: ignore[arg-type]
+    runners: list[RunnerName] = ["auto", "static", "compiled"]
+    for runner in runners:
+        engine = open_engine(pair, runner)
+        assert engine.runner == ("static" if runner == "auto" else runner)
+        for ahead in (False, True):  # as where there is a GPU
+            engine._ahead = ahead
+            assert texts_of(engine) == expected
 
 
 @pytest.mark.slow
