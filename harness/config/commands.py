@@ -72,7 +72,7 @@ class DistillSettings(LatencySettings):
     save_every: int = 100
 
     TRAINS = True
-    # What the weights depend on, beyond the models.
+    # The weights depend on these, beyond the models.
     LEARNED = (
         *("model", "draft", "prompts", "num_prompts", "decoding", "dtype", "seed", "chat_template", "temperatures"),
         *("answer_tokens", "epochs", "texts_per_step", "learning_rate", "chain"),

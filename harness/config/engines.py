@@ -33,7 +33,7 @@ class EngineSettings:
         name: `local` is our own loop, `huggingface` transformers' `generate`, `vllm` vLLM in this process, `server`
             any server that speaks the OpenAI API.
         schedule: how many tokens Hugging Face's assistant drafts: `constant` is `decoding.num_draft_tokens`;
-            `adaptive` starts there, changes with what was accepted and stops where the assistant is unsure.
+            `adaptive` starts there, changes with the acceptance and stops where the assistant is unsure.
         url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
         regular_url: of a server with the same model that does not; None to measure `url` alone.
         rate: requests per second on average, at random (Poisson) times, however many are in flight; None to keep

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class HarnessError(Exception):
-    """A failure that one or two lines explain completely. `exit_code` is what the process ends with."""
+    """A failure that one or two lines explain completely. `exit_code` is the process's."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""What this machine has: names of its processor and GPUs, and how many cores may be used. No CUDA starts here.
+"""This machine: names of its processor and GPUs, and how many cores may be used. No CUDA starts here.
 
 What cannot be found out is None or empty: describing a run must never be the reason that it fails.
 """
@@ -74,7 +74,7 @@ def share_cores(num_processes: int) -> None:
 
 
 def note_command_line(arguments: Sequence[str]) -> None:
-    """Note what the user gave to `harness`, for this process and those it starts: their own arguments are others."""
+    """Note the user's arguments to `harness`, for this process and those it starts, whose own arguments differ."""
     os.environ[_COMMAND_LINE] = shlex.join(["python", "-m", "harness", *arguments])
 
 
@@ -84,7 +84,7 @@ def command_line() -> str:
 
 
 def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10) -> str | None:
-    """What a program prints, or None where it is absent, fails or hangs."""
+    """A program's output, or None where it is absent, fails or hangs."""
     null = subprocess.DEVNULL
     try:
         printed = subprocess.check_output(command, env=variables, stdin=null, stderr=null, timeout=limit_s)

@@ -42,7 +42,7 @@ def quote_text(argument: str) -> str:
     if not equals or quoted:
         return argument
     if key == "prompt":
-        # OmegaConf would look up ${...}. A backslash escapes only what has a meaning.
+        # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
         literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
         return f"prompt={_quoted(literal)}"
     if _NAMES.fullmatch(setting) and not _PLAIN.fullmatch(value):

@@ -33,7 +33,7 @@ class RunSettings:
     """Settings that all commands have.
 
     Attributes:
-        resume: in a sweep, reuse what was measured before under the same circumstances.
+        resume: in a sweep, reuse earlier measurements under the same circumstances.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
         gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
         force: load the pair even if the plan says that it does not fit.
@@ -124,7 +124,7 @@ class RunSettings:
             value = getattr(decoding, setting)
             require(value == plain, f"decoding.{setting}", "needs engine=local", value)
         if name == "server" and self.engine.regular_url is None:
-            # One arm. What a server drafts with by itself is its own affair, and `draft` has a default.
+            # One arm. How a server drafts by itself is not known here, and `draft` has a default.
             object.__setattr__(self, "draft", None)
         rule = "must not be none: engine.url speculates, and draft names with what in tables (draft=server)"
         require(self.engine.regular_url is None or self.draft is not None, "draft", rule, "none")

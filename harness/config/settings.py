@@ -84,7 +84,7 @@ class DraftSettings(ModelSettings):
     Attributes:
         method: `model` is a model or a head, which its configuration decides; `lookup` and `suffix` find what followed
             the same tokens before; `early_exit` is the target's own first layers; `mtp` is those in its checkpoint that
-            predict several tokens; `server` is what a server drafts with; `new_head` is for `distill` to train.
+            predict several tokens; `server` is a server's own; `new_head` is for `distill` to train.
         layers: `early_exit`: how many layers, a quarter of the target's if None; a head: the hidden states it reads,
             where they are not those that its configuration names.
         sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
@@ -161,7 +161,7 @@ class DecodingSettings:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
-            accepts whole blocks and is lossless too; `typical` accepts what is likely enough, which is lossy.
+            accepts whole blocks and is lossless too; `typical` accepts likely tokens, which is lossy.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
             pair would be if its draft agreed that often; None for the rule.
@@ -214,7 +214,7 @@ class PromptSettings:
     """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file; see `experiments/prompts.py`.
 
     Attributes:
-        too_long: what becomes of prompts that do not fit into a model's context: the run is refused, they are left out,
+        too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
             or only their last tokens are read.
     """
 

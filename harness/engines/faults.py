@@ -1,4 +1,4 @@
-"""Speculative decoding with a mistake planted on purpose: what a test of losslessness must catch.
+"""Speculative decoding with a mistake planted on purpose, which a test of losslessness must catch.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised.
 """

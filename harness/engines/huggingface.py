@@ -110,7 +110,7 @@ class HuggingFaceArm(Arm):
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, question.stop_tokens)
-        # `generate` fills what is not set from the model's own configuration, and has no argument for an assistant's.
+        # `generate` takes unset values from the model's own configuration, and has no argument for an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
             configs[self.assistant] = _assistant_config(decoding, self.schedule)

@@ -55,7 +55,7 @@ class LocalArm(Arm):
         return self._explained(self.decode(self.request(question), question.decoding))
 
     def request(self, question: Question) -> Request:
-        """What the loop gets, at its start or when a question joins one that runs."""
+        """The loop's form of a question, at its start or when the question joins one that runs."""
         decoding = question.decoding
         num_positions = decoding.max_new_tokens + 1
         if self.name == "speculative" and decoding.rule == "block":
@@ -179,7 +179,7 @@ class LocalEngine(Engine):
         return None if probabilities is None else probabilities[:, 0]
 
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
-        # What it learns from one question serves the next.
+        # It keeps learning from question to question.
         policy = Adaptive(self._choices)
         target: Any = phases.watch("forward", self._target, "extend") if phases else self._target
 

@@ -81,11 +81,11 @@ class Reference(Protocol):
     def draft_probabilities(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
     ) -> Tensor | None:
-        """What the first draft token behind each prompt and its first token is drawn from [B, V]; None if nothing."""
+        """The distribution [B, V] of the first draft token behind each prompt and its first token; None without one."""
 
 
 class Engine:
-    """Generates with and without speculation. What it cannot tell is None or empty.
+    """Generates with and without speculation. Anything that it cannot tell is None or empty.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
@@ -113,4 +113,4 @@ class Engine:
         return ()
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Give back memory, threads and connections."""

@@ -1,4 +1,4 @@
-"""What a race of both arms shows: the figures of both laps, where their texts differ, and every rejection."""
+"""A race of both arms for a reader: the figures of both laps, where their texts differ, and every rejection."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def told(lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> dict[str, Any]:
-    """A lap as JSON: when each record was decided, its tokens with their text, origin and what they replaced."""
+    """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced."""
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)}
     steps: list[dict[str, Any]] = []

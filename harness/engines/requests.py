@@ -1,4 +1,4 @@
-"""What became of each request to a server: when its tokens arrived, how it failed, and how many drafts it accepted."""
+"""Records of requests to a server: when tokens arrived, how a request failed, and how many drafts it accepted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RequestRecord:
             self.seconds = seconds
 
     def read_drafts(self, chunk: Mapping[str, Any]) -> None:
-        """Note what a chunk of vLLM, SGLang or llama.cpp says of drafts; their fields tell them apart."""
+        """Read the counts of drafts in a chunk of vLLM, SGLang or llama.cpp; their fields tell them apart."""
         if found := (chunk.get("metrics") or {}).get("speculative_decoding"):
             steps = found.get("per_step_drafted"), found.get("per_step_accepted")
             self.sums = found["num_draft_tokens"], found["num_accepted_draft_tokens"]

@@ -52,7 +52,7 @@ def build_runner(
         runner: the one to try first.
         vocabulary_size: logits are cut to this width.
         say: gets a line when a model cannot have the runner.
-        shapes: what it is prepared for, the arguments of `PreparedRunner.prepare`.
+        shapes: that it is prepared for, the arguments of `PreparedRunner.prepare`.
         hidden_layers: whose states the drafter reads.
         drafts: whether it is the draft's.
 
@@ -84,7 +84,7 @@ def build_runner(
                 built.prepare(*shapes)
         except UnsupportedModelError as reason:
             reasons += [] if str(reason) in reasons else [str(reason)]
-            # What a compiler does not understand may be captured all the same.
+            # A model that a compiler does not understand may still be captured.
             compiling = chosen == "graphs" and isinstance(reason, CompilationError)
             chosen = "graphs_only" if compiling else "eager" if chosen == "static" else "static"
             continue

@@ -100,7 +100,7 @@ class ServerArm(Arm):
         """See `Arm.stream`. After the first record there is one for the chunks that arrive together.
 
         A request that fails keeps the tokens it has, and its error. If the server sends text alone, the tokens of a
-        row come at its end: what a piece of text is in tokens depends on where it was cut.
+        row come at its end: the tokens of a piece of text depend on where it was cut.
         """
         pairs = list(zip(question.indices, question.prompts, strict=True))
         bodies = [self._body(question, prompt, index) for index, prompt in pairs]
@@ -141,7 +141,7 @@ class ServerArm(Arm):
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
     def _body(self, question: Question, prompt: Sequence[int], index: int) -> dict[str, Any]:
-        """What the client takes. Every parameter is set that a server may have a default for."""
+        """The client's arguments. Every parameter is set that a server may have a default for."""
         decoding, ids = question.decoding, list(prompt)
         body: dict[str, Any] = {
             "model": self._model,
@@ -187,7 +187,7 @@ class ServerArm(Arm):
         await asyncio.gather(*(ask(row, due) for row, due in enumerate(itertools.accumulate(gaps))))
 
     async def _ask(self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]) -> None:
-        """Send one request, and note in `request` what becomes of it; `add` gets its tokens, or none at its end."""
+        """Send one request, and record its course in `request`; `add` gets its tokens, or none at its end."""
         request.started_ns, started = time.time_ns(), time.perf_counter()
         finished, timeout_s = False, self.settings.timeout_s
         send = self.client.completions.with_streaming_response.create

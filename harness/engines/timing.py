@@ -24,12 +24,12 @@ _COST_FACTOR = 9.0
 
 @dataclass
 class Generation:
-    """One question through one arm: its records while it runs, and what became of each prompt in the end.
+    """One question through one arm: its records while it runs, and a request for each prompt in the end.
 
     Attributes:
         iterations: the records; `generate` drops them, because they may hold tensors.
         decided: seconds on the arm's clock at which each record was decided.
-        seconds: what the clock shows; in the end, from the prompts to the last token of the last row.
+        seconds: on the arm's clock so far; in the end, from the prompts to the last token of the last row.
         started_ns: when it began, on the wall clock.
         requests: one per prompt, see `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
@@ -57,7 +57,7 @@ class Generation:
 
     @property
     def ms_per_token(self) -> float:
-        """The time over the mean number of tokens in a row, which is what the reader of one row waits."""
+        """The time over the mean number of tokens in a row, the wait of a reader of one row."""
         return 1000 * self.seconds * len(self.requests) / sum(request.num_tokens for request in self.requests)
 
     @property
@@ -68,7 +68,7 @@ class Generation:
         return {one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered}
 
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
-        """Note what became of each prompt: from the arm's records of requests, else as if its rows had been some."""
+        """Set `requests`, from the arm's own records of them, else as if its rows had been requests."""
         if requests:
             self.requests = requests
             return
@@ -121,10 +121,10 @@ def run_lap(
     """Run `arm` to the end and time it. Records are only collected while the clock runs, and read afterwards.
 
     The clock is stopped for `draw`, which is called at the first token and whenever a frame is due. Decoding is
-    synchronous: none of it goes on meanwhile once the devices have finished what was queued.
+    synchronous: none of it goes on meanwhile once the devices have finished their queues.
 
     Args:
-        allow_failures: of requests; what became of each is in its record.
+        allow_failures: of requests; each has its error in its record.
 
     Raises:
         RunError: processes that share the models came to different tokens, or a request failed.

@@ -1,1 +1,1 @@
-"""What is measured: one module a command, and what the commands share."""
+"""The measurements: one module for each command, and the code that commands share."""

@@ -32,7 +32,7 @@ from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.schema import CompareRow
 
-# New tokens of each arm before the first race, which then does not pay for what a process does only once.
+# New tokens of each arm before the first race, which then pays for nothing that a process does only once.
 _WARMUP_TOKENS = 8
 # A prepared runner decodes longer prompts as well, but more slowly.
 _LONGEST_FAST_PROMPT = 512

@@ -74,7 +74,7 @@ class Lane:
         self._origin = Origin.TARGET
 
     def show(self, lap: Generation, at: float = math.inf) -> None:
-        """Bring the lane up to what was decided in the first `at` seconds of the lap."""
+        """Show the tokens that were decided in the first `at` seconds of the lap."""
         count = bisect_right(lap.decided, at)
         for iteration in lap.iterations[self._num_shown : count]:
             for token, self._origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
@@ -128,7 +128,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
 def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
     """Gives the function that draws the lane while its arm decodes, None without a terminal; leaves the whole text.
 
-    A generation that is broken off leaves what was drawn of it.
+    A generation that is broken off leaves the text so far.
     """
     try:
         if not lane.console.is_interactive:

@@ -19,7 +19,7 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
     Ctrl-D, or Ctrl-C on an empty line, ends; Ctrl-C on a line with text discards the text.
 
     Args:
-        history_file: keeps what was typed for the next session.
+        history_file: keeps typed lines for the next session.
         examples: are in the history before anything was typed.
     """
     from prompt_toolkit import PromptSession

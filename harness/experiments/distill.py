@@ -28,7 +28,7 @@ from harness.training.loop import Course, Text, cast, train
 class Distill(Experiment):
     """The first prompts of the file are measured, the others are answered by the target and learned.
 
-    What was done is kept in `output/training` until the draft is complete, so that the same command goes on after a
+    Everything done is kept in `output/training` until the draft is complete, so that the same command goes on after a
     kill, and comes to the same weights.
     """
 
@@ -91,7 +91,7 @@ class Distill(Experiment):
             "loss": sum(tail) / len(tail),
             "training_s": time.perf_counter() - started,
         }
-        # What is measured is what is stored.
+        # Measure the weights as they are stored.
         cast(module, torch.bfloat16, dtype)
         self._save(session, module)
         self.stages["after"].measure(session)
@@ -153,7 +153,7 @@ class Distill(Experiment):
         say(f"trained draft: draft=./{self.output}" if not self.output.is_absolute() else f"draft={self.output}")
 
     def _claim(self) -> None:
-        """Take the output directory, or go on with what it holds of the same training."""
+        """Take the output directory, or go on with the same training that it holds."""
         if (self.output / "config.json").exists():
             raise SettingError("output", "holds a draft already: choose another directory", str(self.output))
         settings = dataclasses.asdict(self.settings)

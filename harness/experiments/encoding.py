@@ -1,4 +1,4 @@
-"""Prompts of a set as token ids; what becomes of those that are too long."""
+"""Prompts of a set as token ids; those that are too long are refused, skipped or cut."""
 
 from __future__ import annotations
 

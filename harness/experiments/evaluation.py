@@ -82,7 +82,7 @@ class Evaluation(Experiment):
 
         A seed without an answer, because the run ended before, has no row.
         """
-        # What a process answered before it died is in its file.
+        # A process that died left its answers in its file.
         answers = self.answers or self._answered(session.directory / PROMPTS_FILE)
         rows = []
         for seed in (*self.settings.seeds, "all"):

@@ -47,7 +47,7 @@ class PairKeeper:
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Place the pair with room for what the run needs; one that is loaded stays where it is."""
+        """Place the pair with room for the demand; one that is loaded stays where it is."""
         if self._placed is None or self._pair is None:
             self._placed = self.plan(settings).place(demand, force=settings.force)
         resolve(settings.runner, self._placed.devices)

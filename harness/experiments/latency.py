@@ -123,7 +123,7 @@ class Latency(Experiment):
                 self.profiles = profile_arms(engine, questions[0], session.directory)
 
     def rows(self, session: Session) -> list[LatencyRow]:
-        """One row per arm. What was not measured, or could not be, is None."""
+        """One row per arm, with None for anything that was not measured."""
         digest = self.prompt_set.digest
         return [
             session.row(LatencyRow, measurement.acceptance, arm=name, prompts_digest=digest, **self._figures(name))
@@ -153,7 +153,7 @@ class Latency(Experiment):
     def _prompt_row(
         self, session: Session, arm: str, generation: Generation, request: RequestRecord
     ) -> LatencyPromptRow:
-        """What an arm made of a prompt, which was a row of a batch or a request."""
+        """An arm's answer to a prompt, which was a row of a batch or a request."""
         prompt = self.prompt_set.prompts[request.index]
         parted = self.measured[arm].divergences.get(request.index)
         return session.row(
@@ -224,7 +224,7 @@ class Latency(Experiment):
         pairs = [times[index] for index in both], [others[index] for index in both]
         found = ratio_of_totals(*pairs, self.settings.num_resamples, self.settings.seed)
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
-        # A whole turn of the loop in the timed run; what it has beyond drafting and verifying is the rest.
+        # A whole turn of the loop in the timed run; its time beyond drafting and verifying is the rest.
         turned = [generation for generation in speculative.generations if not generation.sent]
         if num_iterations := sum(len(generation.decided) - 1 for generation in turned):
             seconds = sum(generation.seconds - generation.decided[0] for generation in turned)
@@ -239,7 +239,7 @@ class Latency(Experiment):
 
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
-    """Those of a short trial, and what it does not do as it was asked."""
+    """Settings of a short trial, and a message about those that it changes."""
     prompts, tokens = settings.num_prompts, settings.decoding.max_new_tokens
     fewer, shorter = min(max(TEST_PROMPTS, settings.batch_size), prompts), min(TEST_TOKENS, tokens)
     changes = {"num_prompts": (fewer, prompts), "decoding.max_new_tokens": (shorter, tokens)}

@@ -58,7 +58,7 @@ class SampledCheck:
         num_prompts: that the draws continue.
         statistic, degrees_of_freedom: of the χ² test.
         rounding: part of the statistic that the test attributes to rounding.
-        visible: what the stated shift of the second token's distribution, and of the third's, would add to the
+        visible: by how much the stated shift of the second token's distribution, and of the third's, would raise the
             statistic. The first token is the target's own, the second is where a proposal is tested, and the third
             follows an acceptance (with one draft token it is the bonus token) or a roll-back.
         acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm never ran.
@@ -103,7 +103,7 @@ def together(checks: Sequence[SampledCheck]) -> SampledCheck:
 
 @dataclass(frozen=True)
 class SampledTest:
-    """What the draws after one prompt are tested for.
+    """The test of the draws after one prompt.
 
     Attributes:
         num_tokens: counted of each continuation.

@@ -113,7 +113,7 @@ def exact_outcomes(
 
 
 def observed_outcomes(continuations: Sequence[Sequence[int]], num_tokens: int, min_count: int) -> Outcomes:
-    """The distribution over the first tokens of what was drawn; a prefix that occurs less often is not known."""
+    """The distribution over the first tokens of the draws; a prefix that occurs less often is not known."""
     counts = Counter(
         tuple(tokens[:length]) for tokens in continuations for length in range(min(num_tokens, len(tokens)) + 1)
     )

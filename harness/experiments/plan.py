@@ -36,7 +36,7 @@ class Machine:
 
     Attributes:
         free: bytes on each GPU and, as `"cpu"`, in main memory.
-        bandwidths: of memory in GB/s, by the name of what has it; empty where none is known.
+        bandwidths: of memory in GB/s, by device name; empty where none is known.
     """
 
     free: Memory
@@ -132,7 +132,7 @@ def find_machine(settings: PlanSettings) -> Machine:
 
 
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
-    """What each model takes, and where."""
+    """The bytes of each model, and where they go."""
     free = {device_name(device): n for device, n in machine.free.items()}
     used = {name for placed in placements for name in (*placed.bytes_per_device, *placed.cache_per_device)}
     devices = {
@@ -199,7 +199,7 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
 
 
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:
-    """What else the user should know; None for nothing."""
+    """More for the user to know; None for nothing."""
     notes = []
     if not all(any(sketch.block_caches()) or sketch.slots for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")

@@ -1,4 +1,4 @@
-"""What a command says while it works, all of it on stderr: stdout is for results."""
+"""Messages and progress bars of a command, all on stderr: stdout is for results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def say(message: str) -> None:
 def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
     """A progress bar over `total` steps, quiet when stderr is no terminal; yields the function that ends a step.
 
-    Its argument replaces what the bar says, unless it is None.
+    Its argument replaces the text of the bar, unless it is None.
 
-    Nothing is drawn between two steps: a bar that refreshes itself would take its time from what is measured.
+    Nothing is drawn between two steps: a bar that refreshes itself would take time from the measurement.
     """
     console = LastingConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -29,7 +29,7 @@ _FETCH_ORDER = re.compile(r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOA
 _PLACEHOLDER = re.compile(
     r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*", re.I | re.S
 )
-# What a prompt can be in, the first of them that a row has.
+# Keys of a prompt; the first that a row has counts.
 _KEYS = ("prompt", "turns", "messages", "question", "instruction")
 # Names of lines or categories in a message.
 _MOST_NAMED = 15
@@ -166,7 +166,7 @@ def _from_row(row: Any) -> Prompt:
         chat = _messages(value)
         return Prompt(chat[-1]["content"], category, chat)
     text = _text(value, key)
-    # What an instruction is about stands apart, and is often empty.
+    # An instruction's subject has its own key, and is often empty.
     about = next((row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None)
     return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text, category)
 

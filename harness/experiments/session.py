@@ -35,7 +35,7 @@ from harness.results.measurement import further_settings, measurement_digest
 from harness.results.row import Row
 from harness.results.schema import RunRow
 
-# What a reference that is loaded for an engine without one can be asked at once: rows, and tokens of each.
+# The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
 REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -43,10 +43,10 @@ Item = TypeVar("Item")
 
 
 class Experiment(Protocol):
-    """What a command measures. Its module names the class `EXPERIMENT`.
+    """A command's measurement. Its module names the class `EXPERIMENT`.
 
     Attributes:
-        settings: with what the command itself changes in those it was given, and checks early, without models.
+        settings: those given, with the command's own changes, checked early and without models.
     """
 
     settings: Any
@@ -55,10 +55,10 @@ class Experiment(Protocol):
         """Measure. If anything ends this early, earlier measurements are kept."""
 
     def rows(self, session: Session) -> Sequence[RunRow]:
-        """The rows of what was measured until now; of nothing, rows that say so."""
+        """The rows of all measurements so far; rows that say so where there are none."""
 
     def document(self, rows: Sequence[Any]) -> Document:
-        """What is printed of the rows; by default nothing, as where nothing was measured."""
+        """The tables and sentences to print; none by default, or where nothing was measured."""
         return []
 
     def judge(self, rows: Sequence[Any]) -> None:
@@ -70,7 +70,7 @@ class Session:
     """One run of a command.
 
     Args:
-        measurement: digest of what is measured.
+        measurement: its digest.
         keeper: holds the pair where several runs follow each other.
 
     Attributes:
@@ -248,7 +248,7 @@ class Session:
         """Give every arm every question, in turns, with a progress bar.
 
         Args:
-            note: gets what the arms made of a question, before the next one begins; gives a text for the bar, or None.
+            note: gets the arms' answers to a question before the next one begins; gives a text for the bar, or None.
             num_warmup: how often each arm answers `warmup` before, by default the first question.
             allow_failures: see `run_lap`.
         """
@@ -257,7 +257,7 @@ class Session:
 
         with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
             for number, question in enumerate(questions):
-                # The order alternates, so that neither arm always runs on what the other has warmed.
+                # The order alternates, so that neither arm always runs after the other has warmed the caches.
                 arms = engine.arms[:: -1 if number % 2 else 1]
                 generations = {}
                 for arm in arms:
@@ -271,7 +271,7 @@ class Session:
                 advance(note(question, generations) or "measuring")
 
     def row(self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any) -> AnyRow:
-        """A row with what was asked for, under which circumstances, and the figures; of acceptance those it has."""
+        """A row with settings, circumstances and figures; of acceptance, those that this kind of row has."""
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
             columns |= kind.asked(self.settings) | self._circumstances()
@@ -338,7 +338,7 @@ def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper 
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
-        RunError: the run failed. Its rows, with what was measured until then, are written first.
+        RunError: the run failed. Its rows, with the measurements until then, are written first.
         VerdictError: the run succeeded, and its answer is not the good one.
     """
     if settings.results.file:
@@ -373,5 +373,5 @@ def _begin(
     module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
 ) -> tuple[Experiment, Session]:
     experiment: Experiment = importlib.import_module(module).EXPERIMENT(settings)
-    # What was asked for decides whether two measurements are the same, not what the command makes of it.
+    # Two measurements are the same if the same was asked for; the command's own changes do not count.
     return experiment, Session(experiment.settings, measurement_digest(settings), directory, keeper)

@@ -16,7 +16,7 @@ from harness.results.acceptance import Acceptance
 
 @dataclass(frozen=True)
 class Piece:
-    """What an answer gained in one iteration.
+    """The text and tokens that an answer gained in one iteration.
 
     Attributes:
         choice: which of a request's answers it is.
@@ -58,7 +58,7 @@ class Answer:
         self._held = ""  # text that may be the beginning of a stop
 
     def take(self, tokens: Sequence[int], num_proposed: int, num_accepted: int) -> bool:
-        """Add the tokens of one iteration, and pass on what is certain; returns whether the answer ends here."""
+        """Add the tokens of one iteration, and pass on text that is certain; returns whether the answer ends here."""
         if self.seconds_to_first_token is None:
             self.seconds_to_first_token = time.monotonic() - self.asked
         if num_proposed:

@@ -185,7 +185,7 @@ async def _pieces(
 
 
 async def _while_connected(request: Request, waiting: Any) -> Any:
-    """What is waited for; raises HTTPException if the client goes away first, and cancels it."""
+    """Wait for a result; if the client goes away first, cancel it and raise HTTPException."""
     result = asyncio.ensure_future(waiting)
     try:
         while not (await asyncio.wait([result], timeout=1.0))[0]:

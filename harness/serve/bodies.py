@@ -13,7 +13,7 @@ _UNSUPPORTED = frozenset(
     "modalities n presence_penalty prompt_logprobs repetition_penalty response_format suffix tool_choice tools "
     "top_logprobs use_beam_search".split()
 )
-# Values at which they change nothing, besides 0, false, null and what is empty.
+# Values at which they change nothing, besides 0, false, null and empty ones.
 _NEUTRAL = (1, {"type": "text"}, ["text"], "none", "auto")
 
 
@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class Sampling(BaseModel):
-    """What every request to generate may hold. What is left out is as the service's own settings say.
+    """The fields of every request to generate. The service's own settings fill those left out.
 
     `index` is the prompt's place in the stream of random numbers: with the same `seed` and `index` the answer is the
     one that `latency` measures.

@@ -90,7 +90,7 @@ class Service:
         return answers
 
     def race(self, body: Completion) -> Future[dict[str, Any]]:
-        """Both arms on one prompt, one after the other, while nothing else runs: what the page replays."""
+        """Both arms on one prompt, one after the other, while nothing else runs, for the page to replay."""
         ids = self.tokens_of(body.prompts[0])
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         question = self._question(ids, body, seed, body.index)

@@ -1,4 +1,4 @@
-"""What a sweep records when it starts, for its jobs in their processes: `sweep.json` in its directory."""
+"""The record of a sweep's start, for its jobs in their processes: `sweep.json` in its directory."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# While signals are postponed: what the first one will raise. None while they raise at once.
+# While signals are postponed: the error that the first one will raise. None while they raise at once.
 _waiting: list[BaseException] | None = None
 # Of the standard streams, those that were a terminal at first.
 _terminals: list[int] = []
-# The signal that came last, and what it raised.
+# The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
 
@@ -69,7 +69,7 @@ def interrupting() -> Iterator[None]:
 
 
 def obey() -> None:
-    """Raise what a postponed signal would have raised; from now on signals raise at once."""
+    """Raise the error of a postponed signal, if there was one; from now on signals raise at once."""
     global _waiting
     waiting, _waiting = _waiting, None
     if waiting:
@@ -90,7 +90,7 @@ def load(module: str) -> Any:
 
 
 def _leave_terminals() -> None:
-    """Lose what is written to a terminal that is gone: the error that it gives would hide the signal."""
+    """Discard output to a terminal that is gone: its error would hide the signal."""
     for stream in _terminals:
         if not os.isatty(stream):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -80,11 +80,11 @@ class Job:
         return rows
 
     def rows(self) -> Sequence[RunRow]:
-        """What the run has written; [] if it has not."""
+        """The rows that the run has written, if any."""
         return newest_run(self.file, row_kind(self.command))
 
     def rows_or_failure(self, reason: str) -> Sequence[RunRow]:
-        """What the run has written, or rows that say why it has not. This needs torch in this process, but no GPU."""
+        """The run's rows, or rows that say why there are none, which needs torch in this process, but no GPU."""
         return self.rows() or _session().record_failure(self.experiment, self.settings, self.directory, reason)
 
 
@@ -214,7 +214,7 @@ def serve(file_descriptor: int) -> None:
                 else:
                     sent.append(message)
                     os.kill(os.getpid(), signal.SIGTERM)
-        # When the sweep is gone nobody reads what this process measures.
+        # When the sweep is gone nobody reads these measurements.
         os._exit(1)
 
     faulthandler.enable()
