@@ -18,10 +18,10 @@ from harness.config.settings import PlacementSettings
 from harness.experiments.session import Session
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.fit import Case, Demand, Memory, Misfit, Placement, advice_on_8bit, fit
+from harness.models.fit import Case, Demand, Memory, Misfit, Placement, fit
 from harness.models.pair import sketch_pair
 from harness.models.quiet import quiet_libraries
-from harness.models.remedies import fit_regardless, remedies
+from harness.models.remedies import advice_on_8bit, fit_regardless, remedies
 from harness.models.roofline import known_gpu, known_gpus
 from harness.models.sketch import device_name, offloads
 from harness.models.tokenizers import PADDING, check_local, check_sizes

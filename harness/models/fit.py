@@ -6,7 +6,7 @@ No model is needed, so any machine can be pretended.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,20 +150,6 @@ class Case:
         captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
         tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
         return (tokens, 0), sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
-
-
-def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) -> str | None:
-    """What is faster than LLM.int8() on a GPU, which reads each layer's outliers on the host; None without.
-
-    The author of bitsandbytes says so of inference (its issue 490).
-    """
-    slow = [
-        sketch.role
-        for sketch, placed in zip(models, placements, strict=False)
-        if sketch.quantization == "8bit" and placed.devices[0].type == "cuda"
-    ]
-    advice = "8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
-    return f"{' and '.join(slow)}: {advice}" if slow else None
 
 
 def effective_placement(role: str, settings: ModelSettings, placement: PlacementSettings) -> PlacementSettings:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
@@ -26,16 +26,16 @@ from harness.models.checkpoints import Checkpoint, read_checkpoint, source, sour
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.failures import explain
-from harness.models.fit import Case, Demand, Memory, Placement, advice_on_8bit, effective_placement
+from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
 from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.meta import sketch_model
 from harness.models.mtp import read_mtp
 from harness.models.new_heads import new_head
-from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer, stored_quantization
+from harness.models.quantization import bitsandbytes_config, check_quantization, check_quantizer, resolve_dtype
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_state, random_tokenizer
 from harness.models.ranks import compute_on_plain_parts, join, split_arguments
-from harness.models.remedies import fit_or_explain
+from harness.models.remedies import advice_on_8bit, fit_or_explain
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context, vocabulary_size
 
@@ -51,7 +51,6 @@ class LoadedModel:
 
     Attributes:
         dtype: of what is not quantized.
-        num_parameters: of the architecture, quantized or not; shared tensors once.
         input_device: where input ids are expected, and logits returned.
     """
 
@@ -59,7 +58,6 @@ class LoadedModel:
     settings: ModelSettings
     placement: Placement
     dtype: torch.dtype
-    num_parameters: int
     devices: list[torch.device]
     input_device: torch.device
 
@@ -162,8 +160,7 @@ class PlacedModel:
         first = torch.device(device_name(next((place for place in places if isinstance(place, int)), "cpu")))
         if len(places) > 1 and not {"cpu", "disk"} & places.keys():
             cross_once(model, placement.device_map, first)
-        sizes = self.dtype, self.sketch.num_parameters
-        return LoadedModel(model.eval(), settings, placement, *sizes, placement.devices, first)
+        return LoadedModel(model.eval(), settings, placement, self.dtype, placement.devices, first)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -367,8 +364,7 @@ def sketch_pair(
         check_quantization(checkpoint)
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
-        held = stored_quantization(checkpoint.config) or own.quantization
-        sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint.config, device, held)))
+        sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint, device)))
     if head is not None:
         sketches.append(head.sketch(sketches[0].dtype))
     elif drafting is not None and method == "early_exit":
@@ -390,15 +386,3 @@ def _shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
     """Whether a draft has the target's own settings; names may differ."""
     names = [field.name for field in dataclasses.fields(ModelSettings) if field.name != "name"]
     return all(getattr(draft, name) == getattr(target, name) for name in names)
-
-
-def resolve_dtype(dtype: Dtype, config: PreTrainedConfig, device: torch.device, held: str = "none") -> torch.dtype:
-    """What `dtype` means for this checkpoint on this kind of device, with weights held in this quantization."""
-    if dtype != "auto":
-        return getattr(torch, dtype)
-    if device.type == "cpu":
-        return torch.float32
-    # A pretended GPU, which is no device of this machine, is taken for a recent one.
-    old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
-    return torch.float16 if old or held == "8bit" or config.dtype in (torch.float16, "float16") else torch.bfloat16

@@ -9,7 +9,7 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import Quantization
+from harness.config.settings import Dtype, Quantization
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import first_line
 
@@ -45,6 +45,20 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
         if fields.get(f"load_in_{name}"):
             return name
     return str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
+
+
+def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """What `dtype` means for a checkpoint on this kind of device."""
+    config = checkpoint.config
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device.type == "cpu":
+        return torch.float32
+    # A pretended GPU, which is no device of this machine, is taken for a recent one.
+    old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
+    eight = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
+    return torch.float16 if old or eight or config.dtype in (torch.float16, "float16") else torch.bfloat16
 
 
 def check_quantization(checkpoint: Checkpoint) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,20 @@ def remedies(case: Case) -> list[str]:
         if case.placement.offload == "none":
             helps("placement.offload=cpu (slow)", placement=replace(case.placement, offload="cpu"))
     return found
+
+
+def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) -> str | None:
+    """What is faster than LLM.int8() on a GPU, which reads each layer's outliers on the host; None without.
+
+    The author of bitsandbytes says so of inference (its issue 490).
+    """
+    slow = [
+        sketch.role
+        for sketch, placed in zip(models, placements, strict=False)
+        if sketch.quantization == "8bit" and placed.devices[0].type == "cuda"
+    ]
+    advice = "8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
+    return f"{' and '.join(slow)}: {advice}" if slow else None
 
 
 def _fits(case: Case) -> bool:

@@ -51,7 +51,7 @@ def pair(dtype: torch.dtype) -> Pair:
             random_model("llama", seed=seed, vocab_size=8).to(dtype),
             ModelSettings(name=name, repository=name),
         )
-        loaded.append(LoadedModel(model, settings, None, dtype, 0, [CPU], CPU))  # type: ignore[arg-type]
+        loaded.append(LoadedModel(model, settings, None, dtype, [CPU], CPU))  # type: ignore[arg-type]
     return Pair(*loaded, tokenizer=None)  # type: ignore[arg-type]
 
 

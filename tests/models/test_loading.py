@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.models.devices import free_memory
-from harness.models.pair import LoadedModel, resolve_dtype
-from harness.models.quantization import stored_quantization
-from tiny_checkpoints import ARCHITECTURES, held_bytes, load_pair, make_config, make_tokenizer
+from harness.models.pair import LoadedModel
+from harness.models.quantization import resolve_dtype, stored_quantization
+from tiny_checkpoints import ARCHITECTURES, as_checkpoint, held_bytes, load_pair, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
 CPU = torch.device("cpu")
@@ -49,7 +49,6 @@ def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str
     assert not loaded.model.training
     assert loaded.settings is settings
     assert loaded.dtype == torch.float32
-    assert loaded.num_parameters == saved(settings).num_parameters()
     assert loaded.placement.device_map == {"": "cpu"}
     assert pair.devices == loaded.devices == [CPU]
     assert loaded.input_device == CPU
@@ -67,16 +66,17 @@ def test_half_precision(save_model: SaveModel) -> None:
 
 def test_dtype_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    gpu, config = torch.device("cuda", 0), make_config("llama")
+    gpu, plain = torch.device("cuda", 0), as_checkpoint(make_config("llama"))
+    eight = as_checkpoint(make_config("llama"), quantization="8bit")
     for stored, expected in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("float32", torch.bfloat16)):
-        config.dtype = getattr(torch, stored)
-        assert resolve_dtype("auto", config, gpu) == expected
-        assert resolve_dtype("auto", config, CPU) == torch.float32
-    assert resolve_dtype("float16", config, CPU) == torch.float16
-    assert resolve_dtype("auto", config, gpu, "8bit") == torch.float16, "what LLM.int8() multiplies in"
-    assert resolve_dtype("bfloat16", config, gpu, "8bit") == torch.bfloat16
+        plain.config.dtype = getattr(torch, stored)
+        assert resolve_dtype("auto", plain, gpu) == expected
+        assert resolve_dtype("auto", plain, CPU) == torch.float32
+    assert resolve_dtype("float16", plain, CPU) == torch.float16
+    assert resolve_dtype("auto", eight, gpu) == torch.float16, "what LLM.int8() multiplies in"
+    assert resolve_dtype("bfloat16", eight, gpu) == torch.bfloat16
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert resolve_dtype("auto", config, gpu) == torch.float16
+    assert resolve_dtype("auto", plain, gpu) == torch.float16
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
@@ -87,7 +87,6 @@ def test_quantized(save_model: SaveModel, model_type: str, quantization: Quantiz
     expected, quantized = logits(saved(settings)), logits(loaded.model)
     assert not torch.equal(quantized, expected), "the weights are not quantized"
     assert (quantized - expected).norm() / expected.norm() < error
-    assert loaded.num_parameters == saved(settings).num_parameters()
     assert stored_quantization(loaded.model.config) == quantization
 
 
@@ -107,7 +106,6 @@ def test_quantized_repository_loads_as_it_is(save_model: SaveModel, quantization
     for asked in same:
         again = load(dataclasses.replace(settings, quantization=asked))
         assert torch.equal(logits(again.model), logits(quantized))
-        assert again.num_parameters == 525_184
     other: Quantization = "4bit" if quantization == "8bit" else "8bit"
     with pytest.raises(SettingError, match=rf"^model\.quantization={other}: .* quantized already \({quantization}\)"):
         load(dataclasses.replace(settings, quantization=other))
@@ -254,7 +252,6 @@ def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
     pair = load_pair(settings, None, PlacementSettings())
     assert torch.equal(logits(pair.target.model), logits(original))
     assert pair.target.placement.bytes_per_device["cpu"] == held_bytes(pair.target.model)
-    assert pair.target.num_parameters == original.num_parameters()
     assert pair.tokenizer("the")["input_ids"] == [pair.tokenizer.get_vocab()["the"]]
     with pytest.raises(SettingError, match=r"^model\.quantization=4bit: .* quantized already \(GGUF\)"):
         load(dataclasses.replace(settings, quantization="4bit"))

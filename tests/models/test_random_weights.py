@@ -102,7 +102,7 @@ def test_a_directory_needs_a_configuration_only(save_model: SaveModel) -> None:
     for file in Path(settings.repository).iterdir():
         if file.name != "config.json":
             file.unlink()
-    assert load(settings).target.num_parameters > 0
+    assert torch.isfinite(logits(load(settings).target)).all()
     with pytest.raises(SettingError, match="holds no weights"):
         load_pair(settings, None, PlacementSettings())
 

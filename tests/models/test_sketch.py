@@ -217,6 +217,7 @@ def test_what_ranks_share() -> None:
     assert not sketched(make_config("gpt2")).tp_plan
     gptq = make_config("llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     assert sketched(gptq).stored == "4bit"
+    assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
 
 
 # Built once ----------------------------------------------------------------------------------------------------------
