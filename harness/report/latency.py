@@ -75,16 +75,23 @@ def finding(row: LatencyRow) -> str | None:
     return None if (row.speedup or 0) > 1 else "does not pay"
 
 
-def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = False) -> str | None:
     """What limits the speed-up most; None where the costs are not known."""
     costs, (length, proposed) = costs_in_steps(regular, row), per_iteration(row)
     if costs is None or row.predicted_speedup is None:
         return None
-    return why_not(length or 1.0, *costs, proposed or 0.0)
+    if gave_up(row):
+        return "drafting does not pay: auto gave it up"
+    return why_not(length or 1.0, *costs, proposed or 0.0, brief=brief)
 
 
-def why_not(length: float, draft: float, verify: float, num_proposed: float) -> str:
-    """The one ideal that would raise the predicted speed-up most, with the numbers.
+def gave_up(row: LatencyRow) -> bool:
+    """Whether `auto` drafts too rarely for costs: a token then carries what drafting missed before it."""
+    return row.num_draft_tokens == "auto" and (per_iteration(row)[1] or 0.0) < 0.5
+
+
+def why_not(length: float, draft: float, verify: float, num_proposed: float, *, brief: bool = False) -> str:
+    """The one ideal that would raise the predicted speed-up most, with the numbers; if `brief` in a few words.
 
     Args:
         length: mean acceptance length.
@@ -100,6 +107,8 @@ def why_not(length: float, draft: float, verify: float, num_proposed: float) -> 
     )
     ideals = length / verify, length / (drafting + min(verify, 1)), (num_proposed + 1) / (drafting + verify)
     ideal, cause = max(zip(ideals, causes, strict=True))
+    if brief:
+        return f"{cause.partition(':')[0]} ({ideal:.2f}× without that)"
     return f"{cause} it would be {ideal:.2f}× instead of {length / (drafting + verify):.2f}×"
 
 

@@ -195,7 +195,9 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
     row = group[0].row
     about = (
         "Each at its best K. Tokens per iteration count those that proposed nothing; c is the cost of a draft token and"
-        " v that of a verification, in steps of the target; memory is the draft's own weights."
+        " v that of a verification, in steps of the target; memory is the draft's own weights. Without what holds it"
+        " back most, a method would be as fast as in brackets: with a free draft, a verification in one step, or all"
+        " tokens accepted."
     )
     columns = (
         Column(
@@ -208,7 +210,7 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
         Column("c", lambda costs: f"{costs[0]:.3f}", _costs),
         Column("v", lambda costs: f"{costs[1]:.2f}", _costs),
         Column("memory", of=_memory),
-        Column("held back most", text=True, of=_held_back),
+        Column("held back most", text=True, of=lambda pair: latency.held_back(pair.regular, pair.row, brief=True)),
     )
     title = f"What drafts best for {row.model}" + (f", batches of {row.batch_size}" if one_of_several else "")
     by_speedup = sorted(group, key=attrgetter("worth"), reverse=True)
@@ -216,7 +218,7 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
 
 
 def _costs(pair: Pair) -> tuple[float, float] | None:
-    return latency.costs_in_steps(pair.regular, pair.row)
+    return None if latency.gave_up(pair.row) else latency.costs_in_steps(pair.regular, pair.row)
 
 
 def _held_back(pair: Pair) -> str | None:

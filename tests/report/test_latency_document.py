@@ -68,7 +68,8 @@ def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_the_cause_is_the_ideal_that_would_help_most(length: float, draft: float, verify: float, cause: str) -> None:
-    assert why_not(length, draft, verify, 4).startswith(cause)
+    assert why_not(length, draft, verify, 4).startswith(f"{cause}: ")
+    assert why_not(length, draft, verify, 4, brief=True).startswith(f"{cause} (")
 
 
 def test_categories_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,16 @@ def test_methods_are_ranked_for_each_target(capsys: pytest.CaptureFixture[str], 
     assert (places[0] < places[1]) == (fast["lookup"] > fast["7B"])
 
 
+def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    gave_up = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 0.02, "draft": "early_exit", "speedup": 0.95}
+    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **gave_up)]
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "drafting does not pay" in said
+    assert "is too slow (" not in said.partition("early_exit")[2]
+
+
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
     assert "held back most" not in capsys.readouterr().out
