@@ -83,14 +83,18 @@ def read_prompts(settings: LatencySettings, pair: Pair, count: int) -> list[list
     return encode_prompts(pair.tokenizer, prompts, settings.chat_template)
 
 
-def timed(call: Callable[[], object], devices: Sequence[torch.device] = ()) -> float:
+def timed(
+    call: Callable[[], object],
+    devices: Sequence[torch.device] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds of one call, garbage not collected, devices synchronised before and after."""
     with without_garbage_collection():
         synchronize(devices)
-        started = time.perf_counter()
+        started = clock()
         call()
         synchronize(devices)
-        return time.perf_counter() - started
+        return clock() - started
 
 
 def take_turns(

@@ -1,6 +1,7 @@
 """What each part of an iteration costs as contexts, batches, K and vocabularies grow, over the bare forward passes.
 
-    python benchmarks/growth.py [--quick] [--layers 8] [--hidden-size 256] [--repeats 10] [--device cpu] [--out FILE]
+    python benchmarks/growth.py [--quick] [--layers 8] [--hidden-size 256] [--repeats 10] [--device cpu]
+                                [--axis context] [--processor-time] [--out FILE]
 
 A random Llama is the target and one with a quarter of its layers the draft. One of four sizes varies at a time. At each
 point the eager runner, the static runner and the bare models take turns over the same iterations, in which rows keep
@@ -24,6 +25,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +85,7 @@ class Pair:
 
     def __init__(self, options: argparse.Namespace, vocabulary: int) -> None:
         self.device = torch.device(options.device)
+        self._clock = time.process_time if options.processor_time else time.perf_counter
         draft_layers = max(1, options.layers // 4)
         self.target, self.draft = (self._build(options, vocabulary, n) for n in (options.layers, draft_layers))
 
@@ -102,7 +105,7 @@ class Pair:
             return LlamaForCausalLM(config).to(config.dtype).eval()
 
     def timed(self, call: Callable[[], object]) -> float:
-        return common.timed(call, [self.device])
+        return common.timed(call, [self.device], self._clock)
 
 
 class Decoder:
@@ -216,7 +219,9 @@ def main() -> None:
         "--quick", action="store_true", help="few and small points, half the repeats: under two minutes on two cores"
     )
     parser.add_argument("--axis", choices=AXES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--value", type=int, action="append", help="only this one of each axis; may be repeated")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processor-time", action="store_true", help="on a CPU that others use at the same time")
     parser.add_argument("--out", type=Path, help="append the figures to this file, as JSON lines")
     options = parser.parse_args()
     axes, base = AXES, Point()
@@ -226,7 +231,7 @@ def main() -> None:
     load = functools.lru_cache(maxsize=1)(functools.partial(Pair, options))
     for axis in options.axis or axes:
         rows = []
-        for value in axes[axis]:
+        for value in options.value or axes[axis]:
             point = dataclasses.replace(base, **{axis: value})
             bare_ms, ratios = measure(load(point.vocabulary), point, options.repeats)
             for runner, by_part in ratios.items():

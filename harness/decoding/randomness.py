@@ -56,10 +56,11 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
         return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
     # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times as long.
     whole = size // _BLOCK * _BLOCK
-    sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them first.
+    sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if whole < size:
-        sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=-1)
-    cumulative = sums.cumsum(-1)
+        sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True)], dim=-1)
+    cumulative = sums.cumsum(-1, dtype=torch.float64)
     wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, wanted, right=True)
     found = block < cumulative.shape[-1]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Step
+from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added
 from harness.decoding.warp import Warp
@@ -121,7 +121,7 @@ class PreparedRunner(StaticRunner):
         number = next((k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None)
         prepared = num_tokens in self._widths and warp == self._warp
         if number is None or not prepared or self._slots is not self._prepared:
-            return super().draw(tokens, uniforms, warp)
+            return Runner.draw(self, tokens, uniforms, warp)  # by prepared extensions
         size = next(size for size in self._views if size >= num_rows)
         call = self._calls["draw", size, num_tokens, number]
         filled = _filled_up(tokens, size, num_tokens), self._starts(size), _filled_up(uniforms, size, number)

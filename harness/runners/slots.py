@@ -134,7 +134,7 @@ class SlotForward:
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
 
     def __call__(
-        self, slots: Slots, tokens: Tensor, starts: Tensor | int, num_real: Tensor | None = None
+        self, slots: Slots, tokens: Tensor, starts: Tensor | int, num_real: Tensor | None = None, **arguments: Any
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
@@ -142,6 +142,7 @@ class SlotForward:
             starts: a number where it is the same for all rows, which is faster.
             num_real: [], only so many of the n tokens count. The others fill the shape up and take the position of the
                 last one that counts, so that no position is outside of the model's context. None: all.
+            arguments: for the model, besides.
         """
         num_tokens, device = tokens.shape[1], tokens.device
         places: _Places
@@ -166,6 +167,7 @@ class SlotForward:
             Cache(layers=[_SlotLayer(keys, values, places, slots.width) for keys, values in pairs]),
             attention_mask=self._masks(written, slots) if needs_masks else None,
             position_ids=positions,
+            **arguments,
         )
 
     def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:

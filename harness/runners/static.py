@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.decoding.protocols import Step
+from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, to_device
+from harness.decoding.warp import Warp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 
@@ -54,15 +56,24 @@ class StaticRunner(CacheRunner):
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
+        return Step(*self._extend(tokens))
+
+    @torch.inference_mode()
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+        # Each token is drawn after the last one; logits after the others take as long again.
+        only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
+        return draw(lambda new: self._extend(new, **only_last)[0], tokens, uniforms, warp)
+
+    def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         num_rows, num_tokens = tokens.shape
         if not self._fits(num_tokens):
             self._grow(num_tokens)
         longest = max(self._lengths) + self._num_extended
         slots = replace(self._slots.first_rows(num_rows), num_seen=longest + num_tokens)
         alike = min(self._lengths) == max(self._lengths)
-        outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows))
+        outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows), **arguments)
         self._num_extended += num_tokens
-        return Step(*outputs)
+        return outputs
 
     @torch.inference_mode()
     def check(self) -> None:
@@ -73,6 +84,7 @@ class StaticRunner(CacheRunner):
         # One pass gives what three with a cache must give. The second row's last two tokens do not count.
         whole = torch.tensor([[11, 12, 13, 14, 15, 20, 21, 22], [16, 17, 23, 24, 25, 20, 20, 20]], device=self._device)
         rows, places = torch.tensor([[0], [1]]), torch.tensor([[5, 6, 7, 5], [2, 3, 4, 5]])
+        reserved, self._reserved = self._reserved, 0
         self.start([[11, 12, 13, 14, 15], [16, 17]])
         expected = [states[rows, places] for states in run_model(self._model, self._options, whole, DynamicCache())]
         with refusing(UnsupportedModelError, "fails with explicit masks"):
@@ -83,6 +95,7 @@ class StaticRunner(CacheRunner):
         if first.hidden is not None and second.hidden is not None:
             actual.append(torch.cat([first.hidden, second.hidden], dim=1))
         require_close(actual, expected, self._model, "differ from the eager ones")
+        self._reserved, self._slots = reserved, Slots.like(self._slots.buffers, 0, 0)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         lengths = list(map(len, prompts))

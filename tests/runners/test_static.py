@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from torch import Tensor
-from transformers import Cache, MambaConfig, MambaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, MambaConfig, MambaForCausalLM
 
 from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
 from harness.decoding.batch import Request
@@ -34,6 +34,23 @@ def test_it_agrees_with_the_eager_runner(name: str) -> None:
 def test_what_cannot_be_exact_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=NOT_STATIC[name]):
         StaticRunner(random_model(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "doge"}, "makes its own masks"),
+        ({"model_type": "dots3_note_text", "num_key_value_heads": 4}, "layers of type indexed_attention"),
+        ({"model_type": "llama4_text"}, "layers of type chunked_attention"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_masks_that_it_does_not_make_are_refused(changes: dict[str, object], reason: str) -> None:
+    arguments = {**ARCHITECTURES["llama"], **changes}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**arguments))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        StaticRunner(model)
 
 
 def test_one_row_of_a_model_that_always_wants_a_mask() -> None:
@@ -97,6 +114,8 @@ def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
     runner = StaticRunner(random_model("llama"), num_slots=2 * BUCKET)
+    runner.check()
+    assert not any(buffer.numel() for buffer in runner._slots.buffers), "the batch may have fewer rows"
     runner.start(PROMPTS)
     slots = runner._slots
     assert slots.num_slots == 2 * BUCKET
