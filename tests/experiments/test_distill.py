@@ -129,7 +129,7 @@ def test_report_reads_what_was_trained(
     assert harness(*SHORT, "draft=./draft", "epochs=1").exit_code == 0
     outcome = in_process(monkeypatch, capsys)("report", "distill.csv", "output=report")
     assert outcome.exit_code == 0, outcome.stderr
-    assert "Drafts before and after training" in outcome.stdout
+    assert "Before and after training" in outcome.stdout
     assert all(stage in outcome.stdout for stage in ("before", "after"))
     # A trained draft is no run of `latency`, and its prompts are others.
     assert "Speed-up\n" not in outcome.stdout
