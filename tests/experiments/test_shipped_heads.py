@@ -12,7 +12,7 @@ from in_process import Harness, in_process
 
 HEADS = ["tiny_eagle3", "tiny_dflash", "tiny_medusa"]
 # What each drafts at least, with four draft tokens: far more than an untrained head, less than the model card says.
-LEAST = {"tiny_eagle3": 3.0, "tiny_dflash": 2.0, "tiny_medusa": 1.5}
+LEAST = {"tiny_eagle3": 3.5, "tiny_dflash": 2.5, "tiny_medusa": 2.5}
 
 
 @pytest.fixture
