@@ -12,6 +12,7 @@ directory=${1:?usage: environment.sh DIRECTORY [PYTHON]}
 python=${2:-python}
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 
+"$python" -c "import torch" || { echo "activate the project's environment first, or name its python" >&2; exit 1; }
 shared=$("$python" -c "$packages")
 "$python" -m venv "$directory"
 own=$("$directory/bin/python" -c "$packages")
