@@ -3,8 +3,8 @@
 An iteration that asks for K tokens yields 1 + s_1 + ... + s_K tokens of a row, where s_j is the chance that at least j
 draft tokens are accepted. The K with the most tokens per second is chosen; 0 is regular decoding.
 
-Others may use the machine as well. They slow iterations down for a while, whatever these draft. So times are compared
-only after they were divided by the pace of their own moment.
+Other programs may slow iterations down for a while, with any number of draft tokens. So each time is divided by the
+machine's pace at that moment before times are compared.
 """
 
 from __future__ import annotations

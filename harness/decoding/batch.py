@@ -150,6 +150,11 @@ class Rows:
         self.next_tokens = [tokens[-1] for tokens in decided]
         return taken
 
+    def take_drawn(self, tokens: Sequence[int]) -> Iteration:
+        """Give each row the token that was drawn from the target -> their record."""
+        self.check_finite(tokens, self.num_generated)
+        return regular_record(self.numbers, self.take([[token] for token in tokens]))
+
     def going_on(self, ended: Collection[int] = ()) -> list[int]:
         """The rows that have not ended, nor are among these numbers, as positions in the lists."""
         return [i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
-from harness.decoding.batch import Agree, Change, Records, Request, Rows, itself, regular_record
+from harness.decoding.batch import Agree, Change, Records, Request, Rows, itself
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.transfer import added, to_device, to_host
 from harness.decoding.turns import Turn, Turns, regular_step
@@ -43,9 +43,7 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False, agree:
                 # A token that does not exist is noticed when it is read, and no model survives to be fed it.
                 pending = drawn.clamp(max=rows.vocabulary_size - 1)
                 _, queued = regular_step(target, rows, pending, [count + 1 for count in rows.num_generated])
-            tokens = read()
-            rows.check_finite(tokens, rows.num_generated)
-            record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
+            record = rows.take_drawn(read())
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
         if queued is not None and (len(going_on) < len(rows.numbers) or (change and change.joining)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength
-from harness.decoding.batch import Rows, regular_record
+from harness.decoding.batch import Rows
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner, Step
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import Arriving, added, to_device, to_host
@@ -147,8 +147,7 @@ class Turns:
         pending = to_device(rows.next_tokens, rows.uniforms.device)
         step, drawn = regular_step(self.target, rows, pending, rows.num_generated)
         tokens, none = drawn.tolist(), [0] * len(rows.numbers)
-        rows.check_finite(tokens, rows.num_generated)
-        record = regular_record(rows.numbers, rows.take([[token] for token in tokens]))
+        record = rows.take_drawn(tokens)
         if rows.going_on():
             self.drafter.observe(none, tokens, step)
         self.draft_length.observe(none, none)

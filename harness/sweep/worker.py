@@ -34,7 +34,7 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.results.files import write_nothing
 from harness.results.measurement import newest_run
-from harness.results.schema import KINDS, RunRow
+from harness.results.schema import RUN_KINDS, RunRow
 from harness.sweep import signals
 
 # How long a rank may take to write its rows and end after an error was raised in it.
@@ -90,7 +90,7 @@ class Job:
 
 def row_kind(command: str) -> type[RunRow]:
     """The kind of a command's rows."""
-    return next(kind for kind in KINDS if issubclass(kind, RunRow) and kind.kind == command)
+    return next(kind for kind in RUN_KINDS if kind.kind == command)
 
 
 class Worker:
