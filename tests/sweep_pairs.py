@@ -43,6 +43,10 @@ class WickedForCausalLM(LlamaForCausalLM):
                 os.kill(os.getpid(), signal.SIGKILL)
             if misbehaviour == "hang":
                 time.sleep(3600)
+            if misbehaviour == "capture":
+                from harness.runners.graphs import Recorder
+                Recorder.has_failed = True
+                print("in process", os.getpid())
         return super().forward(input_ids=input_ids, **others)
 """
 

@@ -16,6 +16,7 @@ from harness.models.checkpoints import recurrent_kind
 from harness.models.pair import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.graphs import Recorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
@@ -91,6 +92,11 @@ def build_runner(
         if reasons:
             say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
         return built, chosen
+
+
+def is_spoiled() -> bool:
+    """Whether this process should measure nothing more, because a CUDA graph could not be captured in it."""
+    return Recorder.has_failed
 
 
 def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]) -> Runner:

@@ -11,7 +11,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Engine
-from harness.engines.runner_choice import resolve
+from harness.engines.runner_choice import is_spoiled, resolve
 from harness.engines.server import ServerEngine
 from harness.engines.vllm import VllmEngine
 from harness.models.fit import Demand
@@ -24,6 +24,8 @@ class PairKeeper:
     Args:
         report: called with `True` before a step that may fail for this pair, and `False` after it.
     """
+
+    is_spoiled = staticmethod(is_spoiled)  # for processes that know experiments only through it
 
     def __init__(self, report: Callable[[bool], None] = lambda begins: None) -> None:
         self._report = report

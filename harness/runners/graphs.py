@@ -7,7 +7,9 @@ ones and replay.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +21,13 @@ _NUM_WARMUPS = 3
 
 
 class Recorder:
-    """Records CUDA graphs on one device. They share memory, so no two of them may run at the same time."""
+    """Records CUDA graphs on one device. They share memory, so no two of them may run at the same time.
+
+    `has_failed` is whether a capture has failed in this process: torch's allocator and random generators may then go on
+    as if it lasted.
+    """
+
+    has_failed: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,13 +36,18 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Call) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        """The graph of `call`, and the outputs that a replay overwrites. Raises the first error of `call`."""
+        """The graph of `call`, and the outputs that a replay overwrites.
+
+        Raises the first error of `call`; RuntimeError before the capture begins if it waits for the device.
+        """
         failure: Exception | None = None
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(_NUM_WARMUPS):
+                    call()
+                with _waiting_refused():
                     call()
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
@@ -46,11 +59,23 @@ class Recorder:
                         failure = error
                         raise
             except Exception as error:
+                Recorder.has_failed = True
                 # Ending a broken capture fails too, with an error that says less, and leaves the side stream current.
                 raise (failure or error) from None
             finally:
                 torch.cuda.set_stream(current)
         return graph, outputs
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Let torch raise an error where the host would wait for the device, which breaks a capture and what follows it."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class FixedCall:

@@ -12,7 +12,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.errors import HarnessError, RunError
+from harness.config.errors import HarnessError
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest
@@ -126,7 +126,7 @@ def _measure(job: Job) -> Sequence[RunRow]:
     failed = any(row.status != "ok" for row in rows)
     if failed and _crew.worker.loading:
         _crew.failures[pair] = str(rows[0].error)
-    if failed or isinstance(error, RunError):
+    if failed or _crew.worker.spent:
         # A failure may have left something behind.
         _crew.dismiss()
     elif settings.gpus_per_job is not None:

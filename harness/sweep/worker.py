@@ -96,8 +96,8 @@ def row_kind(command: str) -> type[RunRow]:
 class Worker:
     """A process for the jobs of one pair, or one per rank.
 
-    A process sends bools, whether it is loading the pair, and at the end of a job what ended it early, or None. After a
-    RunError it ends.
+    A process sends bools, whether it is loading the pair, and at the end of a job what ended it early, or None, and
+    whether it ends as well.
 
     Args:
         num_ranks: processes over which models are split.
@@ -105,10 +105,11 @@ class Worker:
 
     Attributes:
         loading: whether it is loading the pair, or failed or died while it did.
+        spent: whether it runs no more jobs.
     """
 
     def __init__(self, num_ranks: int, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.loading = False
+        self.loading = self.spent = False
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         # Of letters that stdout lacks, see `prepare_streams`.
@@ -137,7 +138,7 @@ class Worker:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
 
         Returns:
-            What ended it early, or its bad answer. After a RunError the worker is of no more use.
+            What ended it early, or its bad answer.
         """
         try:
             for connection in self._connections:
@@ -165,6 +166,7 @@ class Worker:
             rest = deadline - time.monotonic()
             if rest <= 0:
                 error = error or RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
+                self.spent = True
                 self._end(error)
                 return error
             for connection in wait(list(unanswered), min(rest, 3600)):
@@ -172,13 +174,15 @@ class Worker:
                 try:
                     answer = connection.recv()
                 except (EOFError, OSError):
-                    answer = RunError(self._cause_of_death(unanswered[connection]))
+                    answer = RunError(self._cause_of_death(unanswered[connection])), True
                 if isinstance(answer, bool):
                     self.loading = answer
                     continue
                 del unanswered[connection]
-                if answer is not None:
-                    error = error or answer
+                reason, spent = answer
+                self.spent = self.spent or spent
+                if reason is not None:
+                    error = error or reason
                     deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
         return error
 
@@ -224,10 +228,11 @@ def serve(file_descriptor: int) -> None:
         rank = int(os.environ.get("RANK", "0"))
         if rank:
             write_nothing()
-        keeper, error = _session().PairKeeper(connection.send), None
-        while not isinstance(error, RunError):
+        keeper, spent = _session().PairKeeper(connection.send), False
+        while not spent:
             error = _run(jobs.get(), keeper, rank)
-            connection.send(error)
+            spent = isinstance(error, RunError) or keeper.is_spoiled()
+            connection.send((error, spent))
     # Do not wait for a group of ranks: the others may be gone.
     os._exit(0)
 

@@ -20,6 +20,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.graphs import Recorder
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError, lay_out_for_few_tokens
 from harness.runners.static import BUCKET, StaticRunner
@@ -249,3 +250,5 @@ def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
     norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
     with pytest.raises(UnsupportedModelError, match="cannot be captured: "):
         prepared(model)
+    assert not Recorder.has_failed
+    torch.rand(1, device="cuda")  # which a failed capture leaves broken

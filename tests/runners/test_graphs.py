@@ -36,8 +36,15 @@ class Cuda:
         self.device_now = GPUS[0]
         self.current = {device: Stream(device) for device in GPUS}
         self.captured_on: list[Stream] = []
+        self.sync_debug_mode: int | str = 0
         self.CUDAGraph = SimpleNamespace
         self.Stream = Stream
+
+    def get_sync_debug_mode(self) -> int | str:
+        return self.sync_debug_mode
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        self.sync_debug_mode = mode
 
     def graph_pool_handle(self) -> object:
         return object()
@@ -51,15 +58,19 @@ class Cuda:
     @contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
         before, self.device_now = self.device_now, device
-        yield
-        self.device_now = before
+        try:
+            yield
+        finally:
+            self.device_now = before
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
         before = self.current[stream.device]
         self.set_stream(stream)
-        yield
-        self.set_stream(before)
+        try:
+            yield
+        finally:
+            self.set_stream(before)
 
     @contextmanager
     def graph(self, graph: object, pool: object, stream: Stream) -> Iterator[None]:
@@ -81,12 +92,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         "Stream",
         "current_stream",
         "device",
+        "get_sync_debug_mode",
         "graph",
         "graph_pool_handle",
         "set_stream",
+        "set_sync_debug_mode",
         "stream",
     ):
         monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
+    monkeypatch.setattr(Recorder, "has_failed", False)
     return stand_in
 
 
@@ -127,6 +141,22 @@ def test_a_failed_capture_raises_the_first_error_and_leaves_its_stream(cuda: Cud
     assert raised.value is error
     assert cuda.current == before
     assert num_calls > 1
+    assert Recorder.has_failed
+
+
+def test_a_call_that_waits_is_refused_before_it_breaks_a_capture(cuda: Cuda) -> None:
+    def call() -> tuple[Tensor, ...]:
+        if cuda.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return ()
+
+    before = dict(cuda.current)
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        Recorder(GPUS[0])(call)
+    assert not cuda.captured_on
+    assert cuda.current == before
+    assert cuda.sync_debug_mode == 0
+    assert not Recorder.has_failed
 
 
 def test_an_error_at_the_end_of_a_capture_is_raised(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ REASONS = {
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pairs")
-    for misbehaviour in ("none", "hang", *REASONS):
+    for misbehaviour in ("none", "hang", "capture", *REASONS):
         save_wicked(directory / misbehaviour, misbehaviour)
     (directory / "prompts.txt").write_text("one\ntwo words\n")
     return directory
@@ -100,6 +101,17 @@ def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path
     rows = pd.read_csv(file)
     assert list(rows["job"]) == [0, 0, 1, 1]
     assert rows["error"].str.contains("took longer than job_timeout_s=5").all()
+
+
+@pytest.mark.slow
+def test_a_process_in_which_a_capture_failed_measures_nothing_more(pairs: Path, tmp_path: Path) -> None:
+    arguments = command(pairs, f"model={pairs}/capture", f"decoding.num_draft_tokens={FATAL}", "seed=1,2")
+    finished = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    logs = [log.read_text() for log in (tmp_path / "multirun" / "latency").glob("*/*/*/log.txt")]
+    processes = [set(re.findall(r"in process (\d+)", log)) for log in logs]
+    assert [len(numbers) for numbers in processes] == [1, 1]
+    assert processes[0] != processes[1]
 
 
 @pytest.mark.slow
