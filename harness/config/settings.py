@@ -24,7 +24,8 @@ _LARGEST_K = 1024
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "layers": ("model", "early_exit"),
     **dict.fromkeys(("max_ngram", "min_ngram"), ("lookup",)),
-    **dict.fromkeys(("threshold", "max_depth", "shared"), ("suffix",)),
+    "threshold": ("model", "suffix"),
+    **dict.fromkeys(("max_depth", "shared"), ("suffix",)),
 }
 # `auto` chooses K in every iteration, at most so many.
 NumDraftTokens = int | Literal["auto"]
@@ -89,7 +90,8 @@ class DraftSettings(ModelSettings):
             where they are not those that its configuration names.
         sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
         max_ngram, min_ngram: `lookup`: tokens that must have occurred before, at most and at least.
-        threshold: `suffix`: a proposal ends where the estimated chance that all of it is accepted falls below this.
+        threshold: a proposal ends where an estimated chance falls below this. `suffix`: that all of it is accepted; 0.1
+            if None. A head with a confidence head (DSpark): that the token is; if None, nothing is held back.
         max_depth: `suffix`: tokens of the longest sequence that is counted.
         shared: `suffix`: also search the earlier answers of the run.
     """
@@ -100,7 +102,7 @@ class DraftSettings(ModelSettings):
     sampling: Literal["target", "greedy"] = "target"
     max_ngram: int = 3
     min_ngram: int = 1
-    threshold: float = 0.1
+    threshold: float | None = None
     max_depth: int = 24
     shared: bool = False
 
@@ -110,13 +112,18 @@ class DraftSettings(ModelSettings):
         require_at_least(self, min_ngram=1, max_depth=1)
         rule = f"must be at least draft.min_ngram={self.min_ngram}"
         require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
-        require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
+        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
         for field in fields(self):
             own, value = _OF_METHODS.get(field.name, (self.method,)), getattr(self, field.name)
             rule = f"is for {' and '.join(own).replace('model', 'heads')}, not for draft={self.name}"
             require(self.method in own or value == field.default, field.name, rule, value)
         rule = "must be one number, of the target's layers that draft"
         require(self.method != "early_exit" or len(self.layers or (1,)) == 1, "layers", rule, self.layers)
+
+    @property
+    def least_chance(self) -> float:
+        """`threshold`, or what the method has without one."""
+        return self.threshold if self.threshold is not None else 0.1 if self.method == "suffix" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

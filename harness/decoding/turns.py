@@ -119,8 +119,10 @@ class Turns:
             proposal = self.drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
         else:
             proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=rows.uniforms.device))
-        widest = [proposal.tokens.shape[1]] * num_rows
-        lengths = [min(pair) for pair in zip(limits, proposal.lengths or widest, strict=True)]
+        offered: Sequence[int] = [proposal.tokens.shape[1]] * num_rows
+        if proposal.lengths is not None:
+            offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
+        lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
         width = max(lengths)
         draft_tokens, draft_probabilities = rows.agree(proposal.tokens[:, :width]), proposal.probabilities
         pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)

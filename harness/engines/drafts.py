@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.warp import Warp
+from harness.drafting.dflash import BlockHead
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.suffix import SuffixDrafter
@@ -43,6 +44,8 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
         return lambda warp: ModelDrafter(runner, draw_as(warp), device)
     if pair.head is not None:
         head, target = pair.head, pair.target.model
+        if isinstance(head, BlockHead) and settings is not None:
+            return lambda warp: head.drafter(target, draw_as(warp), settings.least_chance)
         return lambda warp: head.drafter(target, draw_as(warp))
     if settings is None:
         return None
@@ -50,6 +53,6 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
         return lambda warp: LookupDrafter(settings.max_ngram, settings.min_ngram, device=device)
     if settings.shared:
         # One for all questions, because it searches the answers to those before.
-        shared = SuffixDrafter(settings.threshold, settings.max_depth, shared=True, device=device)
+        shared = SuffixDrafter(settings.least_chance, settings.max_depth, shared=True, device=device)
         return lambda warp: shared
-    return lambda warp: SuffixDrafter(settings.threshold, settings.max_depth, device=device)
+    return lambda warp: SuffixDrafter(settings.least_chance, settings.max_depth, device=device)

@@ -175,8 +175,9 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
     if draft.method == "lookup":
         return config | {"method": "ngram", "prompt_lookup_max": draft.max_ngram, "prompt_lookup_min": draft.min_ngram}
     if draft.method == "suffix":
-        config |= {"suffix_decoding_max_tree_depth": draft.max_depth, "suffix_decoding_min_token_prob": draft.threshold}
-        return config | {"method": "suffix", "suffix_decoding_max_cached_requests": 10_000 if draft.shared else 0}
+        cached = 10_000 if draft.shared else 0
+        config |= {"suffix_decoding_max_tree_depth": draft.max_depth, "suffix_decoding_max_cached_requests": cached}
+        return config | {"method": "suffix", "suffix_decoding_min_token_prob": draft.least_chance}
     config["draft_sample_method"] = "greedy" if draft.sampling == "greedy" else "probabilistic"
     if draft.method == "mtp":
         return config | {"method": "mtp"}
@@ -202,6 +203,8 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
         require(planned.translation is None, "draft", rule, draft.name)
         rule = "must be null with engine=vllm, which reads the head's"
         require(draft.layers is None, "draft.layers", rule, draft.layers)
+        rule = "is for suffix with engine=vllm"
+        require(draft.threshold is None or draft.method == "suffix", "draft.threshold", rule, draft.threshold)
         require(isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k)
     for role, model in {"model": settings.model, **({"draft": draft} if draft else {})}.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)

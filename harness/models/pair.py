@@ -19,7 +19,7 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
-from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings, require
 from harness.drafting.translated import Translation
 from harness.models.boundaries import cross_once
 from harness.models.checkpoints import Checkpoint, read_checkpoint, source, source_arguments
@@ -359,6 +359,9 @@ def sketch_pair(
     elif drafting is not None and method == "model" and not (shared := _shares_weights(target, drafting)):
         head = read_head(drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored")
         checkpoints += [] if head else [read("draft", drafting)]
+    if drafting is not None and method == "model" and drafting.threshold is not None:
+        rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={drafting.name}"
+        require(getattr(head and head.config, "confidence", False), "draft.threshold", rule, drafting.threshold)
     sketches = []
     for checkpoint in checkpoints:
         check_quantization(checkpoint)

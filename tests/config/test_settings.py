@@ -53,6 +53,11 @@ def test_a_complete_mapping_becomes_settings() -> None:
             {"draft": {"name": "lookup", "method": "lookup", "layers": [3]}},
             "draft.layers=[3]: is for heads and early_exit, not for draft=lookup",
         ),
+        (
+            {"draft": {"name": "lookup", "method": "lookup", "threshold": 0.5}},
+            "draft.threshold=0.5: is for heads and suffix, not for draft=lookup",
+        ),
+        ({"draft": {**MODEL, "threshold": 1.5}}, "draft.threshold=1.5: must be in [0, 1]"),
         ({"draft": {**MODEL, "max_ngram": 2}}, "draft.max_ngram=2: is for lookup, not for draft=m"),
         (
             {"draft": {"name": "early_exit", "method": "early_exit", "layers": [3, 4]}},

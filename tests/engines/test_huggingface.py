@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from chain_pair import save_chain_pair
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
@@ -55,6 +55,15 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
     engine = HuggingFaceEngine(pair, GREEDY)
     yield engine
     engine.close()
+
+
+def test_ranks_that_could_part_are_refused(save_model: Callable[..., ModelSettings]) -> None:
+    model, draft = save_model(), save_model(name="draft", num_hidden_layers=1)
+    split = PlacementSettings(strategy="tensor_parallel", gpus=2)
+    check_pair(plan_pair(model, dataclasses.replace(draft, placement="tensor_parallel"), split), GREEDY, "constant")
+    check_pair(plan_pair(model, None, split), GREEDY, "constant")
+    with pytest.raises(SettingError, match=r"draft.placement=single: must be tensor_parallel as the other model is"):
+        check_pair(plan_pair(model, draft, split), GREEDY, "constant")
 
 
 def read(arm: Arm, question: Question) -> list[Iteration]:

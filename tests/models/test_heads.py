@@ -13,13 +13,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import ModelSettings
+from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, PlacementSettings
 from harness.drafting.dflash import BlockConfig
 from harness.drafting.eagle import EagleConfig
 from harness.drafting.medusa import MedusaConfig
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
 from harness.models.checkpoints import Checkpoint
 from harness.models.heads import HeadCheckpoint, read_head
-from tiny_checkpoints import as_checkpoint, make_config
+from harness.models.pair import PlannedPair, plan_pair
+from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
 
@@ -263,6 +266,27 @@ def test_a_draft_model_has_no_layers_to_choose(tmp_path: Path) -> None:
         SettingError, match=r"draft\.layers=\[3\]: is for heads and early_exit, and draft=.* is a model"
     ):
         read_head(plain, target(), layers=(3,), weights=False)
+
+
+def plan_head(threshold: float | None, kind: str = "speculators dspark") -> PlannedPair:
+    llama = ARCHITECTURES["llama"] | {"model_type": "llama", "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
+    model = ModelSettings(name="model", repository="nobody/model", architecture=llama)
+    draft = DraftSettings(name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold)
+    return plan_pair(model, draft, PlacementSettings(), "float32", weights="random")
+
+
+@pytest.mark.parametrize(("threshold", "offered"), [(None, 3), (1.0, 0)])
+def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offered: int) -> None:
+    decoding = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
+    engine = LocalEngine(plan_head(threshold).place(SMALL_DEMAND).load(), decoding, runner="eager")
+    records = list(engine.arms[1].stream(Question([[3, 4, 5]], decoding, 0, [0])))
+    assert len(records[1].proposed[0]) == offered
+
+
+@pytest.mark.parametrize("kind", ["speculators eagle3", "speculators dflash"])
+def test_a_threshold_needs_a_confidence_head(kind: str) -> None:
+    with pytest.raises(SettingError, match=r"draft.threshold=0.5: is for suffix and heads with a confidence head"):
+        plan_head(0.5, kind)
 
 
 @pytest.mark.parametrize("raw", [{"model_type": "llama", "hidden_size": 32}, None])
