@@ -67,9 +67,9 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
     with_seeds = len({row.seed for _, _, row in lines}) > 1
     columns = (
         Column("pair", text=True, of="name.cell", optional=True, once=True),
-        Column("K", of="row.num_draft_tokens", optional=True),
+        Column("K", of="row.num_draft_tokens", optional=True, names=True),
         ARM[0].at("row"),
-        Column("seed", of=lambda line: line.row.seed if with_seeds else None, optional=True),
+        Column("seed", of=lambda line: line.row.seed if with_seeds else None, optional=True, names=True),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=lambda line: _bounds(line.row.wilson_low, line.row.wilson_high)),

@@ -241,7 +241,7 @@ class _Next(NamedTuple):
 
 # Methods compare under the same conditions only.
 _ALIKE = "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts weights".split()
-_PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens"))
+_PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens", names=True))
 _MARKED = {"strong": "marked", "faint": "partial"}
 
 
@@ -309,7 +309,7 @@ def _arms(pairs: Sequence[Pair]) -> Table:
     )
     columns = (
         _PAIR[0].at(itemgetter(0)),
-        Column("K", of=lambda arm: arm[0].name.num_draft_tokens if arm[1] is arm[0].row else None),
+        Column("K", of=lambda arm: arm[0].name.num_draft_tokens if arm[1] is arm[0].row else None, names=True),
         *(column.at(itemgetter(1)) for column in of_rows),
     )
     return Table.of("all_arms", "Times of each arm", arms, columns, faint=lambda arm: arm[0].partial, in_full=True)

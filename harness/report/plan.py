@@ -48,7 +48,7 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
     columns = (
         Column("model", of="model", text=True),
         Column("draft", of=lambda row: row.draft or "–", text=True),
-        Column("K", of=lambda row: row.num_draft_tokens if several else None, optional=True),
+        Column("K", of=lambda row: row.num_draft_tokens if several else None, optional=True, names=True),
         Column("settings", of=lambda row: "\n".join(named[id(row)].settings) or None, text=True, optional=True),
         Column("needs\nGB", _gigabytes, "needed_bytes"),
         Column("free\nGB", of=_free),

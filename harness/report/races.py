@@ -53,7 +53,7 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
         lines.append(TableRow((pair, k, len(races), median, spread, statistics.fmean(rates) if rates else None)))
     columns = (
         Column("pair", text=True),
-        Column("K"),
+        Column("K", names=True),
         Column("prompts"),
         Column("median speed-up", times),
         Column("least to most"),

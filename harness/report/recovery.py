@@ -85,7 +85,7 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         return dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))
     columns = (
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens"),
+        Column("K", of="name.num_draft_tokens", names=True),
         Column("verdict", text=True, of=lambda named: _in_words(named.run)),
         Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named.run.rows, "greedy")), None)),
         Column("draws", "{:,}".format, lambda named: _num_draws(named.run.rows) or None),
@@ -142,7 +142,7 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
     """One row per check; of the single prompts only those that are lossy."""
     columns = (
         Column("check", text=True, of=_check),
-        Column("K", of="num_draft_tokens"),
+        Column("K", of="num_draft_tokens", names=True),
         Column("tokens", of=lambda row: f"{'' if row.check == 'greedy' else 'first '}{row.num_tokens:,}"),
         Column("draws", "{:,}".format, "num_draws"),
         Column("accepted", "{:.0%}".format, "acceptance_rate"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import IO
 
 from rich import box
@@ -13,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.report.table import Document, Line, Table, visible
+from harness.report.table import Column, Document, Line, Table, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -22,8 +24,10 @@ WIDE = 132
 _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
-# Longest cell of numbers that must not be broken.
-_UNBROKEN = 16
+# The longest cell of numbers that must not be broken, and of text.
+_UNBROKEN, _LEAST_TEXT = 16, 14
+# What a table draws around each column.
+_FRAME = 3
 
 
 class LastingConsole(Console):
@@ -90,25 +94,45 @@ def _print_table(table: Table, console: Console) -> None:
         _print_text(table.title, "bold", console)
     if table.about:
         _print_text(table.about, "dim", console)
-    console.print(_drawn(table))
+    columns, rows = table.shown()
+    if table.look == "lines":
+        lines = RichTable.grid(padding=(0, 2))
+        lines.add_column(style="dim", no_wrap=True)
+        lines.add_column()
+        for cells in rows:
+            lines.add_row(*(Text(visible(cell)) for cell in cells))
+        console.print(lines)
+    else:
+        least = [_least_width(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)]
+        for part in _parts(columns, least, console.width - 1):
+            drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
+            for place in part:
+                justify: JustifyMethod = "left" if columns[place].text else "right"
+                drawn.add_column(Text(columns[place].heading), justify=justify, overflow="fold", min_width=least[place])
+            for row, cells in zip(table.rows, rows, strict=True):
+                style = "bold" if row.strong else "dim" if row.faint else None
+                drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
+            console.print(drawn)
     for note in table.notes:
         _print_text(note, "dim", console)
 
 
-def _drawn(table: Table) -> RichTable:
-    columns, rows = table.shown()
-    if table.look == "lines":
-        drawn = RichTable.grid(padding=(0, 2))
-        drawn.add_column(style="dim", no_wrap=True)
-        drawn.add_column()
-    else:
-        drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
-        for place, column in enumerate(columns):
-            longest = max((len(line) for cells in rows for line in cells[place].split("\n")), default=0)
-            whole = not column.text and longest <= _UNBROKEN
-            justify: JustifyMethod = "left" if column.text else "right"
-            drawn.add_column(Text(column.heading), justify=justify, overflow="fold", no_wrap=whole)
-    for row, cells in zip(table.rows, rows, strict=True):
-        style = "bold" if row.strong else "dim" if row.faint else None
-        drawn.add_row(*(Text(visible(cell)) for cell in cells), style=style)
-    return drawn
+def _least_width(column: Column, cells: Sequence[str]) -> int:
+    """Characters that a column cannot do without: numbers, and words in headings, stay whole."""
+    longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
+    return max(min(longest, _LEAST_TEXT if column.text else _UNBROKEN), *map(len, column.heading.split()), 0)
+
+
+def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
+    """Columns that fit side by side, by place, each time behind those that say what a row is."""
+    widths = [width + _FRAME for width in least]
+    names = list(takewhile(lambda place: columns[place].text or columns[place].names, range(len(columns))))
+    # Long names leave as much room for something to be said about them.
+    while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
+        names.pop()
+    parts = [list(names)]
+    for place in range(len(names), len(columns)):
+        if len(parts[-1]) > len(names) and sum(widths[other] for other in (*parts[-1], place)) > room:
+            parts.append(list(names))
+        parts[-1].append(place)
+    return parts
