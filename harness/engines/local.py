@@ -29,6 +29,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases
 from harness.models.pair import Pair
+from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
 from harness.models.tokenizers import vocabulary_size
 from harness.runners.compiled import PreparedRunner
@@ -181,7 +182,9 @@ class LocalEngine(Engine):
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
         # It keeps learning from question to question.
         policy = Adaptive(self._choices)
-        target: Any = phases.watch("forward", self._target, "extend") if phases else self._target
+        target: Any = self._target
+        if phases:
+            target = phases.watch("forward", target, "extend", eight_bit_layers(self._pair.target.model))
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
             return autoregressive(target, request, self._ahead, of_rank_0)
@@ -190,11 +193,14 @@ class LocalEngine(Engine):
             assert self._make_drafter is not None
             warp = RowWarp()
             drafter: Any = self._make_drafter(warp)
+            if phases:
+                model = draft_model(self._pair)
+                drafter = phases.watch("drafting", drafter, "propose", eight_bit_layers(model.model) if model else ())
             bias, k = decoding.synthetic_acceptance, decoding.num_draft_tokens
             rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
             return speculative(
                 rollback_off_by_one(target) if self._fault == "rollback_off_by_one" else target,
-                phases.watch("drafting", drafter, "propose") if phases else drafter,
+                drafter,
                 request,
                 policy if k == "auto" else k,
                 LENIENCE if self._fault == "lenience" else decoding.lenience,

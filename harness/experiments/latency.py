@@ -188,6 +188,7 @@ class Latency(Experiment):
             "num_tokens": num_tokens,
             "tokens_per_second": num_tokens / seconds if seconds else None,
             "draft_ms": measurement.phases.mean_ms("drafting"),
+            "draft_8bit_share": measurement.phases.share("drafting"),
         }
         if times:
             peaks = [generation.peak_memory_bytes or 0 for generation in generations]
@@ -208,7 +209,7 @@ class Latency(Experiment):
             figures["copy_bandwidth_bytes_per_s"] = roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
         pass_ms = measurement.phases.mean_ms("forward")
         if name == "regular":
-            return figures | {"target_step_ms": pass_ms}
+            return figures | {"target_step_ms": pass_ms, "target_8bit_share": measurement.phases.share("forward")}
         return figures | {"verify_ms": pass_ms} | self._against_regular(measurement)
 
     def _against_regular(self, speculative: Measurement) -> dict[str, Any]:

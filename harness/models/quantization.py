@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -32,6 +33,11 @@ def bitsandbytes_config(
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def eight_bit_layers(model: nn.Module) -> list[nn.Module]:
+    """Those that bitsandbytes multiplies in 8 bits."""
+    return [module for module in model.modules() if type(module).__name__ == "Linear8bitLt"]
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:

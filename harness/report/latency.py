@@ -41,8 +41,11 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
         document.append(Line(f"Speculative decoding {said}.", "plain" if last.speedup_low is None else "strong"))
         document.append(_reason(regular, last))
-    elif roof := _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms):
-        document.append(Table.of_lines("reason", [("target reads", roof)]))
+    else:
+        roof = _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
+        lines = [("target reads", roof), ("8-bit layers", _eight_bit(regular, last))]
+        if known := [(name, text) for name, text in lines if text]:
+            document.append(Table.of_lines("reason", known))
     if len(categories := by_category(prompts, last)) > 1:
         document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
     if last.identical_prompts is not None:
@@ -263,6 +266,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         "target reads": _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms),
         "draft reads": _roof(row.draft_step_bytes, row.draft_floor_ms, drafting and proposed and drafting / proposed),
     }
+    lines["8-bit layers"] = _eight_bit(regular, row)
     if costs and (of_predicted := share_of_predicted(row)) is not None and (rest := rest_ms(row)) is not None:
         lines["an iteration"] = (
             f"{row.iteration_ms:.2f} ms = drafting {drafting:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f};"
@@ -287,6 +291,16 @@ def _roof(size: int | None, floor_ms: float | None, step_ms: float | None) -> st
         f" {floor_ms:.2f} ms at least; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate"
         + (" (above 100%: caches hold much of it)" if floor_ms > step_ms else "")
     )
+
+
+def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """How much of the time 8-bit layers take, and what is faster; None without any."""
+    shares = {"a target step": regular.target_8bit_share, "drafting": row.draft_8bit_share}
+    if not (found := [f"{share:.0%} of {whole}" for whole, share in shares.items() if share is not None]):
+        return None
+    # On a GPU, which alone has its own memory, they wait for the host; elsewhere nothing is known to be faster.
+    advice = "; they wait for the host, and quantization=4bit is usually faster" if regular.peak_memory_bytes else ""
+    return f"take {' and '.join(found)}{advice}"
 
 
 def _identity(prompts: Sequence[LatencyPromptRow]) -> str:

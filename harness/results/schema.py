@@ -132,6 +132,8 @@ class LatencyRow(DecodedRow):
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")
     target_step_ms: float | None = figure("one forward pass of the target over one token", "ms")
+    target_8bit_share: float | None = figure("of a step of the target, spent in its 8-bit linear layers")
+    draft_8bit_share: float | None = figure("of drafting, spent in the draft's 8-bit linear layers")
     iteration_ms: float | None = figure("a whole iteration in the timed run", "ms")
     identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
     peak_memory_bytes: int | None = figure("most GPU memory allocated, summed over GPUs", "bytes")

@@ -142,6 +142,17 @@ def test_stopwatches_count_every_pass(save_model: Callable[..., ModelSettings]) 
     assert len(list(speculative.stream(QUESTION))) == 1 + both.calls["forward"] == 1 + both.calls["drafting"]
 
 
+def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
+    model, draft = save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)
+    engine = open_engine(load(dataclasses.replace(model, quantization="8bit"), draft), "eager")
+    (regular, alone), (speculative, both) = engine.watched()
+    for arm in (regular, speculative):
+        list(arm.stream(QUESTION))
+    for phases in (alone, both):
+        assert 0 < (phases.share("forward") or 0) < 1
+    assert both.share("drafting") is None
+
+
 def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
     rows: list[list[int]] = [[], []]
     for record in records:

@@ -151,3 +151,15 @@ def test_nothing_measured_prints_nothing() -> None:
 def test_names_are_text_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, model="[bold]30B[/bold]\x1b[31m :smile:")
     assert "[bold]30B[/bold]␛[31m :smile:" in text
+
+
+def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = {"target_8bit_share": 0.714, "draft_8bit_share": None}
+    text = " ".join(printed(capsys, **shares, peak_memory_bytes=None).split())
+    assert "8-bit layers take 71% of a target step" in text
+    assert "4bit" not in text
+    text = " ".join(printed(capsys, **shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split())
+    assert "take 71% of a target step and 50% of drafting; they wait for the host, and quantization=4bit is" in text
+    alone = latency_run(draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None)
+    print_document(latency_document(alone, []))
+    assert "take 50% of a target step" in capsys.readouterr().out
