@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -166,13 +167,31 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interva
 
 
 def interval(ratio: Interval, digits: int = 3) -> str:
-    """`2.150 to 2.458`."""
-    return f"{ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
+    """`2.150 to 2.458`; empty where too few were measured for one."""
+    return "" if math.isnan(ratio.low) else f"{ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
+
+
+def table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = (), texts: int = 1
+) -> Table:
+    """A table; of the first `texts` columns those of text are aligned left. Empty notes are left out."""
+    columns = tuple(
+        Column(heading, text=index < texts and isinstance(rows[0][index], str))
+        for index, heading in enumerate(headings)
+    )
+    return Table("", title, columns, tuple(TableRow(tuple(row)) for row in rows), notes=tuple(filter(None, notes)))
 
 
 def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> None:
-    """Print a table; a first column of text is aligned left."""
-    names = isinstance(rows[0][0], str)
-    columns = tuple(Column(heading, text=names and index == 0) for index, heading in enumerate(headings))
-    table = Table("", title, columns, tuple(TableRow(tuple(row)) for row in rows), notes=tuple(notes))
-    print_document([table], plain_console(130))
+    """Print a table."""
+    print_tables(table(title, headings, rows, notes))
+
+
+def print_tables(*tables: Table) -> None:
+    """On stdout."""
+    print_document(tables, plain_console(130))
+
+
+def device_name() -> str:
+    """Of the first GPU, or of the CPU without any."""
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name() or platform.machine()

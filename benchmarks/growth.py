@@ -26,9 +26,10 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import common
 import torch
@@ -39,6 +40,7 @@ from harness.decoding.protocols import Proposal, Step
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
+from harness.report.table import Table
 from harness.results.statistics import Interval
 from harness.runners.base import CacheRunner
 from harness.runners.eager import EagerRunner
@@ -212,6 +214,41 @@ def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], d
     return bare_ms, ratios
 
 
+def measure_axis(
+    load: Callable[[int], Pair], axis: str, values: Sequence[int], base: Point, repeats: int
+) -> list[dict[str, Any]]:
+    """One size varies: a line for each value and runner."""
+    lines = []
+    for value in values:
+        point = dataclasses.replace(base, **{axis: value})
+        bare_ms, ratios = measure(load(point.vocabulary), point, repeats)
+        for runner, by_part in ratios.items():
+            line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
+            lines.append(line | {"ratios": {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}})
+    return lines
+
+
+def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Of one axis or of several: the sizes that vary, milliseconds, and ratios over the bare forward passes."""
+    varying = [size for size in AXES if len({line[size] for line in lines}) > 1] or [lines[0]["axis"]]
+    rows = [
+        (
+            *(line[size] for size in varying),
+            line["runner"],
+            *(f"{line['bare_ms'][part]:.2f}" for part in ("verification", "regular")),
+            *(f"{line['ratios'][part]['estimate']:.3f}" for part in PARTS),
+        )
+        for line in lines
+    ]
+    headings = [size.replace("_", "\n") for size in varying]
+    return common.table(title, [*headings, "runner", "bare verification\nms", "bare regular\nms", *PARTS], rows)
+
+
+def loader(options: argparse.Namespace) -> Callable[[int], Pair]:
+    """Makes the pair of a vocabulary, and holds one at a time."""
+    return functools.lru_cache(maxsize=1)(functools.partial(Pair, options))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common.add_numbers(parser, layers=8, hidden_size=256, repeats=10)
@@ -228,27 +265,16 @@ def main() -> None:
     if options.quick:
         axes, base = QUICK_AXES, QUICK
         options.repeats = max(2, options.repeats // 2)
-    load = functools.lru_cache(maxsize=1)(functools.partial(Pair, options))
+    load = loader(options)
     for axis in options.axis or axes:
-        rows = []
-        for value in options.value or axes[axis]:
-            point = dataclasses.replace(base, **{axis: value})
-            bare_ms, ratios = measure(load(point.vocabulary), point, options.repeats)
-            for runner, by_part in ratios.items():
-                cells = (f"{by_part[part].estimate:.3f}" for part in PARTS)
-                rows.append((value, runner, f"{bare_ms['verification']:.2f}", f"{bare_ms['regular']:.2f}", *cells))
-                if options.out is not None:
-                    line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
-                    line["ratios"] = {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}
-                    with options.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
+        lines = measure_axis(load, axis, options.value or axes[axis], base, options.repeats)
         fixed = ", ".join(f"{name} {size:,}" for name, size in dataclasses.asdict(base).items() if name != axis)
-        common.show(
-            f"cost against {axis}, over the bare forward passes\n"
-            f"{fixed}, {options.layers} layers × {options.hidden_size}\n{common.versions()}",
-            [axis.replace("_", "\n"), "runner", "bare verification\nms", "bare regular\nms", *PARTS],
-            rows,
-        )
+        title = f"cost against {axis}, over the bare forward passes\n{fixed}, "
+        title += f"{options.layers} layers × {options.hidden_size}\n{common.versions()}"
+        common.print_tables(table(title, lines))
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 if __name__ == "__main__":
