@@ -17,6 +17,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
 from harness.engines.protocol import Reference
 from harness.experiments.session import REFERENCE_BATCH, in_batches
+from harness.models.ranks import of_rank_0
 
 # With more, each has too few draws to see differences several tokens deep.
 NUM_CONTEXTS = 5
@@ -49,7 +50,8 @@ def choose_contexts(
     ]
     openness = dict.fromkeys((context.token_ids for contexts in places for context in contexts), 0.0)
     for batch in in_batches(list(openness), REFERENCE_BATCH):
-        openness |= zip(batch, recovered_entropy(reference, batch, decoding).tolist(), strict=True)
+        # Ranks may round differently, and must not read different contexts.
+        openness |= zip(batch, of_rank_0(recovered_entropy(reference, batch, decoding)).tolist(), strict=True)
     chosen: dict[tuple[int, ...], Context] = {}
     for contexts in places:
         # Prompts that begin alike have contexts in common; only one of them draws from each.
