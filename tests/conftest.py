@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no process is left with them at the end; without a CUDA device skip those for one."""
+    """Slow tests first, so that no process is left with them at the end; without a CUDA device skip those for one.
+
+    Those with the fixture `gpus` are not skipped: it stands in for CUDA.
+    """
     if "fuzz" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("fuzz")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    marked = [item for item in items if item.get_closest_marker("gpu")]
+    marked = [item for item in items if item.get_closest_marker("gpu") and "gpus" not in vars(item)["fixturenames"]]
     if not marked:
         return
     import torch
@@ -38,6 +41,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def gpus() -> Iterator[Any]:
+    """A GPU; where there is none, what `pretended_gpus` gives."""
+    import torch
+
+    from pretended_gpus import pretended_gpus
+
+    if torch.cuda.is_available():
+        yield None
+    else:
+        with pretended_gpus() as pretended:
+            yield pretended
 
 
 @pytest.fixture

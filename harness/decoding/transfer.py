@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-def to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:
-    """Whole numbers [n] as a tensor (int64) on `device`.
+def to_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
+    """Whole numbers [n] or [B, n] as a tensor (int64) on `device`.
 
     `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a copy from pinned
     memory is queued behind it instead.
@@ -19,8 +19,8 @@ def to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:
     if isinstance(numbers, Arriving):
         return numbers.tensor.to(device)
     if torch.device(device).type != "cuda":
-        return torch.tensor(numbers, device=device)
-    return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+    return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[Any]]:

@@ -183,7 +183,7 @@ class HeadDrafter(Drafter):
         for states, prompt, first in zip(step.hidden.to(self._device), prompts, first_tokens, strict=True):
             # What padded the row on the left may be no number at all, and must not reach the cache.
             features.append(states[-len(prompt) :].flatten(1))
-            following.append(torch.tensor([*prompt[1:], first], device=self._device))
+            following.append(to_device([*prompt[1:], first], self._device))
         self._features = pad_sequence(features, batch_first=True)
         self._following = pad_sequence(following, batch_first=True)
         self._proposed = self._following[:, :0]  # [B, K]

@@ -44,7 +44,7 @@ class TextDrafter(Drafter):
         self._rows = [(text, text.continuation(num_draft_tokens)) for text, _ in self._rows]
         lengths = [len(found) for _, found in self._rows]
         padded = [token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))]
-        return Proposal(to_device(padded, self._device).long().view(len(lengths), max(lengths)), None, lengths)
+        return Proposal(to_device(padded, self._device).view(len(lengths), max(lengths)), None, lengths)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         for (text, found), count, token in zip(self._rows, num_accepted, next_tokens, strict=True):

@@ -60,7 +60,6 @@ class TranslatedDrafter(Drafter):
         self, runner: Runner, translation: Translation, warp: Warp, device: torch.device | str = "cpu"
     ) -> None:
         self._runner, self._translation, self._warp, self._device = runner, translation, warp, device
-        self._common = torch.tensor(translation.common)  # [C, 2]
         self._theirs = {own: target for target, own in translation.common}
         self._unread: list[list[int]] = []  # the target's tokens of each row that are not translated yet
         self._pending: list[list[int]] = []  # the draft's tokens of each row that its runner has not been fed
@@ -69,7 +68,10 @@ class TranslatedDrafter(Drafter):
 
     def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
         self._unread, self._pending, self._drafted, self._offered = [], [], [], []
-        self._runner.start([self._translation.read_prompt(prompt) for prompt in prompts])
+        logits = self._runner.start([self._translation.read_prompt(prompt) for prompt in prompts]).logits
+        # The tokens that both have, on the device where each is used.
+        targets, own = zip(*self._translation.common, strict=True) if self._translation.common else ((), ())
+        self._common, self._own = to_device(targets, self._device), to_device(own, logits.device)
         self._join(first_tokens)
 
     def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
@@ -81,7 +83,7 @@ class TranslatedDrafter(Drafter):
         counts = list(map(len, self._pending))
         # A row without anything new to read takes part, and is offered nothing.
         padded = [row + [0] * (max(*counts, 1) - len(row)) for row in self._pending]
-        logits = self._runner.extend(torch.tensor(padded, device=uniforms.device)).logits
+        logits = self._runner.extend(to_device(padded, self._own.device)).logits
         self._runner.keep(counts)
         rows = torch.arange(len(counts), device=logits.device)
         last = logits[rows, to_device([max(count - 1, 0) for count in counts], logits.device)]
@@ -90,12 +92,9 @@ class TranslatedDrafter(Drafter):
             if place:
                 last = self._runner.extend(drawn[-1][0].unsqueeze(1)).logits[:, -1]
             drawn.append(self._draw(last, uniforms[:, place].to(last.device)))
-        drafted = torch.stack([token for token, _ in drawn], dim=1)
-        self._drafted = drafted.tolist()
+        self._drafted = torch.stack([token for token, _ in drawn], dim=1).tolist()
         self._pending = [[] for _ in counts]
-        proposal = self._told(drafted, [found for _, found in drawn], [bool(count) for count in counts])
-        self._offered = proposal.tokens.tolist()
-        return proposal
+        return self._told([found for _, found in drawn], [bool(count) for count in counts])
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         kept = []
@@ -129,22 +128,20 @@ class TranslatedDrafter(Drafter):
         """Logits [B, V of the draft], uniforms [B] -> tokens of the draft [B], and what they were drawn from."""
         if self._translation.name == "text":
             return logits.argmax(-1), None
-        own = self._common[:, 1].to(logits.device)
-        probabilities = self._warp(logits[:, own])
-        return own[existing_index(probabilities, uniforms)], probabilities
+        probabilities = self._warp(logits[:, self._own])
+        return self._own[existing_index(probabilities, uniforms)], probabilities
 
-    def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        """Tokens of the draft [B, K] in the target's; `ready` says which rows may be offered any."""
+    def _told(self, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
+        """What was drafted in the target's tokens; `ready` says which rows may be offered any."""
         translate, spread = self._translation.into_target, None
         if found := [one for one in drawn_from if one is not None]:
             translate, common = self._one_to_one, torch.stack(found, dim=1).to(self._device)
             spread = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
-            spread.index_copy_(-1, self._common[:, 0].to(self._device), common)
-        most = drafted.shape[1]
-        told = [translate(row)[:most] if one else [] for row, one in zip(drafted.tolist(), ready, strict=True)]
-        lengths = list(map(len, told))
-        padded = [row + [0] * (most - len(row)) for row in told]
-        return Proposal(torch.tensor(padded, device=self._device), spread, lengths)
+            spread.index_copy_(-1, self._common, common)
+        most = len(drawn_from)
+        self._offered = [translate(row)[:most] if one else [] for row, one in zip(self._drafted, ready, strict=True)]
+        padded = [row + [0] * (most - len(row)) for row in self._offered]
+        return Proposal(to_device(padded, self._device), spread, list(map(len, self._offered)))
 
     def _one_to_one(self, tokens: Sequence[int]) -> list[int]:
         return [self._theirs[token] for token in tokens]

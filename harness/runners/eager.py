@@ -32,7 +32,7 @@ class EagerRunner(CacheRunner):
         starts = [len(prompt) - width for prompt in prompts]  # so that positions end at the prompt's own length
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
-        logits, *hidden = self._forward(torch.tensor(padded, device=self._device), starts, **only_last)
+        logits, *hidden = self._forward(to_device(padded, self._device), starts, **only_last)
         return logits[:, -1], *hidden
 
     def _begin(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Runner, Step
+from harness.decoding.transfer import to_device
 from harness.decoding.warp import Warp
 from harness.runners.base import right_aligned
 from harness.runners.snapshot import SnapshotRunner
@@ -35,9 +36,9 @@ class SharedPrefixRunner(Runner):
         ends = [list(prompt[num_shared:]) for prompt in prompts]
         lengths = list(map(len, ends))
         padded = [end + [0] * (max(lengths) - len(end)) for end in ends]
-        step = self._runner.extend(torch.tensor(padded, device=device))
+        step = self._runner.extend(to_device(padded, device))
         self._runner.keep(lengths)
-        logits = step.logits[torch.arange(len(ends), device=device), torch.tensor(lengths, device=device) - 1]
+        logits = step.logits[torch.arange(len(ends), device=device), to_device(lengths, device) - 1]
         if shared.hidden is None or step.hidden is None:
             return Step(logits)
         return Step(logits, right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))))

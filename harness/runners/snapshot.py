@@ -110,7 +110,7 @@ class SnapshotRunner(Runner):
         width = max(map(len, prompts))
         self._padding, self._unread = [width - len(prompt) for prompt in prompts], [[] for _ in prompts]
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        tokens = torch.tensor(padded, device=self._device)
+        tokens = to_device(padded, self._device)
         self._ahead, self._extended = None, tokens[:, :0]
         self._state, (logits, *hidden) = self._forward(_State(), tokens, only_last=True)
         if not self._state.held:
@@ -242,18 +242,18 @@ class SnapshotRunner(Runner):
         if not any(self._unread):
             return self._extended
         longest, num_extended = max(map(len, self._unread)), self._extended.shape[1]
-        unread = torch.tensor([row + [0] * (longest - len(row)) for row in self._unread], device=self._device)
+        unread = to_device([row + [0] * (longest - len(row)) for row in self._unread], self._device)
         places = [
             [*range(len(row)), *range(longest, longest + num_extended), *range(len(row), longest)]
             for row in self._unread
         ]
-        return torch.cat([unread, self._extended], dim=1).gather(1, torch.tensor(places, device=self._device))
+        return torch.cat([unread, self._extended], dim=1).gather(1, to_device(places, self._device))
 
     def _read_what_is_much(self) -> None:
         count = min(map(len, self._unread))
         if count <= _MOST_UNREAD or self._extended.shape[1]:
             return
         assert self._state is not None
-        tokens = torch.tensor([row[:count] for row in self._unread], device=self._device)
+        tokens = to_device([row[:count] for row in self._unread], self._device)
         self._state, _ = self._forward(self._state, tokens, only_last=True)
         self._unread = [row[count:] for row in self._unread]

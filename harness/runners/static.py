@@ -107,7 +107,7 @@ class StaticRunner(CacheRunner):
             ends = sorted(set(lasts))
             arguments["logits_to_keep"] = torch.tensor(ends)  # on the CPU, as hidden states may be on another GPU
             lasts = [ends.index(last) for last in lasts]
-        tokens = torch.tensor(padded, device=self._device)
+        tokens = to_device(padded, self._device)
         logits, *hidden = run_model(self._model, self._options, tokens, self._cache, **arguments)
         logits = logits[torch.arange(len(prompts), device=self._device), to_device(lasts, self._device)]
         return logits, *(right_aligned(states, lengths) for states in hidden)

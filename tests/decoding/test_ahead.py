@@ -237,9 +237,10 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_the_host_waits_for_no_iteration(kind: str | None) -> None:
-    runner, drafter = drafting(kind or "model", "cuda")
+    runner, drafter = drafting(kind or "model", "cuda:0")
     what = request(RAGGED, WARP, 40)
     what = replace(what, uniforms=what.uniforms.cuda())
     records = autoregressive(runner, what, ahead=True)

@@ -109,8 +109,8 @@ def test_the_draft_model_reads_the_whole_text() -> None:
 class Unmapped(TranslatedDrafter):
     """The broken twin: probabilities at the draft's own places instead of the target's."""
 
-    def _told(self, drafted: Tensor, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        told = super()._told(drafted, drawn_from, ready)
+    def _told(self, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
+        told = super()._told(drawn_from, ready)
         assert told.probabilities is not None
         return Proposal(told.tokens, told.probabilities.roll(1, -1), told.lengths)
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.protocol import Question
 from harness.engines.runner_choice import resolve
+from harness.experiments.contexts import choose_contexts
+from harness.experiments.outcomes import exact_outcomes
 from harness.models.fit import Demand
 from harness.models.pair import Pair, plan_pair
 from harness.runners.compiled import PreparedRunner
@@ -57,6 +60,27 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
         for ahead in (False, True):  # as where there is a GPU
             engine._ahead = ahead
             assert texts_of(engine) == expected
+
+
+def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: Any) -> None:
+    """On a GPU, or a pretended one; the decoders work ahead there, and recovery reads the exact distribution."""
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
+    pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
+    gpu, found = torch.device("cuda", 0), []
+    on_gpu = [
+        dataclasses.replace(one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu)
+        for one in (pair.target, pair.draft)
+        if one is not None
+    ]
+    runners: list[RunnerName] = ["eager", "graphs_only"]
+    for one, runner in zip([pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True):
+        engine = open_engine(one, runner)
+        assert engine.runner == runner
+        chosen = choose_contexts(engine, PROMPTS, DECODING)
+        prefixes = exact_outcomes(engine, PROMPTS[0], DECODING, 2, 0.001).prefixes
+        found.append((texts_of(engine), chosen, prefixes))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -193,42 +193,47 @@ def test_weights_in_another_layout_are_the_same() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: bool) -> None:
-    target, draft = pair("llama", "cuda", dtype)
+    if compiled and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    target, draft = pair("llama", "cuda:0", dtype)
     fast = prepared(target, compiled=compiled), prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=compiled)
     assert all(runner.setup_seconds > 0 for runner in fast)
-    what = request(device="cuda")
+    what = request(device="cuda:0")
     ours = written(*fast, what)
     if dtype == torch.float32:
         assert ours == written(EagerRunner(target), EagerRunner(draft), what)
     logits = []
     for runner in (fast[0], EagerRunner(target)):
         runner.start(PROMPTS)
-        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda")).logits.float())
+        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda:0")).logits.float())
     assert (logits[0] - logits[1]).norm() / logits[1].norm() < (1e-4 if dtype == torch.float32 else 0.05)
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
 def test_outputs_of_a_graph_outlive_its_next_replay() -> None:
     runner = prepared(random_model("llama").cuda())
     runner.start(PROMPTS)
-    first = runner.extend(torch.full((3, 1), 7, device="cuda")).logits
+    first = runner.extend(torch.full((3, 1), 7, device="cuda:0")).logits
     before = first.clone()
-    runner.extend(torch.full((3, 1), 8, device="cuda"))
+    runner.extend(torch.full((3, 1), 8, device="cuda:0"))
     assert torch.equal(first, before)
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("fast", [False, True])
 def test_an_iteration_does_not_wait_for_the_device(fast: bool) -> None:
     """K steps and the target's pass are queued without waiting; one transfer tells the host what was decided."""
-    target, draft = pair("llama", "cuda")
+    target, draft = pair("llama", "cuda:0")
     target_runner: Runner = prepared(target, 1) if fast else EagerRunner(target)
     draft_runner: Runner = prepared(draft, 1, NUM_DRAFT_TOKENS) if fast else EagerRunner(draft)
-    drafter = ModelDrafter(draft_runner, WARP, "cuda")
-    numbers = torch.full((1, NUM_DRAFT_TOKENS), 0.5, device="cuda")
+    drafter = ModelDrafter(draft_runner, WARP, "cuda:0")
+    numbers = torch.full((1, NUM_DRAFT_TOKENS), 0.5, device="cuda:0")
     drafter.start(PROMPTS[:1], [7], target_runner.start(PROMPTS[:1]))
     for num_accepted in (0, NUM_DRAFT_TOKENS, 1):
         torch.cuda.set_sync_debug_mode("error")
@@ -243,6 +248,7 @@ def test_an_iteration_does_not_wait_for_the_device(fast: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
 def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
     model = random_model("llama").cuda()
     norm = model.model.norm
@@ -251,4 +257,4 @@ def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot be captured: "):
         prepared(model)
     assert not Recorder.has_failed
-    torch.rand(1, device="cuda")  # which a failed capture leaves broken
+    torch.rand(1, device="cuda:0")  # which a failed capture leaves broken

@@ -1,0 +1,165 @@
+"""Target and draft on two GPUs decide what they decide on a CPU, and the host waits for each verdict alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from architectures import random_model
+from decoding.test_ahead import LAYERS, fields
+from decoding.test_loops import request
+from drafting.test_dflash import block_head
+from drafting.test_eagle import eagle_head, layer_config, target_model
+from drafting.test_medusa import medusa_head
+from drafting.test_mtp import mtp_head
+from harness.decoding.batch import Change, Records
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Drafter, Iteration, Runner
+from harness.decoding.rules import verify_typical
+from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.warp import RowWarp, Warp
+from harness.drafting.lookup import LookupDrafter
+from harness.drafting.model import ModelDrafter
+from harness.drafting.translated import TranslatedDrafter, Translation
+from harness.models.boundaries import cross_once
+from harness.models.early_exit import truncated
+from harness.runners.eager import EagerRunner
+from harness.runners.shared_prefix import SharedPrefixRunner
+from harness.runners.snapshot import SnapshotRunner
+from harness.runners.static import StaticRunner
+from mtp_models import mtp_target
+from pretended_gpus import pretended_gpus
+from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, pair, prepared
+
+PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
+HEADS: dict[str, Callable[[], Any]] = {
+    "eagle": lambda: eagle_head(layer_config("llama")),
+    "parallel eagle": lambda: eagle_head(layer_config("llama"), mask_token_id=90),
+    "block": block_head,
+    "medusa": lambda: medusa_head(own_outputs=False),
+}
+# Every other token is the same in both vocabularies.
+TRANSLATION = Translation(
+    [(token, token) for token in range(0, 97, 2)],
+    lambda tokens: [token // 2 * 2 for token in tokens],
+    lambda tokens: [token // 2 * 2 for token in tokens],
+    list,
+    97,
+    "intersection",
+)
+
+
+# Of a target, and of a draft with so many drawn tokens.
+RUNNERS: dict[str, Callable[[PreTrainedModel, int], Runner]] = {
+    "eager": lambda model, _: EagerRunner(model),
+    "static": lambda model, _: StaticRunner(model),
+    "captured": lambda model, num_drawn: prepared(model, num_drawn=num_drawn),
+    "shared": lambda model, _: SharedPrefixRunner(StaticRunner(model)),
+}
+
+
+def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
+    """All but its first layer goes to the second device."""
+    names = ["embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "rotary_emb"]
+    places = {f"model.{name}": first if number < 2 else second for number, name in enumerate(names)}
+    places["lm_head"] = second
+    for name, place in places.items():
+        model.get_submodule(name).to(place)
+    cross_once(model, places, torch.device(first))
+    return model
+
+
+def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
+    """A target on the first device, and a drafter for it, whose model is on the second."""
+    if kind in LAYERS:
+        target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
+        head = mtp_head(layers)
+    elif kind in HEADS:
+        target, head = target_model(), HEADS[kind]()
+    elif kind == "spread, early exit":
+        target, options = spread(random_model("llama"), first, second), {"device": torch.device(first)}
+        own = StaticRunner(truncated(target, 2), **options)
+        return StaticRunner(target, **options), ModelDrafter(own, WARP, first)
+    elif kind == "recurrent":
+        return SnapshotRunner(random_model("lfm2").to(first)), LookupDrafter(3, 1, device=first)
+    else:
+        target, draft = pair("llama")
+        make = RUNNERS.get(kind, RUNNERS["static"])
+        runner, own = make(target.to(first), 0), make(draft.to(second), NUM_DRAFT_TOKENS)
+        if kind == "translated":
+            return runner, TranslatedDrafter(own, TRANSLATION, WARP, first)
+        return runner, ModelDrafter(own, WARP, first)
+    drafter = head.to(second).drafter(target.to(first), WARP)
+    return StaticRunner(target, hidden_layers=drafter.layers), drafter
+
+
+@pytest.fixture
+def compared() -> Callable[..., list[str]]:
+    """What waited for a GPU behind the second record, while the records were those of a CPU."""
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+
+    def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> list[str]:
+        with pretended_gpus() as gpus:
+            expected = list(map(fields, decode("cpu", "cpu")))
+            records = decode("cuda:0", "cuda:1")
+            found = [fields(next(records)), fields(next(records))]
+            gpus.waits.clear()
+            assert found + list(map(fields, records)) == expected
+            return gpus.waits
+
+    return compare
+
+
+def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 16) -> Any:
+    what = request(prompts, warp, length)
+    return replace(what, uniforms=what.uniforms.to(device))
+
+
+@pytest.mark.parametrize("kind", [*RUNNERS, *HEADS, *LAYERS, "translated", "recurrent", "spread, early exit"])
+def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., list[str]]) -> None:
+    waits = compared(lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS))
+    if kind == "translated":  # tokens become others on the host
+        assert waits == ["aten._to_copy from cuda:1 to cpu"] * len(waits)
+        assert len(waits) < 16
+    elif kind not in ("eager", "recurrent"):  # transformers reads its own masks
+        assert not waits
+
+
+@pytest.mark.parametrize("verification", [verify_typical, lambda offer: verify_by_coin(0.6, offer)])
+def test_other_rules(verification: Any, compared: Callable[..., list[str]]) -> None:
+    def decode(first: str, second: str) -> Records:
+        parts = drafting("static", first, second)
+        return speculative(*parts, on(first), NUM_DRAFT_TOKENS, verification=verification)
+
+    assert not compared(decode)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("kind", ["static", "captured"])
+def test_rows_that_differ_leave_and_join(kind: str, drafts: bool, compared: Callable[..., list[str]]) -> None:
+    """Caches grow, too."""
+
+    def decode(first: str, second: str) -> Iterator[Iteration]:
+        runner, drafter = drafting(kind, first, second)
+        warp = RowWarp()
+        records = autoregressive(runner, on(first, Warp(0.9)))
+        if drafts:
+            assert isinstance(drafter, ModelDrafter)
+            drafter._warp = warp
+            records = speculative(runner, drafter, on(first, Warp(0.9)), NUM_DRAFT_TOKENS, warp=warp)
+        joining = [on(first, Warp(0.5, top_k=5), [[3, 4]], 8), on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20)]
+        yield next(records)
+        changes = iter([Change(), Change(ended={1}), Change(joining=joining)])
+        while True:
+            try:
+                yield records.send(next(changes, Change()))
+            except StopIteration:
+                return
+
+    compared(decode)

@@ -1,0 +1,282 @@
+"""GPUs where there are none: tensors that say they are on `cuda:0` or `cuda:1`, with their numbers in main memory.
+
+What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU, and whatever
+waits for the device is noted, and fails in the capture of a graph. Numbers that are copied to main memory without
+waiting are garbage until they are waited for. A graph does again exactly what was captured, and its outputs are garbage
+until then.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+
+# The host needs results of these, or their sizes. And indices that are booleans become numbers, however many these are.
+_READING = {
+    _aten._local_scalar_dense, _aten.equal, _aten.masked_select, _aten.nonzero, _aten.repeat_interleave, _aten._unique2,
+    _aten.unique_dim, _aten.unique_consecutive, _aten.bincount,
+}  # fmt: skip
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+
+# Made of other operations; of these all stay on one device and none waits.
+_WHOLE = {_aten.linear, _aten.matmul, _aten.reshape, _aten.flatten, _aten.scaled_dot_product_attention}
+
+
+class _OnGpu(torch.Tensor):
+    """A tensor on a pretended GPU. To torch's own code, which may be built without CUDA, GPU n is `cpu:n`."""
+
+    held: Tensor
+    on: torch.device
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor, on: torch.device) -> _OnGpu:
+        with torch.inference_mode(False):  # whether numbers may change is up to `held`
+            outside = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
+            tensor = torch.Tensor._make_subclass(  # type: ignore[call-arg]
+                cls, outside, dispatch_device=True, device_for_backend_keys=torch.device("cpu", on.index)
+            )
+        tensor.held, tensor.on = held, on
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return torch.device("cpu", args[0].on.index)
+        raise RuntimeError(f"{func} on a pretended GPU that is gone")
+
+    device = property(lambda self: self.on)  # type: ignore[assignment]
+    is_cuda = True
+
+    def tolist(self) -> Any:
+        return self.to("cpu").tolist()
+
+
+class PretendedGpus(TorchDispatchMode):
+    """Stands in for CUDA.
+
+    Attributes:
+        waits: what made the host wait for a GPU, in order.
+        forbidden: whether such a thing fails.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        self.forbidden = False
+        self.arriving: list[tuple[Tensor, Tensor]] = []  # what is copied to main memory: where to, and the numbers
+        self.recorded: list[Any] | None = None  # by the capture that goes on
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return torch.device("cpu", args[0].on.index)
+        packet, involved = func.overloadpacket, _within((args, tuple(kwargs.values())))
+        wanted = next((_told(value) for value in involved if isinstance(value, torch.device)), None)
+        tensors = [value for value in involved if isinstance(value, Tensor)]
+        if not any(isinstance(tensor, _OnGpu) for tensor in tensors) and (wanted is None or wanted.type != "cuda"):
+            return func(*args, **kwargs)
+        if _is_composite(func) and packet not in _WHOLE:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if packet in (_aten._to_copy, _aten.copy_):
+            return self._copy(func, args, kwargs, wanted)
+        if packet in _INDEXING:
+            tensors = [tensor for tensor in tensors if isinstance(tensor, _OnGpu)]
+            for index in args[1]:
+                if index is not None and not (isinstance(index, _OnGpu) and index.dtype != torch.bool):
+                    self._wait(packet, "by booleans" if isinstance(index, _OnGpu) else "from main memory")
+        if packet in _READING:
+            self._wait(packet)
+            if packet is _aten._local_scalar_dense:
+                return func(args[0].held)
+        # A single number in main memory is an argument of a kernel.
+        places = {_place(tensor) for tensor in tensors if isinstance(tensor, _OnGpu) or tensor.dim()} or {wanted}
+        if len(places) != 1:
+            raise RuntimeError(f"{packet.__name__} of tensors on several devices, {sorted(map(str, places))}")
+        return self._run(func, args, kwargs, wanted or places.pop())
+
+    def _run(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
+        given: dict[int, Tensor] = {}
+
+        def held(value: Any) -> Any:
+            if isinstance(value, _OnGpu):
+                given[id(value.held)] = value
+                return value.held
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        args, kwargs = _mapped(held, args), {name: _mapped(held, value) for name, value in kwargs.items()}
+        if func is _aten.histc.default:
+            func = _histogram
+        results = func(*args, **kwargs)
+        if self.recorded is not None:
+            self.recorded.append((func, args, kwargs, results))
+        return _mapped(lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one, results)
+
+    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any], wanted: torch.device | None) -> Any:
+        into = func is _aten.copy_.default
+        here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
+        waits = not (kwargs.get("non_blocking") or (into and len(args) > 2 and args[2]))
+        if here == there or not args[into].numel() or {here.type, there.type} == {"cuda"}:
+            return self._run(func, args, kwargs, there)
+        if self.recorded is not None:
+            raise RuntimeError(f"copy from {here} to {there} in a capture")
+        if there.type == "cuda":
+            if waits or not getattr(args[into], "pinned", False):
+                self._wait(func.overloadpacket, f"from {here} to {there}")
+            return self._run(func, args, kwargs, there)
+        assert not into, "not needed so far"
+        numbers = func(args[0].held, **{**kwargs, "device": there}).clone()
+        if waits:
+            self._wait(func.overloadpacket, f"from {here} to {there}")
+            return numbers
+        self.arriving.append((_spoil(torch.empty_like(numbers)), numbers))
+        return self.arriving[-1][0]
+
+    def _wait(self, *what: object) -> None:
+        name = " ".join(map(str, what))
+        if self.recorded is not None or self.forbidden:
+            raise RuntimeError(f"{name}: the host would wait")
+        self.waits.append(name)
+        self.arrive(self.arriving)
+
+    def arrive(self, copies: list[tuple[Tensor, Tensor]]) -> None:
+        """These reach main memory."""
+        for destination, numbers in copies:
+            destination.copy_(numbers)
+        self.arriving = [one for one in self.arriving if all(one is not other for other in copies)]
+
+
+class _Stream:
+    """Whatever is queued on it is done at once."""
+
+    def __init__(self, device: torch.device | None = None) -> None: ...
+
+    def wait_stream(self, other: _Stream) -> None: ...
+
+
+class _Graph:
+    """A CUDA graph: calls of operations on memory that stays where it is."""
+
+    calls: list[Any]
+
+    def replay(self) -> None:
+        for func, args, kwargs, results in self.calls:
+            for before, now in zip(_within(results), _within(func(*args, **kwargs)), strict=True):
+                if now.data_ptr() != before.data_ptr():
+                    before.copy_(now)
+
+
+def _members(gpus: PretendedGpus) -> dict[str, Any]:
+    """Of `torch.cuda`, by their names there."""
+
+    class Event:
+        def record(self, stream: Any = None) -> None:
+            self.awaited = list(gpus.arriving)
+
+        def synchronize(self) -> None:
+            gpus.arrive(self.awaited)
+
+    @contextmanager
+    def graph(captured: _Graph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+        gpus.recorded = captured.calls = []
+        try:
+            yield
+        finally:
+            gpus.recorded = None
+        for _, args, kwargs, results in captured.calls:
+            given = _within((args, tuple(kwargs.values())))
+            memory = {one.untyped_storage().data_ptr() for one in given if isinstance(one, Tensor)}
+            for one in _within(results):
+                if one.untyped_storage().data_ptr() not in memory:
+                    _spoil(one)
+
+    stream = _Stream()
+    return {
+        "CUDAGraph": _Graph,
+        "Event": Event,
+        "Stream": _Stream,
+        "_lazy_init": lambda: None,
+        "current_stream": lambda device=None: stream,
+        "device": nullcontext,
+        "get_device_capability": lambda device=None: (9, 0),
+        "graph": graph,
+        "graph_pool_handle": object,
+        "set_stream": lambda stream: None,
+        "get_sync_debug_mode": lambda: 2 * gpus.forbidden,
+        "set_sync_debug_mode": lambda mode: setattr(gpus, "forbidden", mode in ("error", 2)),
+        "stream": nullcontext,
+        "synchronize": lambda device=None: gpus.arrive(gpus.arriving),
+    }
+
+
+@contextmanager
+def pretended_gpus() -> Iterator[PretendedGpus]:
+    """Within it there are two."""
+
+    def tensor(*args: Any, original: Any = torch.tensor, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        made: Any = original(*args, **kwargs)
+        made.pinned = pin_memory
+        return made
+
+    gpus = PretendedGpus()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, member in _members(gpus).items():
+            patch.setattr(torch.cuda, name, member)
+        patch.setattr(torch, "tensor", tensor)
+        patch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.to(device or "cuda:0"))
+        patch.setattr("harness.runners.graphs._NUM_WARMUPS", 1)
+        # A module that moves gets other parameters, not other numbers in the same ones.
+        patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            with gpus:
+                yield gpus
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _histogram(numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """On a CPU there is none of whole numbers."""
+    return numbers.float().histc(*args, **kwargs).to(numbers.dtype)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    return type(value)(_mapped(change, one) for one in value) if type(value) in (list, tuple) else change(value)
+
+
+def _within(value: Any) -> list[Any]:
+    """The tensors and devices in lists and tuples."""
+    if type(value) in (list, tuple):
+        return [found for one in value for found in _within(one)]
+    return [value] if isinstance(value, Tensor | torch.device) else []
+
+
+def _told(place: torch.device) -> torch.device:
+    """What torch's own code calls `cpu:1` is a GPU."""
+    on_gpu = place.type == "cuda" or place.index is not None
+    return torch.device("cuda", place.index or 0) if on_gpu else place
+
+
+def _place(tensor: Tensor) -> torch.device:
+    return tensor.on if isinstance(tensor, _OnGpu) else tensor.device
+
+
+def _spoil(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.fill_(torch.nan)
+    return tensor.fill_(torch.iinfo(tensor.dtype).min if tensor.dtype != torch.bool else True)
