@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    from in_process import Harness
+
 
 # One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
 # tests start. The order of floating-point sums is then the same everywhere, too.
@@ -55,6 +57,15 @@ def gpus() -> Iterator[Any]:
     else:
         with pretended_gpus() as pretended:
             yield pretended
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+    """Runs commands in this process, in an empty directory."""
+    from in_process import Harness
+
+    monkeypatch.chdir(tmp_path)
+    return Harness(monkeypatch, capsys)
 
 
 @pytest.fixture

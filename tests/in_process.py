@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import pytest
 
 from harness import cli
@@ -19,21 +21,40 @@ class Outcome(NamedTuple):
     @property
     def complaint(self) -> str:
         """The error line, without what was said before it."""
-        return next(line for line in self.stderr.splitlines() if line.startswith("harness: "))
+        (line,) = [line for line in self.stderr.splitlines() if line.startswith("harness: ")]
+        return line.removeprefix("harness: ")
 
 
-Harness = Callable[..., Outcome]
+class Harness:
+    """Runs a command as `python -m harness` does; it must end with the exit code that is expected."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
 
-def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    """A function that runs a command as `python -m harness` does."""
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        capsys.readouterr()
+    def __call__(self, *arguments: str, code: int | None = 0) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        self._capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
+        outcome = Outcome(int(end.value.code or 0), *self._capsys.readouterr())
+        assert code in (None, outcome.exit_code), outcome
+        return outcome
 
-    return run
+    def refused(self, *arguments: str) -> str:
+        """Why the settings are wrong: the only line that is printed, but for lines about prompts and models."""
+        outcome = self(*arguments, code=2)
+        *others, _ = outcome.stderr.splitlines()
+        assert outcome.stdout == "", outcome
+        assert all(re.match(r"\d+ of \d+ prompts |model |draft ", line) for line in others), outcome
+        return outcome.complaint
+
+
+def results(command: str = "latency") -> pd.DataFrame:
+    """The rows that all runs in this directory have left."""
+    return pd.read_csv(f"results/{command}.csv")
+
+
+def only(name: str) -> Path:
+    """The file of this name, of which there is one below this directory."""
+    (found,) = Path().rglob(name)
+    return found

@@ -8,26 +8,19 @@ from pathlib import Path
 import pytest
 
 from harness.config.names import PACKAGE
-from in_process import Harness, in_process
+from in_process import Harness
 
 ODD = "odd é=#(~) x"
 
 
-@pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_reads_and_writes_there(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return in_process(monkeypatch, capsys)
-
-
-def test_a_run_reads_and_writes_there(harness: Harness, tmp_path: Path) -> None:
     model = tmp_path / ODD / "mödel=1"
     shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", model)
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
     quick = ["num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
     outcome = harness("latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1")
-    assert outcome.exit_code == 0, outcome.stderr
     assert f"{ODD}/mödel=1 with draft ./{ODD}/mödel=1" in outcome.stdout
     assert (tmp_path / "home" / "x=1.csv").exists()
     assert not (tmp_path / "~").exists()
@@ -41,6 +34,5 @@ def test_a_sweep_takes_several_of_them(harness: Harness, tmp_path: Path) -> None
     for name in ("a=1", "b#2"):
         shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", tmp_path / ODD / name)
     outcome = harness("plan", "-m", f"model={ODD}/a=1,{ODD}/b#2", f"hydra.sweep.dir={ODD}/sweep")
-    assert outcome.exit_code == 0, outcome.stderr
     assert "2 of 2 jobs" in outcome.stdout + outcome.stderr
     assert (tmp_path / ODD / "sweep" / "plan.csv").exists()

@@ -12,42 +12,26 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from in_process import Harness, in_process
+from in_process import Harness
+from processes import run
 from report_files import latency_run, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def harness(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=cwd,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the shipped pair went through every command, and once failed."""
     directory = tmp_path_factory.mktemp("measured")
-    quick = ("num_prompts=4", "decoding.max_new_tokens=12")
+    quick, short = (
+        ("num_prompts=4", "decoding.max_new_tokens=12"),
+        ("decoding.num_draft_tokens=1", "decoding.max_new_tokens=8"),
+    )
     runs = (
         (("latency", "decoding.num_draft_tokens=2", *quick), 0),
         (("latency", "decoding.num_draft_tokens=4", *quick), 0),
         (("eval", "num_prompts=8"), 0),
-        (
-            ("recovery", "num_prompts=1", "num_draws=1000", "decoding.num_draft_tokens=1", "decoding.max_new_tokens=8"),
-            3,
-        ),
+        (("recovery", "num_prompts=1", "num_draws=1000", *short), 3),
         (("compare", "prompt=7 * 8 =", "json=true"), 0),
         (("latency", "model=./nowhere", "draft=tiny_draft"), 2),
     )
@@ -63,8 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_real_runs_become_tables_and_files(measured: Path) -> None:
-    result = harness("report", "results", "outputs", cwd=measured)
-    assert result.returncode == 0, result.stderr
+    result = run("report", "results", "outputs", cwd=measured)
     headings = ("Speed-up", "Pairs by category of prompts", "The reason", "Accuracy", "Is it lossless?", "Environment")
     assert [heading for heading in headings if f"\n{heading}\n" not in result.stdout] == []
     for expected in ("best K", "undecided", "Prompts raced in compare", "./nowhere"):
@@ -82,7 +65,7 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)}")
     pytest.importorskip("matplotlib")
-    assert harness("report", "results", "outputs", f"output={tmp_path}", cwd=measured).returncode == 0
+    run("report", "results", "outputs", f"output={tmp_path}", cwd=measured)
     page = tmp_path / "report.html"
     # The browser's own account of what it laid out: sizes, overflow and errors.
     probe = (
@@ -122,8 +105,7 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     (tmp_path / "absent" / "matplotlib" / "__init__.py").write_text(reason)
     write(tmp_path / "results" / "latency.csv", latency_run())
     root = str(Path(__file__).parents[1])
-    result = harness("report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root)))
-    assert result.returncode == 0, result.stderr
+    result = run("report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root)))
     assert "2.00×" in result.stdout
     assert "pip install 'harness[report]'" in result.stderr.splitlines()[0]
     page = (tmp_path / "results" / "report.html").read_text()
@@ -143,39 +125,33 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    here: Harness, tmp_path: Path, arguments: list[str], expected: str
+    harness: Harness, tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     write(tmp_path / "latency.csv", latency_run())
-    result = here("report", *arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"harness: {expected}")
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stdout == ""
+    assert harness.refused("report", *arguments).startswith(expected)
 
 
-def test_files_go_where_they_are_wanted_or_here(here: Harness, tmp_path: Path) -> None:
+def test_files_go_where_they_are_wanted_or_here(harness: Harness, tmp_path: Path) -> None:
     write(tmp_path / "box" / "a100.csv", latency_run())
-    assert here("report", "box/a100.csv").exit_code == 0
+    harness("report", "box/a100.csv")
     assert (tmp_path / "report.html").exists()
-    assert here("report", "box/a100.csv", "output=paper/figures").exit_code == 0
+    harness("report", "box/a100.csv", "output=paper/figures")
     assert (tmp_path / "paper" / "figures" / "report.md").exists()
 
 
 def test_half_of_the_tables_read_leaves_the_files_whole(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", *(latency_run(k, 1 + k / 10) for k in range(1, 60)))
-    command = f"{sys.executable} -m harness report | head -n 1"
-    result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = run(f"{sys.executable} -m harness report | head -n 1", cwd=tmp_path, command=["bash", "-c"])
     assert len(result.stdout.splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert (tmp_path / "results" / "report.html").exists()
 
 
-def test_help_and_the_list_of_commands_know_it(here: Harness) -> None:
-    assert "output=DIR" in here("report", "--help").stdout
-    assert "python -m harness report results" in here().stdout
-    assert "(did you mean report?)" in here("reprot").stderr
+def test_help_and_the_list_of_commands_know_it(harness: Harness) -> None:
+    assert "output=DIR" in harness("report", "--help").stdout
+    assert "python -m harness report results" in harness().stdout
 
 
 def test_it_starts_without_torch(tmp_path: Path) -> None:
@@ -185,5 +161,5 @@ def test_it_starts_without_torch(tmp_path: Path) -> None:
         "try: cli.main()\n"
         "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = run(program, cwd=tmp_path, command=[sys.executable, "-c"])
     assert result.stdout.split()[-3:] == ["False", "False", "0"]

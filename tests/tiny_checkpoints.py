@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from architectures import random_model
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings
 from harness.models.checkpoints import Checkpoint
 from harness.models.fit import Demand
@@ -51,6 +53,24 @@ def make_tokenizer(extra_tokens: tuple[str, ...] = (), chat_template: str | None
     fast.add_tokens(list(extra_tokens))
     fast.chat_template = chat_template
     return fast
+
+
+def save_talkative_pair(directory: Path, num_bytes: int) -> list[str]:
+    """A target and a draft that often disagrees, for both of which only so many bytes are likely, and three prompts.
+
+    Returns:
+        The settings that name them.
+    """
+    for seed, name in enumerate(("target", "draft")):
+        model = random_model("llama", seed=seed, vocab_size=258)
+        with torch.no_grad():
+            torch.manual_seed(2)  # the same few bytes in both
+            model.lm_head.weight[torch.randperm(258)[num_bytes:]] = 0.0
+            model.lm_head.weight *= 5
+        model.save_pretrained(directory / name)
+        make_tokenizer().save_pretrained(directory / name)
+    (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
+    return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
 
 
 def as_checkpoint(config: PreTrainedConfig, role: str = "model", **settings: Any) -> Checkpoint:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -21,7 +20,7 @@ from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.models.translation import translation
-from in_process import in_process
+from in_process import Harness, results
 from tiny_checkpoints import make_tokenizer
 
 OWN_SIZE = 10
@@ -173,28 +172,18 @@ SaveModel = Callable[..., ModelSettings]
 
 
 @pytest.mark.parametrize("name", ["intersection", "text"])
-def test_from_the_command_line(
-    save_model: SaveModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_the_command_line(harness: Harness, save_model: SaveModel, tmp_path: Path, name: str) -> None:
     (tmp_path / "prompts.txt").write_text("one\ntwo words\nfour four four four\nhöher €\n", encoding="utf-8")
     tokenizer = trained_tokenizer(["two words four four"] * 9, 270) if name == "intersection" else spaced_tokenizer()
     target = save_model("llama", "model")
     draft = save_model("gpt2", "draft", tokenizer=tokenizer, vocab_size=len(tokenizer), n_positions=256)
-    harness = in_process(monkeypatch, capsys)
     pair = [f"model={target.name}", f"draft={draft.name}", "prompts=prompts.txt"]
     quick = ["num_prompts=4", "batch_size=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=10"]
     outcome = harness("latency", *pair, *quick)
-    assert outcome.exit_code == 0, outcome.stderr
     assert f"draft {draft.name}: another tokenizer; it" in outcome.stderr
-    row = pd.read_csv("results/latency.csv").iloc[-1]
+    row = results().iloc[-1]
     assert row["identical_prompts"] == 4
     assert row["translation"] == name
     outcome = harness("latency", *pair, *quick, "engine=huggingface", "batch_size=1")
-    assert outcome.exit_code == 0, outcome.stderr
-    row = pd.read_csv("results/latency.csv").iloc[-1]
+    row = results().iloc[-1]
     assert (row["engine"], row["identical_prompts"]) == ("huggingface", 4)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -15,25 +11,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.config.names import PACKAGE
 from harness.config.settings import ModelSettings
 from harness.models.heads import read_head
 from harness.models.new_heads import new_head, save_head
-from in_process import Harness, in_process
+from in_process import Harness
+from processes import end, start
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 
-PROMPTS = str(PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl")
 SHORT = (
-    *("model=./target", "prompts=prompts.jsonl", "num_prompts=2", "num_warmup=0", "num_resamples=100"),
+    *("distill", "model=./target", "prompts=prompts.jsonl", "num_prompts=2", "num_warmup=0", "num_resamples=100"),
     *("decoding.max_new_tokens=8", "decoding.ignore_eos=true", "decoding=greedy", "results.file=distill.csv"),
     *("answer_tokens=10", "temperatures=[0.0]", "texts_per_step=4", "save_every=2", "learning_rate=0.003"),
 )
-
-
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Harness:
-    monkeypatch.chdir(tmp_path)
-    return functools.partial(in_process(monkeypatch, capsys), "distill")
 
 
 @pytest.fixture
@@ -59,7 +48,6 @@ def rows(tmp_path: Path) -> pd.DataFrame:
 @pytest.mark.usefixtures("models")
 def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path) -> None:
     outcome = harness(*SHORT, "draft=./draft", "epochs=10")
-    assert outcome.exit_code == 0, outcome.stderr
     assert "Before and after training" in outcome.stdout
     assert "0 of 0" not in outcome.stdout
     found = rows(tmp_path)
@@ -67,8 +55,7 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
     after = found.loc[("after", "speculative")]
     assert (after.num_texts, after.num_steps, after.output) == (8, 20, "drafts/target-draft")
     assert after.identical_prompts == 2
-    again = harness(*SHORT, f"draft=./{after.output}", "output=twice", "epochs=10")
-    assert again.exit_code == 0, again.stderr
+    harness(*SHORT, f"draft=./{after.output}", "output=twice", "epochs=10")
     # What was stored is what was measured.
     begun, further = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
     assert begun.acceptance_histogram == after.acceptance_histogram
@@ -78,12 +65,10 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
 def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp_path: Path) -> None:
-    begun = harness(*SHORT, f"draft={kind}", "epochs=10")
-    assert begun.exit_code == 0, begun.stderr
+    harness(*SHORT, f"draft={kind}", "epochs=10")
     first = rows(tmp_path).loc[("after", "speculative")]
     assert first.draft_step_bytes > 0
     further = harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10")
-    assert further.exit_code == 0, further.stderr
     assert f"{kind} head" in further.stderr
     before, after = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
     assert before.acceptance_histogram == first.acceptance_histogram
@@ -94,28 +79,16 @@ def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp
 @pytest.mark.usefixtures("models")
 def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(harness: Harness, tmp_path: Path) -> None:
     arguments = [*SHORT, "draft=eagle3", "epochs=20"]
-    whole = harness(*arguments, "output=whole")
-    assert whole.exit_code == 0, whole.stderr
+    harness(*arguments, "output=whole")
 
     training = tmp_path / "cut" / "training"
-    cut = subprocess.Popen(
-        [sys.executable, "-m", "harness", "distill", *arguments, "output=cut"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-    )
-    while cut.poll() is None and not (training / "state.pt").exists():
-        time.sleep(0.01)
-    cut.send_signal(signal.SIGKILL)
-    cut.communicate()
-    assert (training / "state.pt").exists()
+    end(start(*arguments, "output=cut", cwd=tmp_path, until="cut/training/state.pt"), signal.SIGKILL, -signal.SIGKILL)
     assert not (tmp_path / "cut" / "config.json").exists()
     assert torch.load(training / "state.pt")["step"] < 40
 
-    other = harness(*arguments, "output=cut", "epochs=3")
-    assert other.exit_code == 2
+    other = harness(*arguments, "output=cut", "epochs=3", code=2)
     assert "output=cut: holds an unfinished training" in other.stderr
-    resumed = harness(*arguments, "output=cut")
-    assert resumed.exit_code == 0, resumed.stderr
+    harness(*arguments, "output=cut")
     assert not training.exists()
     assert (tmp_path / "cut" / "answers.jsonl").read_text() == (tmp_path / "whole" / "answers.jsonl").read_text()
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
@@ -123,12 +96,9 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(harness:
 
 
 @pytest.mark.usefixtures("models")
-def test_report_reads_what_was_trained(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert harness(*SHORT, "draft=./draft", "epochs=1").exit_code == 0
-    outcome = in_process(monkeypatch, capsys)("report", "distill.csv", "output=report")
-    assert outcome.exit_code == 0, outcome.stderr
+def test_report_reads_what_was_trained(harness: Harness) -> None:
+    harness(*SHORT, "draft=./draft", "epochs=1")
+    outcome = harness("report", "distill.csv", "output=report")
     assert "Before and after training" in outcome.stdout
     assert all(stage in outcome.stdout for stage in ("before", "after"))
     # A trained draft is no run of `latency`, and its prompts are others.
@@ -144,53 +114,17 @@ def test_head_that_would_be_trained_wrong_is_refused(
     kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path
 ) -> None:
     target = as_checkpoint(AutoConfig.from_pretrained(tmp_path / "target"))
-    raw = {
-        **new_head(ModelSettings(name=like, repository="new"), target).raw,
-        "speculators_model_type": kind,
-        **further,
-    }
+    raw = new_head(ModelSettings(name=like, repository="new"), target).raw
+    raw = {**raw, "speculators_model_type": kind, **further}
     head = read_head(ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False)
     assert head is not None
     save_head(raw, head.build().to_empty(device="cpu"), tmp_path / "head", torch.bfloat16)
-    outcome = harness(*SHORT, "draft=./head")
-    rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
-    assert (outcome.exit_code, outcome.complaint) == (2, f"harness: draft=./head: {rule}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["draft=none"], "draft=none: must be a model, a head, or eagle3, dflash or medusa"),
-        (["draft=lookup"], "draft=lookup: has no weights to train"),
-        (["draft=tiny_draft_8bit"], "draft=tiny_draft_8bit: must not be quantized to be trained"),
-        (["draft=tiny"], "draft=tiny: must not be the target itself"),
-        (["draft=eagle3", "num_prompts=40"], "num_prompts=40: leaves none to learn from"),
-        (["draft=eagle3", "temperatures=[]"], "temperatures=[]: must be a list of at least one"),
-        (["draft=eagle3", "learning_rate=0"], "learning_rate=0.0: must be positive"),
-        (["draft=eagle3", "weights=random"], "weights=random: must be stored"),
-        (["draft=eagle3", "answer_tokens=600"], "512"),
-    ],
-)
-def test_mistakes_end_with_one_line(arguments: list[str], complaint: str, harness: Harness) -> None:
-    outcome = harness(f"prompts={PROMPTS}", *arguments)
-    assert outcome.exit_code == 2
-    assert complaint in outcome.complaint
+    complaint = harness(*SHORT, "draft=./head", code=2).complaint
+    assert complaint == f"draft=./head: must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
 
 
 def test_finished_draft_is_not_overwritten(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
-    outcome = harness(f"prompts={PROMPTS}", "draft=eagle3", "output=mine")
-    assert (outcome.exit_code, outcome.complaint) == (
-        2,
-        "harness: output=mine: holds a draft already: choose another directory",
-    )
-
-
-def test_new_head_is_for_training_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = in_process(monkeypatch, capsys)("latency", "draft=eagle3")
-    assert outcome.exit_code == 2
-    assert outcome.complaint == "harness: draft=eagle3: is a head to be trained first: python -m harness distill"
+    complaint = harness.refused("distill", "draft=eagle3", "output=mine")
+    assert complaint == "output=mine: holds a draft already: choose another directory"

@@ -3,9 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +13,10 @@ import pytest
 
 from harness.config.commands import EvalSettings
 from harness.config.conversion import from_config
-from harness.config.errors import SettingError
 from harness.experiments import evaluation, session
 from harness.results.statistics import wald_interval, wilson_interval
+from in_process import Harness
+from processes import end, run, start
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 
 Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -234,55 +232,8 @@ def test_the_table_says_what_was_found(evaluate: Evaluate, capsys: pytest.Captur
     assert "80 of 80 answers, with their times, are from earlier runs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"operands": [5, 1]}, r"operands=\[5, 1\]: must be the lowest and the highest operand"),
-        ({"operands": [1]}, r"operands=\[1\]: must be"),
-        ({"operands": [-1, 1]}, r"operands=\[-1, 1\]: must be"),
-        ({"operands": [0, 10**9 + 1]}, r"from 0 to 10\^9"),
-        ({"seeds": []}, r"seeds=\[\]: must name at least one seed"),
-        ({"seeds": [0, 0]}, r"seeds=\[0, 0\]: must not name a seed twice"),
-        ({"seeds": [0, -1]}, r"seeds=\[0, -1\]: must not be negative"),
-        ({"num_prompts": 0}, "num_prompts=0: must be at least 1"),
-        ({"task": "divsion"}, "task=divsion: must be one of multiplication, addition"),
-        ({"task": "../latency"}, "task=../latency: must be one of"),
-    ],
-)
-def test_a_wrong_setting_says_rule_and_value(
-    configuration: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SettingError, match=message):
-        from_config(EvalSettings, configuration | changes)
-
-
-def harness(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "harness", "eval", *arguments]
-    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["operands=[5,1]"], "operands=[5, 1]: must be"),
-        (["seeds=[]"], "seeds=[]: must name at least one seed"),
-        (["task=multiplicaton"], "task=multiplicaton: must be one of multiplication, addition (did you mean multip"),
-        (["seeds=0,1"], "seeds=0,1: several values need -m (a sweep) or brackets (a list)"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], expected: str) -> None:
-    process = harness(tmp_path, *arguments)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert errors.startswith(f"harness: {expected}")
-    assert len(errors.splitlines()) == 1
-
-
-def test_the_seed_of_every_command_is_the_default_of_seeds(tmp_path: Path) -> None:
-    process = harness(tmp_path, "seed=5", "--cfg", "job", "--resolve")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "seeds:\n- 5\n" in output
+def test_the_seed_of_every_command_is_the_default_of_seeds(harness: Harness) -> None:
+    assert "seeds:\n- 5\n" in harness("eval", "seed=5", "--cfg", "job", "--resolve").stdout
 
 
 @pytest.mark.slow
@@ -290,26 +241,17 @@ def test_the_seed_of_every_command_is_the_default_of_seeds(tmp_path: Path) -> No
 def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path], signal_sent: signal.Signals, exit_code: int
 ) -> None:
-    arguments = [f"model={taught[0]}", f"draft={taught[1]}", "num_prompts=60", "batch_size=2", "operands=[1,3]"]
-    process = harness(tmp_path, *arguments)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("results/eval_answers/*.csv")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal_sent)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == exit_code, errors
+    pair = f"model={taught[0]}", f"draft={taught[1]}"
+    arguments = ["eval", *pair, "num_prompts=60", "batch_size=2", "operands=[1,3]"]
+    end(start(*arguments, cwd=tmp_path, until="results/eval_answers/*.csv"), signal_sent, exit_code)
     (store,) = tmp_path.glob("results/eval_answers/*.csv")
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert 0 < len(stopped) < 120
     if signal_sent == signal.SIGINT:
         assert set(pd.read_csv(tmp_path / "results" / "eval.csv")["status"]) == {"interrupted"}
 
-    process = harness(tmp_path, *arguments)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already" in errors
+    finished = run(*arguments, cwd=tmp_path)
+    assert f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already" in finished.stderr
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")
     counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))

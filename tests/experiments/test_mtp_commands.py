@@ -8,18 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from in_process import Harness, in_process
+from in_process import Harness, results
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import make_tokenizer
 
 GREEDY = ["num_prompts=2", "num_warmup=0", "batch_size=2", "decoding=greedy", "decoding.max_new_tokens=12"]
-DRAWS = [
-    "num_prompts=1",
-    "decoding.max_new_tokens=4",
-    "num_draws=1000",
-    "batch_size=1000",
-    "decoding.num_draft_tokens=1",
-]
+DRAWS = "num_prompts=1 decoding.max_new_tokens=4 num_draws=1000 batch_size=1000 decoding.num_draft_tokens=1".split()
 
 
 @pytest.fixture(scope="module")
@@ -31,39 +25,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
-
-
 def test_every_command(harness: Harness, directory: Path) -> None:
     pair = [f"model={directory}", "draft=mtp"]
     prompts = f"prompts={directory}/prompts.txt"
     measured = harness("latency", *pair, prompts, *GREEDY)
-    assert measured.exit_code == 0, measured.stderr
     assert "draft mtp: mtp head, 0.1 MB" in measured.stderr
-    row = pd.read_csv("results/latency.csv").iloc[-1]
+    row = results().iloc[-1]
     assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
     compared = harness("compare", *pair, "prompt=Once", "json=true", "decoding=greedy", "decoding.max_new_tokens=12")
-    assert compared.exit_code == 0, compared.stderr
     assert json.loads(compared.stdout)["identical"] is True
     short = ["num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6", "runner=eager"]
-    answered = harness("eval", *pair, *short)
-    assert answered.exit_code == 0, answered.stderr
-    assert pd.read_csv("results/eval.csv")["identical_prompts"].iloc[-1] == 2
-    tested = harness("recovery", *pair, prompts, *DRAWS)
+    harness("eval", *pair, *short)
+    assert results("eval")["identical_prompts"].iloc[-1] == 2
+    tested = harness("recovery", *pair, prompts, *DRAWS, code=None)
     assert tested.exit_code in (0, 3), "lossless, or too few draws: 258 tokens are about equally likely"
-    planned = harness("plan", *pair, "results.file=plan.csv")
-    assert planned.exit_code == 0, planned.stderr
+    harness("plan", *pair, "results.file=plan.csv")
     plan = pd.read_csv("plan.csv").iloc[-1]
     assert plan["draft_cache_bytes"] > 0
     assert plan["cache_bytes"] > 0
-
-
-def test_a_target_without_such_layers_is_one_line(harness: Harness) -> None:
-    outcome = harness("latency", "draft=mtp")
-    assert outcome.exit_code == 2
-    assert outcome.complaint.startswith(
-        "harness: draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)"
-    )

@@ -10,37 +10,33 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pytest
 
-from harness.config.settings import ModelSettings, PlacementSettings
-from in_process import in_process
-from tiny_checkpoints import held_bytes, load_pair
+from harness.config.settings import ModelSettings
+from in_process import Harness
 
 
-class Outcome(NamedTuple):
-    exit_code: int
+class Planned(NamedTuple):
+    """What was printed, and the row if there is one."""
+
     stdout: str
     stderr: str
-    complaint: str
     row: dict[str, Any]
 
 
-Plan = Callable[..., Outcome]
+Plan = Callable[..., Planned]
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """Plans in this process, in an empty directory, with no way to a network."""
-    monkeypatch.chdir(tmp_path)
+def plan(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Plans with no way to a network."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    harness = in_process(monkeypatch, capsys)
     number = iter(range(100))
 
-    def run(*arguments: str) -> Outcome:
+    def run(*arguments: str, code: int = 0) -> Planned:
         directory = tmp_path / f"run{next(number)}"
-        ended = harness("plan", *arguments, f"hydra.run.dir={directory}")
+        ended = harness("plan", *arguments, f"hydra.run.dir={directory}", code=code)
         file = directory / "plan.csv"
         row = pd.read_csv(file, keep_default_na=False).iloc[0].to_dict() if file.exists() else {}
-        complaint = ended.complaint if ended.exit_code == 2 else ""
-        return Outcome(*ended, complaint, row)
+        return Planned(ended.stdout, ended.stderr, row)
 
     return run
 
@@ -57,8 +53,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ],
 )
 def test_published_pairs(plan: Plan, arguments: str, fits: bool) -> None:
-    outcome = plan(*arguments.split())
-    assert outcome.exit_code == (0 if fits else 1), outcome.stderr
+    outcome = plan(*arguments.split(), code=int(not fits))
     assert outcome.row["status"] == ("ok" if fits else "does_not_fit")
     assert ("It fits" in outcome.stdout) == fits
     assert max(len(line) for line in outcome.stdout.splitlines() if "does not fit" not in line) <= 110
@@ -93,7 +88,7 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
 
 
 def test_what_would_fit_instead(plan: Plan) -> None:
-    outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB")
+    outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", code=1)
     # Main memory may be large enough for more.
     assert outcome.row["instead"].splitlines()[:3] == [
         "model.quantization=8bit (13.4 GB)",
@@ -101,18 +96,17 @@ def test_what_would_fit_instead(plan: Plan) -> None:
         "2 GPUs with as much free",
     ]
     assert "model.quantization=8bit (13.4 GB)" in outcome.stdout
-    assert plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", "model.quantization=8bit").exit_code == 0
+    plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", "model.quantization=8bit")
 
 
 def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
     asked = ["model=gpt2-xl", "gpu_memory=12GB", "prompt_length=900"]
-    outcome = plan(*asked, "batch_size=64")
-    assert outcome.exit_code == 1
+    outcome = plan(*asked, "batch_size=64", code=1)
     # Keys and values of 48 layers, 1600 wide, in two bytes: 1024 slots, and the prompt's own. Graphs take little.
     assert f"and its KV cache {64 * (1024 + 900) * 48 * 2 * 1600 * 2 / 1e9:.1f} GB" in outcome.stderr
     batch = outcome.row["instead"].splitlines()[0]
-    assert plan(*asked, batch).exit_code == 0
-    assert plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}").exit_code == 1
+    plan(*asked, batch)
+    plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}", code=1)
 
 
 def test_equal_models_share_their_weights_but_no_cache(plan: Plan) -> None:
@@ -125,7 +119,6 @@ def test_equal_models_share_their_weights_but_no_cache(plan: Plan) -> None:
 def test_without_gpus_it_is_main_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     outcome = plan()
-    assert outcome.exit_code == 0, outcome.stderr
     assert "No GPU here: planned for main memory" in outcome.stdout
     assert outcome.row["num_gpus"] == 0
     assert outcome.row["dtype"] == "float32"
@@ -140,24 +133,12 @@ def test_a_plan_is_collected_only_where_asked(plan: Plan, tmp_path: Path) -> Non
     assert len(pd.read_csv(tmp_path / "results" / "plans.csv")) == 2
 
 
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-def test_weights_are_those_that_loading_takes(
-    plan: Plan, save_model: Callable[..., ModelSettings], quantization: Any
-) -> None:
-    wide = {"hidden_size": 256, "intermediate_size": 512}
-    settings = save_model(settings={"quantization": quantization}, **wide)
-    asked = [f"model={settings.repository}", f"model.quantization={quantization}", "dtype=float16"]
-    row = plan(*asked, "gpu_memory=1GB").row
-    loaded = load_pair(settings, None, PlacementSettings(), "float16").target
-    assert row["model_bytes"] == pytest.approx(held_bytes(loaded.model), rel=0.01)
-
-
 def test_a_configuration_is_enough(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
     settings = save_model()
     for file in Path(settings.repository).iterdir():
         if file.name != "config.json":
             file.unlink()
-    assert plan(f"model={settings.repository}").exit_code == 0
+    plan(f"model={settings.repository}")
 
 
 def test_vocabularies_that_differ_are_translated(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
@@ -165,63 +146,35 @@ def test_vocabularies_that_differ_are_translated(plan: Plan, save_model: Callabl
     assert "the vocabularies differ (50257 and 32000 tokens): the draft's are translated" in noted.stdout
     # One family pads to different numbers of rows.
     assert "vocabularies" not in plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").stdout
-    assert plan(f"model={save_model().name}", "draft=tiny_draft").exit_code == 0
+    plan(f"model={save_model().name}", "draft=tiny_draft")
     # Random weights read bytes, and have no tokens to translate.
-    refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB", "weights=random")
-    rule = "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257"
-    assert (refused.exit_code, refused.complaint) == (2, f"harness: {rule}")
+    refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB", "weights=random", code=2)
+    assert "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257" in refused.stderr
 
 
 def test_what_cannot_be_decoded_is_refused(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
     without_cache = save_model("openai-gpt", n_embd=32, n_layer=2, n_head=4)
-    refused = plan(f"model={without_cache.name}")
-    assert (refused.exit_code, "keeps no KV cache" in refused.complaint) == (2, True)
+    assert "keeps no KV cache" in plan(f"model={without_cache.name}", code=2).stderr
     recurrent = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
     planned = plan(f"model={recurrent.name}", "draft=none")
     # Of two layers: the last four inputs of the convolution, and 8 numbers of state for each of 64 channels.
-    assert (planned.exit_code, planned.row["cache_bytes"]) == (0, 2 * 64 * (4 + 8) * 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("gpu_memory=40", "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB (did you mean 40GB?)"),
-        ("gpu_memory=foo", "gpu_memory=foo: must be an amount with its unit, such as 40GB or 80GiB"),
-        ("gpu_memory=0GB", "gpu_memory=0GB: must be an amount"),
-        ("gpus=0", "gpus=0: must be at least 1"),
-        ("gpus=100000 gpu_memory=40GB", "gpus=100000: must be at most 1024"),
-        ("bandwidth=-1", "bandwidth=-1.0: must be positive, in GB/s"),
-        ("prompt_length=0", "prompt_length=0: must be at least 1"),
-        ("model=nope", "model=nope: no such preset"),
-        ("model=7B_4GPUs gpus=2 gpu_memory=40GB", "model.gpus=4: must not exceed the number of GPUs, 2"),
-        ("model=7B prompt_length=4000", "prompt_length=4000: with decoding.max_new_tokens=64 that is 4064 tokens"),
-        ("model=./absent", "model=./absent: no such directory"),
-    ],
-)
-def test_mistakes(plan: Plan, arguments: str, says: str) -> None:
-    outcome = plan(*arguments.split())
-    assert outcome.exit_code == 2
-    assert outcome.stderr.startswith(f"harness: {says}")
-    assert len(outcome.stderr.splitlines()) == 1
-    assert outcome.stdout == ""
+    assert planned.row["cache_bytes"] == 2 * 64 * (4 + 8) * 4
 
 
 def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4").stderr
+    assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4", code=2).stderr
 
 
 @pytest.mark.parametrize("draft", ["lookup", "suffix"])
 def test_methods_without_weights_take_none(plan: Plan, draft: str) -> None:
     outcome = plan("model=7B", f"draft={draft}", "gpus=1", "gpu_memory=24GB")
-    assert outcome.exit_code == 0, outcome.stderr
     assert outcome.row["draft_bytes"] == ""
     assert outcome.row["highest_speedup"] == 5
 
 
 def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) -> None:
     outcome = plan("model=7B", "draft=early_exit", "draft.layers=8", "gpus=1", "gpu_memory=24GB", "runner=eager")
-    assert outcome.exit_code == 0, outcome.stderr
     row = outcome.row
     assert row["draft_bytes"] == 0
     assert row["draft_cache_bytes"] == row["cache_bytes"] // 4  # 8 of 32 layers

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from engines.pair_server import addresses, pair_servers, shipped_pair
 from harness.models.pair import Pair
-from in_process import Harness, in_process
+from in_process import Harness, results
 
 QUICK = ["engine=server", "batch_size=64", "num_prompts=1", "decoding.max_new_tokens=8", "shift=0.5"]
 QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1", "false_alarm_rate=1e-6"]
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +33,9 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
     return addresses(stack, *pair_servers(pair, fault, **changes))
 
 
-def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair, tmp_path: Path) -> None:
-    outcome = harness("recovery", *QUICK, "num_draws=1600", *started(stack, pair))
-    assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
-    rows = pd.read_csv(tmp_path / "results" / "recovery.csv")
+def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair) -> None:
+    harness("recovery", *QUICK, "num_draws=1600", *started(stack, pair))
+    rows = results("recovery")
     assert set(rows["check"]) == {"greedy", "sampled"}
     assert "lossy" not in set(rows["verdict"])
 
@@ -59,13 +50,11 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 def test_a_fault_of_the_server_is_caught(
     harness: Harness, stack: ExitStack, pair: Pair, changes: dict, draws: list[str]
 ) -> None:
-    outcome = harness("recovery", *QUICK, *draws, *started(stack, pair, **changes))
-    assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
+    outcome = harness("recovery", *QUICK, *draws, *started(stack, pair, **changes), code=1)
     assert "ossy" in outcome.stdout
 
 
 def test_without_token_ids_the_arms_are_compared(harness: Harness, stack: ExitStack, pair: Pair) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
-    outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers)
-    assert outcome.exit_code == 1, outcome.stdout + outcome.stderr
+    outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers, code=1)
     assert "the two arms are compared with each other" in outcome.stderr

@@ -55,7 +55,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     assert sketch.one_pass == (number > 1)
 
 
-def test_random_layers_need_no_files(tmp_path: Path) -> None:
+def test_random_layers_need_no_files() -> None:
     target, _ = mtp_target("deepseek_v3", vocab_size=258)
     settings = ModelSettings(name="random", repository="nobody/random", architecture=target.config.to_dict())
     placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)

@@ -6,19 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from harness.config.names import PACKAGE
-from in_process import Harness, in_process
+from in_process import Harness
 
 MARKUP = "math [/no_think] <b>&amp;</b> *x*"
 ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J"
-
-
-@pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
@@ -30,9 +22,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_resamples=100", "prompts=p.jsonl"]
     ran = harness("latency", f"model={model}", "draft=tiny_draft", *quick)
-    assert ran.exit_code == 0, ran.stderr
     shown = harness("report", "results", "outputs")
-    assert shown.exit_code == 0, shown.stderr
     for text in (ran.stdout, shown.stdout):
         # The terminal wraps where it likes.
         words = "".join(text.split()).replace("│", "")

@@ -131,7 +131,7 @@ def test_only_usable_cores_count() -> None:
     assert environment()["num_cores"] == num_usable_cores()
 
 
-def test_a_package_that_is_absent_has_no_version(tmp_path: Path) -> None:
+def test_a_package_that_is_absent_has_no_version() -> None:
     """In an interpreter that sees none of the installed packages' metadata."""
     script = """
 import importlib.metadata as metadata, json

@@ -157,7 +157,7 @@ def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
     assert widths == [7, 5, 8, 11, 14, 17, 20, 18, 5, 8]
 
 
-def test_a_single_token_of_a_target_needs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_token_of_a_target_needs_no_copy() -> None:
     model = random_model("mamba2")
     runner = SnapshotRunner(model, keeps_first=True)
     runner.start(PROMPTS[:1])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from harness.config.machine import num_usable_cores
+from processes import run
 from sweep_pairs import FATAL_WIDTH, save_wicked
 
 FATAL = FATAL_WIDTH - 1
@@ -32,14 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def sweep(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
-    result = subprocess.run(
-        [sys.executable, "-m", "harness", "latency", "-m", *arguments],
-        cwd=directory,
-        env=os.environ | {"HF_HOME": str(directory / "hub")},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    result = run("latency", "-m", *arguments, cwd=directory, code=None, HF_HOME=str(directory / "hub"))
     files = list((directory / "multirun" / "latency").glob("*/*/latency.csv"))
     assert len(files) == 1, result.stderr
     return result, pd.read_csv(files[0])
@@ -84,9 +76,7 @@ def test_a_job_on_a_share_of_the_cores_is_found_again(pair: list[str], tmp_path:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "latency", "-m", "+launcher=ray", "seed=1,2"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 2
+    result = run("latency", "-m", "+launcher=ray", "seed=1,2", cwd=tmp_path, code=2)
     assert result.stderr == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
 
 

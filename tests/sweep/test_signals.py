@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.sweep import signals
+from processes import HARNESS, TIMEOUT_S, end, start
 
 
 def send(number: int) -> None:
@@ -94,33 +95,26 @@ def test_what_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
-    endless = ["num_prompts=15", "num_warmup=100000", "num_resamples=100"]
-    run = subprocess.Popen([sys.executable, "-m", "harness", "latency", *endless], cwd=tmp_path, stderr=subprocess.PIPE)
-    wait_until(lambda: bool(list(tmp_path.rglob("environment.json"))), run)
+    run = start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
     time.sleep(1)
-    run.send_signal(number)
-    _, said = run.communicate(timeout=900)
-    assert run.returncode == 130, said
+    end(run, number, 130)
     (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
     assert f"interrupted,stopped by {signal.Signals(number).name}" in file.read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("delay", [0.2, 0.7, 1.5, 3, 5])
+@pytest.mark.parametrize(
+    ("delay", "number"), [(0.2, signal.SIGINT), (0.7, signal.SIGTERM), (1.5, signal.SIGINT), (3, signal.SIGTERM)]
+)
 def test_a_run_is_ended_whenever_the_signal_comes(tmp_path: Path, delay: float, number: int) -> None:
-    endless = ["num_prompts=15", "num_warmup=100000", "num_resamples=100"]
-    run = subprocess.Popen([sys.executable, "-m", "harness", "latency", *endless], cwd=tmp_path, stderr=subprocess.PIPE)
+    run = subprocess.Popen([*HARNESS, *ENDLESS], cwd=tmp_path, stderr=subprocess.PIPE)
     time.sleep(delay)
     run.send_signal(number)
-    _, said = run.communicate(timeout=900)
+    _, said = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == (-number if not said or b"Traceback" in said else 130), said
-
-
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    while not reached():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        time.sleep(0.1)

@@ -12,14 +12,13 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from processes import end, run, start
 from sweep_pairs import FATAL_WIDTH, save_wicked
 
 NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
@@ -45,7 +44,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(pairs: Path, *more: str) -> list[str]:
     models = ",".join(f"{pairs}/{name}" for name in REASONS)
     return [
-        *(sys.executable, "-m", "harness", "latency", "-m", f"model={models}", f"draft={pairs}/none"),
+        *("latency", "-m", f"model={models}", f"draft={pairs}/none"),
         *("model.trust_remote_code=true", "draft.trust_remote_code=true", f"prompts={pairs}/prompts.txt"),
         *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
@@ -57,14 +56,12 @@ def command(pairs: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "hub")}
+    hub = {"HF_HOME": str(tmp_path / "hub")}
     for _ in range(NUM_KILLS):
-        sweep = subprocess.Popen(command(pairs), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-        time.sleep(chance.uniform(1, 12 if NUM_SEEDS > 1 else 8))
-        sweep.kill()
-        sweep.communicate()
-    finished = subprocess.run(command(pairs), cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert finished.returncode == 1, finished.stderr
+        sweep = start(*command(pairs), cwd=tmp_path, until="multirun/*", **hub)
+        time.sleep(chance.uniform(0, 12 if NUM_SEEDS > 1 else 7))
+        end(sweep, signal.SIGKILL, -signal.SIGKILL)
+    finished = run(*command(pairs), cwd=tmp_path, code=1, **hub)
 
     newest = max((tmp_path / "multirun" / "latency").glob("*/*"))
     rows = pd.read_csv(newest / "latency.csv")
@@ -95,8 +92,7 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
 def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path: Path) -> None:
     # No job of this sweep ends by itself: on a machine that is slow enough the limit ends one before it hangs.
     arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "seed=1,2")
-    finished = subprocess.run([*arguments, "job_timeout_s=5"], cwd=tmp_path, capture_output=True, text=True)
-    assert finished.returncode == 1, finished.stderr
+    run(*arguments, "job_timeout_s=5", cwd=tmp_path, code=1)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     rows = pd.read_csv(file)
     assert list(rows["job"]) == [0, 0, 1, 1]
@@ -120,8 +116,7 @@ def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) ->
     save_wicked(broken, "none")
     (broken / "model.safetensors").write_bytes(b"no weights")
     arguments = command(pairs, f"model={broken},{pairs}/none", "decoding.num_draft_tokens=1,2", "seed=0")
-    finished = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
-    assert finished.returncode == 1, finished.stderr
+    run(*arguments, cwd=tmp_path, code=1)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     rows = pd.read_csv(file)
     errors = rows[rows["arm"] == "speculative"].set_index("job")["error"]
@@ -134,14 +129,9 @@ def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) ->
 def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> None:
     # The first job hangs, and no time limit ends it.
     arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}")
-    sweep = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 900
-    while not list(tmp_path.rglob("environment.json")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    sweep = start(*arguments, cwd=tmp_path, until="**/environment.json")
     time.sleep(1)
-    sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=900)
-    assert sweep.returncode == 130, said
+    _, said = end(sweep, signal.SIGINT, 130)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}
     assert "Traceback" not in said

@@ -1,0 +1,49 @@
+"""Commands as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HARNESS = [sys.executable, "-m", "harness"]
+# Against hanging: far more than a busy machine needs.
+TIMEOUT_S = 900
+
+
+def run(
+    *arguments: str, cwd: Path, code: int | None = 0, command: list[str] = HARNESS, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, which must end with the exit code that is expected."""
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert code in (None, done.returncode), done.stderr
+    return done
+
+
+def start(
+    *arguments: str, cwd: Path, until: str, command: list[str] = HARNESS, **environment: str
+) -> subprocess.Popen[str]:
+    """Start a command, and wait until it has written a file whose path matches."""
+    process = subprocess.Popen(
+        [*command, *arguments],
+        cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list(cwd.glob(until)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {until}"
+        time.sleep(0.02)
+    return process
+
+
+def end(process: subprocess.Popen[str], number: int, code: int) -> tuple[str, str]:
+    """Send a signal, after which the process must end with this exit code; what it has printed to stdout and stderr."""
+    process.send_signal(number)
+    printed = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code, printed
+    return printed
