@@ -373,6 +373,11 @@ def _explain(error: Exception, command: str) -> SettingError | None:
             return SettingError(key, cause)
         # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
         known = conversion.setting_names(getattr(commands, COMMANDS[command].settings))
+        if key in known:
+            group, _, own = key.partition(".")
+            presets = sorted((names.CONF / group).glob("*.yaml"))
+            having = [file.stem for file in presets if f"\n{own}:" in file.read_text(encoding="utf-8")]
+            return SettingError(key, f"needs {group}={' or '.join(having)}")
         same_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
         suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
         return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")

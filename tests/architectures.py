@@ -99,5 +99,24 @@ def random_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel
     return model.eval()
 
 
+def random_pair(name: str, **changes: object) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A target, and a draft that agrees with it sometimes: the target, disturbed."""
+    target, draft = random_model(name, **changes), random_model(name, seed=1, **changes)
+    with torch.no_grad():
+        for parameter, original in zip(draft.parameters(), target.parameters(), strict=True):
+            parameter.copy_(original + 0.05 * parameter)
+    return target, draft
+
+
+def generated(model: PreTrainedModel, prompt: list[int], length: int) -> list[int]:
+    """What transformers' own `generate` writes greedily; no token ends it."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), min_new_tokens=length, max_new_tokens=length, do_sample=False,
+        pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
     return bool((actual - expected).norm() / expected.norm() < tolerance)

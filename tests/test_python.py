@@ -57,8 +57,6 @@ def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
     ("arguments", "message"),
     [
         (["latency", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),
-        (["latency", "model=7C"], "model=7C: no such preset (did you mean 7B?)"),
-        (["latency", "temperature=1"], "temperature: no such setting (did you mean decoding.temperature?)"),
         (["latncy"], "latncy: no such command (did you mean latency?)"),
         (["report", "results"], "report: no such command"),
         (["latency", "-m", "seed=1,2", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),

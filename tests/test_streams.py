@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.errors import SettingError
-from harness.config.settings import ResultSettings
 from in_process import Harness
 from processes import run
 
@@ -96,9 +94,3 @@ def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path:
     harness("eval", "num_prompts=2", "results.file=null")
     harness("latency", "-m", *quick, "num_resamples=100", "seed=1")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]
-
-
-def test_an_empty_file_name_is_refused() -> None:
-    assert ResultSettings(file=None).file is None
-    with pytest.raises(SettingError, match="must name a file"):
-        ResultSettings(file="")

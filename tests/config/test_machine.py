@@ -106,19 +106,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     machine._all_gpus.cache_clear()
 
 
-class Nvml:
-    """Stands in for the driver's management library, with two GPUs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pynvml.nvmlInit", lambda: None)
-        monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: 2)
-        monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByIndex", lambda index: index)
-        monkeypatch.setattr("pynvml.nvmlDeviceGetName", lambda handle: f"NVIDIA H{handle}")
-
-
 @pytest.mark.usefixtures("fresh")
 def test_gpus_are_counted_and_leased_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Nvml(monkeypatch)
+    # The driver's management library, with two GPUs.
+    monkeypatch.setattr("pynvml.nvmlInit", lambda: None)
+    monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr("pynvml.nvmlDeviceGetName", lambda handle: f"NVIDIA H{handle}")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert machine.gpu_names() == ["NVIDIA H0", "NVIDIA H1"]

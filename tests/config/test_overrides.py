@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from harness.config.commands import CompareSettings
 from harness.config.errors import SettingError
 from harness.config.overrides import changed, quote_text
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings, ResultSettings
+from harness.config.settings import ModelSettings, PlacementSettings
+from some_settings import settings_of
 
 CHANGEABLE = ["decoding.temperature", "decoding.num_draft_tokens", "decoding.rule", "decoding.lenience", "view"]
 
@@ -80,14 +81,8 @@ def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
 
 @pytest.fixture
 def settings() -> CompareSettings:
-    return CompareSettings(
-        model=ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"}),
-        draft=None,
-        decoding=DecodingSettings(),
-        placement=PlacementSettings(device_map={"": 0}),
-        prompts=PromptSettings(name="english", file="english.jsonl"),
-        results=ResultSettings(file="results/compare.csv"),
-    )
+    model = ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"})
+    return settings_of(CompareSettings, model=model, draft=None, placement=PlacementSettings(device_map={"": 0}))
 
 
 def test_settings_change_and_the_rest_stays(settings: CompareSettings) -> None:

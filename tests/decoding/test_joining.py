@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from architectures import random_model
+from architectures import random_model, random_pair
 from drafting.test_dflash import block_head
 from drafting.test_eagle import eagle_head, layer_config, target_model
 from drafting.test_medusa import medusa_head
@@ -64,11 +64,7 @@ def collect(records: Records, joining: dict[int, list[Request]], ended: dict[int
 
 
 def drafters() -> dict[str, Callable[[RowWarp], Drafter]]:
-    """With the draft a disturbed target, so that it is right sometimes."""
-    draft = random_model("llama", seed=1)
-    with torch.no_grad():
-        for parameter, original in zip(draft.parameters(), random_model("llama").parameters(), strict=True):
-            parameter.copy_(original + 0.05 * parameter)
+    _, draft = random_pair("llama")
     return {
         "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
         "static model": lambda warp: ModelDrafter(StaticRunner(draft), warp),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from architectures import VOCABULARY, random_model
+from architectures import VOCABULARY, generated, random_model
 from decoding.test_adaptive import Scripted
 from decoding.test_loops import GREEDY, request, texts
 from harness.decoding.adaptive import DraftLength
@@ -84,10 +84,7 @@ def check_greedy(target: PreTrainedModel, drafter: Drafter, k: int = 3) -> None:
     actual = texts(speculative(runner, drafter, what, k), len(PROMPTS))
     runner.prepare(len(PROMPTS), 48, (1, k + 1))
     assert texts(speculative(runner, drafter, what, k), len(PROMPTS)) == actual
-    for prompt, tokens in zip(PROMPTS, actual, strict=True):
-        ids = torch.tensor([prompt])
-        output = target.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-        assert tokens == output[0, len(prompt) :].tolist()
+    assert actual == [generated(target, prompt, 20) for prompt in PROMPTS]
 
 
 def target_model(model_type: str = "llama") -> PreTrainedModel:

@@ -13,7 +13,8 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from decoding.test_adaptive import Scripted
-from decoding.test_loops import GREEDY, request, texts, without_exclusion
+from decoding.test_loops import GREEDY, request, texts
+from decoding.test_verify import without_residual
 from drafting.test_eagle import PROMPTS, Expected, check_against, check_greedy
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import Verdict, verify
@@ -89,7 +90,7 @@ def test_a_head_may_be_elsewhere(place: str, number: int) -> None:
     assert drafted == texts(autoregressive(EagerRunner(target), what), len(PROMPTS))
 
 
-@pytest.mark.parametrize("verification", [verify, without_exclusion])
+@pytest.mark.parametrize("verification", [verify, without_residual])
 def test_the_target_s_distribution_is_kept(verification: Callable[..., Verdict]) -> None:
     """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
     size, num_rows, prompt = 4, 4000, [1, 3, 0, 2]

@@ -34,6 +34,11 @@ def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
     return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
 
 
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    return load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+
+
 def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
     return LocalEngine(pair, DECODING, runner=runner, batch_size=2, longest_prompt=5, say=print)
 
@@ -137,9 +142,8 @@ def test_only_the_widths_that_run_are_prepared(
     assert prepared == [widths, [1, 2]][: 1 + draft]
 
 
-def test_a_question_may_differ_from_what_the_engine_was_opened_for(save_model: Callable[..., ModelSettings]) -> None:
+def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -> None:
     """`recovery` asks with one draft token, `compare` after a setting was changed."""
-    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
     engine = open_engine(pair, "eager")
     greedy = dataclasses.replace(QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0))
     regular, speculative = (_by_row(arm.stream(greedy)) for arm in engine.arms)
@@ -158,8 +162,8 @@ def test_nothing_is_decoded_before_the_first_next(
     assert not started
 
 
-def test_stopwatches_count_every_pass(save_model: Callable[..., ModelSettings]) -> None:
-    engine = open_engine(load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)), "eager")
+def test_stopwatches_count_every_pass(pair: Pair) -> None:
+    engine = open_engine(pair, "eager")
     (regular, alone), (speculative, both) = engine.watched()
     assert len(list(regular.stream(QUESTION))) == 1 + alone.calls["forward"] == 12
     assert alone.calls["drafting"] == 0
@@ -203,10 +207,7 @@ def test_auto_is_resolved() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_are_an_error(
-    save_model: Callable[..., ModelSettings], temperature: float, value: float, role: str
-) -> None:
-    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+def test_logits_that_are_not_finite_are_an_error(pair: Pair, temperature: float, value: float, role: str) -> None:
     broken = pair.target if role == "model" else pair.draft
     assert broken is not None
     with torch.no_grad():
@@ -230,10 +231,7 @@ def test_logits_that_are_not_finite_are_an_error(
         ("draft", torch.float32, "check its weights"),
     ],
 )
-def test_the_advice_is_a_format_with_more_room(
-    save_model: Callable[..., ModelSettings], role: str, dtype: torch.dtype, advice: str
-) -> None:
-    pair = load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+def test_the_advice_is_a_format_with_more_room(pair: Pair, role: str, dtype: torch.dtype, advice: str) -> None:
     held = dataclasses.replace(getattr(pair, "target" if role == "model" else role), dtype=dtype)
     pair = dataclasses.replace(pair, **{"target" if role == "model" else role: held})
     assert str(not_finite(pair, role, "new token 0")).endswith(f"at new token 0; {advice}")

@@ -155,32 +155,19 @@ def test_requests_arrive_at_random_times(open_engine: Open, monkeypatch: pytest.
 
 def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=100, break_every=70)
-    engine, question = open_engine(server, batch_size=16), ask(200, max_new_tokens=3)
+    engine, question = open_engine(server, batch_size=64), ask(1000, max_new_tokens=3)
     generation = generate(engine, engine.arms[0], question, allow_failures=True)
     requests = arm_of(engine).last_requests
-    assert len(generation.tokens) == len(requests) == len(server.bodies) == 200
+    assert len(generation.tokens) == len(server.bodies) == 1000
+    assert [request.index for request in requests] == list(range(1000))
     failed = [request for request in requests if request.error is not None]
-    assert sorted(request.error.code for request in failed if request.error) == [0, 0, 500, 500]
-    whole = [tokens for tokens, request in zip(generation.tokens, requests, strict=True) if request.error is None]
-    assert all(len(tokens) == 3 for tokens in whole)
+    assert sorted(request.error.code for request in failed if request.error) == [0] * 13 + [500] * 10
+    for expected, request in zip(texts(question), requests, strict=True):
+        assert request.error is not None or request.token_ids == expected
     assert {(len(request.token_ids)) for request in failed} == {0, 2}
     for request in requests:
         line = request.aiperf()
         assert (line["error"] is None) == (request.error is None) == ("request_latency" in line["metrics"])
-
-
-@pytest.mark.slow
-def test_of_ten_thousand_requests_none_is_lost(open_engine: Open) -> None:
-    server = EchoServer(fail_every=100)
-    engine, question = open_engine(server, batch_size=64), ask(10_000, max_new_tokens=2)
-    generation = generate(engine, engine.arms[0], question, allow_failures=True)
-    requests = arm_of(engine).last_requests
-    assert len(server.bodies) == len(requests) == len(generation.tokens) == 10_000
-    assert [request.index for request in requests] == list(range(10_000))
-    failed = [request.error.code for request in requests if request.error]
-    assert failed == [500] * 100
-    for expected, request in zip(texts(question), requests, strict=True):
-        assert request.token_ids == ([] if request.error else expected)
 
 
 def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
@@ -249,22 +236,3 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     settings = EngineSettings(name="server", url="http://127.0.0.1:9/v1")
     with pytest.raises(RunError, match=r"engine.url=http://127.0.0.1:9/v1/: APIConnectionError"):
         ServerEngine(settings, TOKENIZER, "served")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "server"}, "url=None: must be set"),
-        ({"name": "server", "url": "gpu1:8000"}, "url=gpu1:8000: must be an address"),
-        ({"name": "server", "url": "http://me:pw@gpu1/v1"}, r"url=\*\*\*: must hold no user, password"),
-        ({"url": "http://gpu1/v1"}, "needs engine=server"),
-        ({"name": "server", "url": "http://gpu1/v1", "rate": 0.0}, "rate=0.0: must be positive"),
-        ({"name": "server", "url": "http://gpu1/v1", "timeout_s": 0.0}, "timeout_s=0.0: must be positive"),
-        ({"name": "vllm", "tensor_parallel_size": 0}, "tensor_parallel_size=0: must be at least 1"),
-        ({"name": "huggingface", "pipeline_parallel_size": 2}, "needs engine=vllm"),
-        ({"schedule": "adaptive"}, "needs engine=huggingface"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        EngineSettings(**settings)

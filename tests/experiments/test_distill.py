@@ -107,8 +107,7 @@ def test_report_reads_what_was_trained(harness: Harness) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
-    ("kind", "like", "further"),
-    [("peagle", "eagle3", {"mask_token_id": 3}), ("dspark", "dflash", {"markov_rank": 8})],
+    ("kind", "like", "further"), [("peagle", "eagle3", {"mask_token_id": 3}), ("dspark", "dflash", {"markov_rank": 8})]
 )
 def test_head_that_would_be_trained_wrong_is_refused(
     kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path

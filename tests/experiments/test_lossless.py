@@ -23,14 +23,7 @@ from harness.engines.protocol import Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.experiments.contexts import Context
-from harness.experiments.lossless import (
-    MIN_EXPECTED,
-    REQUIRED_POWER,
-    SampledCheck,
-    SampledTest,
-    judge_greedy,
-    together,
-)
+from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, SampledCheck, SampledTest, judge_greedy, together
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.recovery import draws_needed
 from harness.models.pair import LoadedModel, Pair

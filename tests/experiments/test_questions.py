@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
 
 import pytest
 
-from harness.config.commands import Task
 from harness.config.errors import SettingError
 from harness.experiments.questions import check_answer_length, draw_problems, line_end_tokens, read_answer
 from harness.experiments.tasks import TASKS
@@ -50,10 +48,6 @@ def test_prompts_are_the_published_ones() -> None:
     assert MULTIPLICATION.expected(14, 2) == 28
     assert TASKS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
     assert TASKS["addition"].expected(14, 2) == 16
-
-
-def test_every_task_can_be_set() -> None:
-    assert set(TASKS) == set(get_args(Task))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -53,12 +53,6 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
     assert list(rows["synthetic_acceptance"]) == [0.8] * 2
     assert list(rows["lossy"]) == [True] * 2
     assert list(rows["num_tokens"]) == [24, 24]
-    speculative = rows.iloc[1]
-    assert speculative["predicted_speedup"] == pytest.approx(
-        speculative["mean_acceptance_length"]
-        * rows["target_step_ms"][0]
-        / (speculative["draft_ms"] + speculative["verify_ms"])
-    )
 
     (directory,) = (tmp_path / "outputs" / "latency").glob("*/*")
     for arm in ("regular", "speculative"):

@@ -8,13 +8,7 @@ import torch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
-from harness.models.devices import (
-    free_memory,
-    peak_memory_bytes,
-    reset_peak_memory,
-    synchronize,
-    visible_gpus,
-)
+from harness.models.devices import free_memory, peak_memory_bytes, reset_peak_memory, synchronize, visible_gpus
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from accelerate import dispatch_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures import ARCHITECTURES, random_model
+from architectures import ARCHITECTURES, generated, random_model
 from decoding.test_loops import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
@@ -53,15 +53,9 @@ def test_it_computes_what_the_first_layers_compute(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gpt_neox", "qwen2", "gemma2"])
 def test_greedy_output_equals_generate(name: str) -> None:
-    model, length = random_model(name), 24
-    expected = [
-        model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), min_new_tokens=length,
-            max_new_tokens=length, do_sample=False, pad_token_id=0, eos_token_id=None,
-        )[0, len(prompt):].tolist()
-        for prompt in RAGGED
-    ]  # fmt: skip
-    shorter, what = truncated(model, 1), request(RAGGED, length=length)
+    model = random_model(name)
+    expected = [generated(model, prompt, 24) for prompt in RAGGED]
+    shorter, what = truncated(model, 1), request(RAGGED, length=24)
     for draft in (EagerRunner(shorter), StaticRunner(shorter)):
         iterations = list(speculative(EagerRunner(model), ModelDrafter(draft, GREEDY), what, 3))
         assert texts(iterations, len(RAGGED)) == expected

@@ -48,98 +48,60 @@ DFLASH = SPECULATORS | {
 }
 DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token_id": 319}
 
-# The raw configuration, the file, the kind, and some of what must have been understood.
-FORMATS: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
+# The raw configuration, the kind, and some of what must have been understood.
+FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "speculators eagle3": (
-        SPECULATORS | {"norm_before_residual": True},
-        "model.safetensors",
-        "eagle3",
+        SPECULATORS | {"norm_before_residual": True}, "eagle3",
         {"layers": (2, 4, 5), "norm_before_residual": True, "own_embedding": True, "own_output": True},
     ),
     "speculators eagle3.1": (
-        SPECULATORS | {"fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
-        "model.safetensors",
-        "eagle3",
+        SPECULATORS | {"fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, "eagle3",
         {"layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
     ),
     "SafeAILab": (
-        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED},
-        "pytorch_model.bin",
-        "eagle3",
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED}, "eagle3",
         {"layers": (2, 4, 5), "own_embedding": False, "draft_vocabulary_size": REDUCED},
     ),
     "SafeAILab, full vocabulary": (
-        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY},
-        "model.safetensors",
-        "eagle3",
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY}, "eagle3",
         {"draft_vocabulary_size": VOCABULARY},
     ),
     "DeepSpec eagle3": (
-        QWEN3
-        | {
-            "architectures": ["Qwen3Eagle3Model"],
-            "num_hidden_layers": 1,
-            "target_layer_ids": [1, 3, 4, 5],
-            "ttt_length": 7,
-        },
-        "model.safetensors",
-        "eagle3",
-        {"layers": (2, 4, 5, 6)},
+        QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1, "target_layer_ids": [1, 3, 4, 5]},
+        "eagle3", {"layers": (2, 4, 5, 6)},
     ),
     "P-EAGLE": (
-        SPECULATORS
-        | {
-            "speculators_model_type": "peagle",
-            "mask_token_id": 319,
-            "transformer_layer_config": OWN | {"num_hidden_layers": 4},
-        },
-        "model.safetensors",
-        "peagle",
-        {"mask_token_id": 319},
+        SPECULATORS | {"speculators_model_type": "peagle", "mask_token_id": 319}
+        | {"transformer_layer_config": OWN | {"num_hidden_layers": 4}}, "peagle", {"mask_token_id": 319},
     ),
     "speculators dflash": (
-        DFLASH,
-        "model.safetensors",
-        "dflash",
+        DFLASH, "dflash",
         {"layers": (1, 4, 6), "from_anchor": False, "causal_windows": True, "markov_rank": 0, "block_size": 5},
     ),
     "z-lab dflash": (
-        QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}},
-        "model.safetensors",
-        "dflash",
+        QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
         {"layers": (2, 5), "from_anchor": False, "causal_windows": False, "own_output": False, "block_size": 16},
     ),
     "DeepSpec dflash": (
-        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False},
-        "model.safetensors",
-        "dflash",
+        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
         {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 0},
     ),
     "speculators dspark": (
-        DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8},
-        "model.safetensors",
-        "dspark",
+        DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8}, "dspark",
         {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
     ),
     "DeepSpec dspark": (
-        DEEPSPEC
-        | {
-            "markov_rank": 8,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": True,
-            "confidence_head_with_markov": False,
-        },
-        "model.safetensors",
-        "dspark",
+        DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
+        | {"confidence_head_with_markov": False}, "dspark",
         {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
     ),
     "Medusa": (
-        {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"},
-        "medusa_lm_head.pt",
-        "medusa",
+        {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
         {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
     ),
-}
+}  # fmt: skip
+# Where the tensors are, if not in model.safetensors.
+FILES = {"SafeAILab": "pytorch_model.bin", "Medusa": "medusa_lm_head.pt"}
 
 
 def target() -> Checkpoint:
@@ -148,7 +110,7 @@ def target() -> Checkpoint:
 
 def usual_head(name: str, tmp_path: Path) -> HeadCheckpoint:
     """The one that planning assumes without weights; Medusa with as many heads as the weights will have."""
-    raw, _, _, understood = FORMATS[name]
+    raw, _, understood = FORMATS[name]
     if name == "Medusa":
         raw = raw | {"medusa_num_heads": understood["num_heads"]}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -165,7 +127,7 @@ def write_head(
     name: str, tmp_path: Path, edit: Callable[[dict[str, Tensor]], object] = lambda state: None
 ) -> ModelSettings:
     """A directory in that format, with other tensors in it that are of no use; `edit` changes the tensors."""
-    raw, file, _, _ = FORMATS[name]
+    raw, file = FORMATS[name][0], FILES.get(name, "model.safetensors")
     generator = torch.Generator().manual_seed(0)
     shapes = {key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()}
     state = {key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()}
@@ -189,10 +151,10 @@ def write_head(
 def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> None:
     state: dict[str, Tensor] = {}
     head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
-    _, file, kind, understood = FORMATS[name]
+    _, kind, understood = FORMATS[name]
     assert head is not None
     assert head.kind == kind
-    assert [path.name for path in head.files] == [file]
+    assert [path.name for path in head.files] == [FILES.get(name, "model.safetensors")]
     assert {key: getattr(head.config, key) for key in understood} == understood
     loaded = head.load(torch.device("cpu"), torch.float32)
     for key, tensor in loaded.state_dict().items():

@@ -11,17 +11,10 @@ from typing import Any, Literal
 import pytest
 
 from harness.config import commands
-from harness.config.settings import (
-    DecodingSettings,
-    DraftSettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-)
 from harness.report.words import told_apart
 from harness.results.measurement import further_settings
 from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
+from some_settings import settings_of
 
 COMMANDS = [
     (commands.LatencySettings, LatencyRow),
@@ -33,18 +26,6 @@ COMMANDS = [
 NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {RecoveryRow: {"num_draws"}, EvalRow: {"num_prompts", "seed"}}
-
-
-def settings_of(kind: type) -> Any:
-    parts = {
-        "model": ModelSettings(name="13B", repository="a/13B"),
-        "draft": DraftSettings(name="7B", repository="a/7B"),
-        "decoding": DecodingSettings(),
-        "placement": PlacementSettings(),
-        "results": ResultSettings(file="results.csv"),
-        "prompts": PromptSettings(name="english", file="english.txt"),
-    }
-    return kind(**{field.name: parts[field.name] for field in dataclasses.fields(kind) if field.name in parts})
 
 
 def names(settings: Any, prefix: str = "") -> Iterator[str]:

@@ -28,7 +28,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 @pytest.fixture
 def git(tmp_path: Path) -> Callable[..., str]:
-    """Runs git in tmp_path/checkout, a new repository without commits that holds a package."""
+    """Runs git in tmp_path/checkout, a new repository without commits that holds a package, which is added."""
     checkout = tmp_path / "checkout"
     (checkout / "package").mkdir(parents=True)
     (checkout / "package" / "__init__.py").write_text("")
@@ -40,13 +40,13 @@ def git(tmp_path: Path) -> Callable[..., str]:
         return subprocess.run(command, check=True, capture_output=True, text=True, env=clean).stdout.strip()
 
     run("init")
+    run("add", ".")
     return run
 
 
 @needs_git
 def test_a_commit_and_whether_tracked_files_differ_from_it(git: Callable[..., str], tmp_path: Path) -> None:
     package = tmp_path / "checkout" / "package"
-    git("add", ".")
     git("commit", "-m", "first")
     (tmp_path / "checkout" / "notes.txt").write_text("untracked")
     assert git_state(package) == (git("rev-parse", "HEAD"), False)
@@ -58,7 +58,6 @@ def test_a_commit_and_whether_tracked_files_differ_from_it(git: Callable[..., st
 @needs_git
 def test_git_runs_once_per_process(git: Callable[..., str], tmp_path: Path) -> None:
     package = tmp_path / "checkout" / "package"
-    git("add", ".")
     git("commit", "-m", "first")
     before = git_state(package)
     git("commit", "--allow-empty", "-m", "second")
@@ -67,7 +66,6 @@ def test_git_runs_once_per_process(git: Callable[..., str], tmp_path: Path) -> N
 
 @needs_git
 def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path: Path) -> None:
-    git("add", ".")
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
 
 
@@ -75,6 +73,7 @@ def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path
 def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
     git: Callable[..., str], tmp_path: Path
 ) -> None:
+    git("rm", "-r", "--cached", ".")
     git("commit", "--allow-empty", "-m", "theirs")
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
 
@@ -83,7 +82,6 @@ def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
 def test_a_git_hook_does_not_point_elsewhere(
     git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    git("add", ".")
     git("commit", "-m", "first")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "elsewhere" / "index"))
@@ -107,7 +105,7 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     assert found["versions"]["torch"] == version("torch")
     assert found["versions"]["hydra-core"] == version("hydra-core")
     assert set(found["versions"]) == {
-        *("harness", "torch", "transformers", "accelerate", "bitsandbytes", "hydra-core", "pandas"),
+        *("harness", "torch", "transformers", "accelerate", "bitsandbytes", "hydra-core", "pandas")
     }
     assert found["python"] == platform.python_version()
     assert found["hostname"] == socket.gethostname()

@@ -20,6 +20,7 @@ from harness.results import measurement
 from harness.results.files import append_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
 from harness.results.schema import LatencyRow
+from some_settings import settings_of
 
 
 @pytest.fixture
@@ -27,14 +28,9 @@ def settings(tmp_path: Path) -> LatencySettings:
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
-    return LatencySettings(
-        model=ModelSettings(name="m", repository=str(tmp_path / "model")),
-        draft=DraftSettings(name="d", repository="somebody/draft"),
-        decoding=DecodingSettings(),
-        placement=PlacementSettings(),
-        prompts=PromptSettings(name="prompts", file=str(tmp_path / "prompts.txt")),
-        results=ResultSettings(file="results/latency.csv"),
-    )
+    model = ModelSettings(name="m", repository=str(tmp_path / "model"))
+    prompts = PromptSettings(name="prompts", file=str(tmp_path / "prompts.txt"))
+    return settings_of(LatencySettings, model=model, prompts=prompts)
 
 
 def test_what_changes_a_number_changes_the_digest(
@@ -48,7 +44,7 @@ def test_what_changes_a_number_changes_the_digest(
     changed(seed=1)
     changed(num_prompts=3)
     changed(decoding=DecodingSettings(num_draft_tokens=5))
-    changed(draft=DraftSettings(name="d", repository="somebody/draft", revision="other"))
+    changed(draft=DraftSettings(name="7B", repository="a/7B", revision="other"))
     changed(placement=PlacementSettings(strategy="cpu"))
     (tmp_path / "prompts.txt").write_text("one\nthree\n")
     changed()
@@ -60,14 +56,8 @@ def test_what_changes_a_number_changes_the_digest(
 
 
 def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
-    other = dataclasses.replace(
-        settings,
-        results=ResultSettings(file="elsewhere.csv"),
-        resume=False,
-        job_timeout_s=5.0,
-        gpus_per_job=1,
-        force=True,
-    )
+    changes = {"resume": False, "job_timeout_s": 5.0, "gpus_per_job": 1, "force": True}
+    other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
     assert measurement_digest(other) == measurement_digest(settings)
 
 

@@ -7,26 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.config.commands import EvalSettings, LatencySettings, PlanSettings, RecoverySettings
-from harness.config.settings import (
-    DecodingSettings,
-    DraftSettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-)
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.results.columns import described
 from harness.results.row import Row
-from harness.results.schema import (
-    KINDS,
-    EvalRow,
-    LatencyPromptRow,
-    LatencyRow,
-    PlanRow,
-    RecoveryRow,
-    RunRow,
-    kind_of,
-)
+from harness.results.schema import KINDS, EvalRow, LatencyPromptRow, LatencyRow, PlanRow, RecoveryRow, RunRow, kind_of
+from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {str: "a, b", int: 3, float: 0.1, bool: True, list: [1, None], dict: {"cuda:0": 4}}
@@ -63,42 +48,22 @@ def test_what_cannot_be_read_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "more"),
-    [
-        (LatencyRow, LatencySettings, {"prompts": PromptSettings(name="mine", file="mine.txt")}),
-        (RecoveryRow, RecoverySettings, {"prompts": PromptSettings(name="mine", file="mine.txt")}),
-        (PlanRow, PlanSettings, {}),
-    ],
+    ("kind", "settings"), [(LatencyRow, LatencySettings), (RecoveryRow, RecoverySettings), (PlanRow, PlanSettings)]
 )
-def test_columns_repeat_the_settings(kind: type[RunRow], settings: type, more: dict[str, object]) -> None:
-    asked = kind.asked(
-        settings(
-            model=ModelSettings(name="m", repository="a/m", quantization="8bit"),
-            draft=DraftSettings(name="d", repository="a/d"),
-            decoding=DecodingSettings(temperature=0.25, num_draft_tokens=3),
-            placement=PlacementSettings(strategy="cpu"),
-            results=ResultSettings(file="results/x.csv"),
-            **more,
-        )
-    )
+def test_columns_repeat_the_settings(kind: type[RunRow], settings: type) -> None:
+    model = ModelSettings(name="m", repository="a/m", quantization="8bit")
+    decoding, placement = DecodingSettings(temperature=0.25, num_draft_tokens=3), PlacementSettings(strategy="cpu")
+    asked = kind.asked(settings_of(settings, model=model, decoding=decoding, placement=placement))
     assert set(asked) <= set(kind.columns())
-    expected = {"model": "m", "draft": "d", "quantization": "8bit", "draft_quantization": "none", "placement": "cpu"}
+    expected = {"model": "m", "draft": "7B", "quantization": "8bit", "draft_quantization": "none", "placement": "cpu"}
     expected |= {"num_draft_tokens": 3, "repository": "a/m"}
-    expected |= {"temperature": 0.25} if "temperature" in kind.columns() else {}
-    expected |= {"prompts": "mine"} if more else {}
+    expected |= {"temperature": 0.25, "prompts": "english"} if kind is not PlanRow else {}
     assert {name: asked[name] for name in expected} == expected
 
 
 def test_without_a_draft_its_columns_are_empty() -> None:
-    settings = EvalSettings(
-        model=ModelSettings(name="m", repository="a/m"),
-        draft=None,
-        decoding=DecodingSettings(),
-        placement=PlacementSettings(),
-        results=ResultSettings(file="x.csv"),
-    )
-    asked = {name: value for name, value in EvalRow.asked(settings).items() if name.startswith("draft")}
-    assert set(asked.values()) == {None}
+    asked = EvalRow.asked(settings_of(EvalSettings, draft=None))
+    assert {value for name, value in asked.items() if name.startswith("draft")} == {None}
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,7 @@ def test_wald_gives_the_published_margins_of_the_multiplication_table() -> None:
 def test_intervals_of_a_proportion_equal_newcombes(
     successes: int, total: int, wald: tuple[float, float], wilson: tuple[float, float]
 ) -> None:
-    for interval, (low, high) in (
-        (wald_interval(successes, total), wald),
-        (wilson_interval(successes, total), wilson),
-    ):
+    for interval, (low, high) in ((wald_interval(successes, total), wald), (wilson_interval(successes, total), wilson)):
         assert interval.low == pytest.approx(low, abs=5e-5)
         assert interval.high == pytest.approx(high, abs=5e-5)
 

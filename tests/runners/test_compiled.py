@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from transformers import PreTrainedModel
 
-from architectures import VOCABULARY, random_model
+from architectures import VOCABULARY, random_model, random_pair
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Runner
@@ -33,11 +33,7 @@ NUM_DRAFT_TOKENS = 3
 def pair(
     name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: object
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target, and a draft that agrees with it sometimes."""
-    target, draft = random_model(name, **changes), random_model(name, seed=1, **changes)
-    with torch.no_grad():
-        for parameter, original in zip(draft.parameters(), target.parameters(), strict=True):
-            parameter.copy_(original + 0.05 * parameter)
+    target, draft = random_pair(name, **changes)
     return target.to(device, dtype), draft.to(device, dtype)
 
 

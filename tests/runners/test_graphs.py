@@ -87,18 +87,8 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     stand_in = Cuda()
-    for name in (
-        "CUDAGraph",
-        "Stream",
-        "current_stream",
-        "device",
-        "get_sync_debug_mode",
-        "graph",
-        "graph_pool_handle",
-        "set_stream",
-        "set_sync_debug_mode",
-        "stream",
-    ):
+    names = "CUDAGraph Stream current_stream device get_sync_debug_mode graph graph_pool_handle set_stream"
+    for name in [*names.split(), "set_sync_debug_mode", "stream"]:
         monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
     monkeypatch.setattr(Recorder, "has_failed", False)
     return stand_in

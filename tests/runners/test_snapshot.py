@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from architectures import ONE_BY_ONE, RECURRENT, VOCABULARY, close, random_model
+from architectures import ONE_BY_ONE, RECURRENT, VOCABULARY, close, generated, random_model
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter
@@ -25,14 +25,6 @@ from harness.runners.snapshot import SnapshotRunner
 PROMPTS = [[5, 17, 44, 8, 61, 5, 17], [9, 30], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
 GREEDY = Warp(0.0)
 NEW_TOKENS = 30
-
-
-def generated(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """By `generate`."""
-    # Neither side ends a text by itself.
-    model.generation_config.eos_token_id = None
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
-    return output[0, len(prompt) :].tolist()
 
 
 def request(prompts: list[list[int]]) -> Request:
@@ -68,7 +60,7 @@ def test_regular_text_is_that_of_generate(name: str) -> None:
     model = random_model(name)
     runner = SnapshotRunner(model, takes_back=False)
     (found,), _ = texts(autoregressive(runner, request(PROMPTS[:1])), 1)
-    assert found == generated(model, PROMPTS[0])
+    assert found == generated(model, PROMPTS[0], NEW_TOKENS)
     assert len(set(found)) > 2, "a text of one token shows nothing"
 
 
@@ -83,7 +75,7 @@ def test_speculative_text_is_that_of_generate(name: str, method: str, batch: lis
     if method == "model":
         drafter = ModelDrafter(SnapshotRunner(similar(model)), GREEDY)
     found, accepted = texts(speculative(runner, drafter, request(batch), 4), len(batch))
-    assert found == [generated(model, prompt) for prompt in batch]
+    assert found == [generated(model, prompt, NEW_TOKENS) for prompt in batch]
     assert min(accepted, default=0) < 4, "something is rejected"
     assert method == "lookup" or max(accepted) > 0
 
