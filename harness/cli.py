@@ -75,8 +75,6 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
             python -m harness report results
 
 python -m harness COMMAND --help lists a command's settings and presets."""
-# The extra that installs a launcher or sweeper that our presets use.
-_EXTRAS = {"joblib": "joblib", "optuna": "optuna", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 
 # Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
 _TRACEBACK = "HARNESS_TRACEBACK"
@@ -316,6 +314,15 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     return jobs.run_job(job, command.measures)
 
 
+def _explained(error: Exception, command: str) -> HarnessError | None:
+    """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
+    if command not in COMMANDS:
+        return None
+    from harness.config import commands, hydra_errors
+
+    return hydra_errors.explained(error, command, getattr(commands, COMMANDS[command].settings))
+
+
 @contextmanager
 def _reporting(command: str) -> Iterator[None]:
     """Note an error in the block, and print it in a line or two; raise it where a traceback was asked for."""
@@ -326,63 +333,8 @@ def _reporting(command: str) -> Iterator[None]:
     except Exception as error:
         if _wants_traceback:
             raise
-        known = error if isinstance(error, HarnessError) else _explain(error, command)
+        known = error if isinstance(error, HarnessError) else _explained(error, command)
         _outcome.errors.append(known or error)
         _outcome.exit_codes.append(known.exit_code if known else 1)
         if not _outcome.quiet:
             print(f"harness: {known or in_one_line(error)}", file=sys.stderr, flush=True)
-
-
-def _names_draft(choice: str) -> bool:
-    """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
-    from harness.config.model_names import without_suffixes
-
-    given = [word.lstrip("+").partition("=") for word in sys.argv]
-    drafts = [one for key, _, value in given if key == "draft" for one in value.replace("'", "").split(",")]
-    drafts += [pair.partition("+")[2] for key, _, value in given if key == "pair" for pair in value.split(",")]
-    return choice in map(without_suffixes, drafts)
-
-
-def _explain(error: Exception, command: str) -> SettingError | None:
-    """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
-    from hydra import errors
-
-    from harness.config import commands, conversion, names
-
-    text = str(error)
-    if isinstance(error, errors.OverrideParseException):
-        rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
-        return SettingError(str(error.override), rule)
-    group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    if isinstance(error, errors.MissingConfigException) and group:
-        if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
-            rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
-            return SettingError(group, rule, choice)
-        # Of a name with suffixes Hydra has no options.
-        known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
-        if group == "model" and _names_draft(choice):
-            # Every model is a draft, so Hydra looked there.
-            group, known = "draft", [*known, *names.DRAFTS]
-        presets = f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
-        close = f" (did you mean ./{choice}?)" if Path(choice).exists() else nearest(choice, known)
-        return SettingError(group, f"no such preset{close}; {presets}", choice)
-    if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
-        key = text.split("'")[1].split("@")[0]
-        cause = str(error.__cause__ or text).splitlines()[0]
-        if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
-            return SettingError(key, cause)
-        # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
-        known = conversion.setting_names(getattr(commands, COMMANDS[command].settings))
-        if key in known:
-            group, _, own = key.partition(".")
-            presets = sorted((names.CONF / group).glob("*.yaml"))
-            having = [file.stem for file in presets if f"\n{own}:" in file.read_text(encoding="utf-8")]
-            return SettingError(key, f"needs {group}={' or '.join(having)}")
-        same_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-        suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
-        return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
-    if "Ambiguous value for argument" in text:
-        return SettingError(text.split("'")[1], "several values need -m (a sweep) or brackets (a list)")
-    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith("hydra"):
-        return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
-    return None

@@ -1,0 +1,78 @@
+"""What Hydra and OmegaConf find wrong with the overrides, in the words of our own errors."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra import errors
+
+from harness.config import conversion, names
+from harness.config.errors import SettingError, nearest
+from harness.config.model_names import without_suffixes
+
+# The extra that installs a launcher or sweeper that our presets use.
+_EXTRAS = {"joblib": "joblib", "optuna": "optuna", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+
+
+def explained(error: Exception, command: str, settings: type) -> SettingError | None:
+    """The mistake in one line; None for an error that is no mistake in the overrides.
+
+    Args:
+        settings: of the command, whose names are suggested.
+    """
+    text = str(error)
+    if isinstance(error, errors.OverrideParseException):
+        rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
+        return SettingError(str(error.override), rule)
+    group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if isinstance(error, errors.MissingConfigException) and group:
+        return _no_such_preset(error, command, group, choice)
+    if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
+        key = text.split("'")[1].split("@")[0]
+        cause = str(error.__cause__ or text).splitlines()[0]
+        if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
+            return SettingError(key, cause)
+        return _no_such_setting(key, command, conversion.setting_names(settings))
+    if "Ambiguous value for argument" in text:
+        return SettingError(text.split("'")[1], "several values need -m (a sweep) or brackets (a list)")
+    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith("hydra"):
+        return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
+    return None
+
+
+def _no_such_preset(error: Any, command: str, group: str, choice: str) -> SettingError:
+    if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
+        rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
+        return SettingError(group, rule, choice)
+    # Of a name with suffixes Hydra has no options.
+    known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
+    if group == "model" and _names_draft(choice):
+        # Every model is a draft, so Hydra looked there.
+        group, known = "draft", [*known, *names.DRAFTS]
+    presets = f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
+    close = f" (did you mean ./{choice}?)" if Path(choice).exists() else nearest(choice, known)
+    return SettingError(group, f"no such preset{close}; {presets}", choice)
+
+
+def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
+    group, _, own = key.rpartition(".")
+    if key in known and group:
+        # Another preset of the group has it: a setting of one engine, for example.
+        files = [*(names.CONF / group).glob("*.yaml")]
+        having = sorted(file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8"))
+        return SettingError(key, f"needs {group}={' or '.join(having)}")
+    # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
+    same_last_part = [name for name in known if name.rpartition(".")[2] == own]
+    suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
+    return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
+
+
+def _names_draft(choice: str) -> bool:
+    """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
+    given = [word.lstrip("+").partition("=") for word in sys.argv]
+    drafts = [one for key, _, value in given if key == "draft" for one in value.replace("'", "").split(",")]
+    drafts += [pair.partition("+")[2] for key, _, value in given if key == "pair" for pair in value.split(",")]
+    return choice in map(without_suffixes, drafts)
