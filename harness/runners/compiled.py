@@ -24,7 +24,7 @@ from harness.decoding.warp import Warp
 from harness.runners.base import Options
 from harness.runners.graphs import FixedCall, Recorder
 from harness.runners.regions import compile_call
-from harness.runners.slots import Slots, UnsupportedModelError, lay_out_for_few_tokens
+from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, refusing, require_close, round_up
 
 
@@ -80,8 +80,6 @@ class PreparedRunner(StaticRunner):
             CompilationError: if the model cannot be compiled, or then gives other outputs.
             UnsupportedModelError: if it cannot be captured, or then gives other outputs.
         """
-        if self._compiled and self._device.type == "cpu":
-            lay_out_for_few_tokens(self._model)
         self.check()
         self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
         # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
@@ -154,8 +152,12 @@ class PreparedRunner(StaticRunner):
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
         # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth. The tensors are
-        # the same in every pass, so that their sizes need no check.
-        options = {"coordinate_descent_tuning": self._device.type == "cuda", "size_asserts": False}
+        # the same in every pass, so that their sizes need no check. Products of sums are fused multiplications.
+        options = {
+            "coordinate_descent_tuning": self._device.type == "cuda",
+            "size_asserts": False,
+            "cpp.enable_floating_point_contract_flag": "fast",
+        }
         compiler = functools.partial(compile_call, options=options)
         # Each shape of each model is a compilation of the same code, and torch gives up after a few.
         with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -214,18 +214,3 @@ def _windows(model: PreTrainedModel) -> dict[str, int | None]:
     if unknown := set(types) - {_FULL, _SLIDING}:
         raise UnsupportedModelError(f"has layers of type {', '.join(sorted(unknown))}")
     return {name: window if name == _SLIDING else None for name in sorted(set(types))}
-
-
-def lay_out_for_few_tokens(model: nn.Module) -> None:
-    """Store the weights of linear layers with the input dimension first, their values and shapes unchanged.
-
-    On a CPU a product of few float32 rows takes up to 1.5 times as long with a transposed matrix. Weights that are
-    shared with an embedding stay as they are.
-    """
-    embedded = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Embedding)}
-    for module in model.modules():
-        if type(module) is not nn.Linear or module.weight.data_ptr() in embedded:
-            continue
-        weight = module.weight.data
-        if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous():
-            module.weight.data = weight.t().contiguous().t()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY, random_model, random_pair
@@ -21,8 +22,9 @@ from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import Recorder
+from harness.runners.regions import linear
 from harness.runners.shared_prefix import SharedPrefixRunner
-from harness.runners.slots import UnsupportedModelError, lay_out_for_few_tokens
+from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
 from runners.test_static import PROMPTS, SERVED
 
@@ -175,17 +177,15 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(parts) == expected, "before the layers, one for each kind of layer, and after them"
 
 
-def test_weights_in_another_layout_are_the_same() -> None:
-    model = random_model("llama", num_hidden_layers=1, tie_word_embeddings=True)
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    logits = EagerRunner(model).start(PROMPTS).logits
-    prepared(model, compiled=False)
-    assert model.model.layers[0].mlp.up_proj.weight.is_contiguous(), "only for compiled code"
-    lay_out_for_few_tokens(model)
-    assert not model.model.layers[0].mlp.up_proj.weight.is_contiguous()
-    assert model.lm_head.weight.is_contiguous(), "an embedding looks rows up"
-    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    assert torch.allclose(EagerRunner(model).start(PROMPTS).logits, logits, atol=1e-4)
+@pytest.mark.parametrize("num_rows", [1, 5, 60])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_few_rows_are_sums(num_rows: int, biased: bool) -> None:
+    states, layer = torch.randn(1, num_rows, 16)[..., 4:12], torch.nn.Linear(8, 3, bias=biased)
+    with FlopCounterMode(display=False) as counted:
+        products = linear(states, layer.weight, layer.bias)
+    assert counted.get_total_flops() == (0 if num_rows < 60 else 2 * 60 * 8 * 3), "multiplied by a library"
+    assert products.shape == (1, num_rows, 3)
+    assert torch.allclose(products, layer(states), atol=1e-6)
 
 
 @pytest.mark.gpu
