@@ -67,7 +67,7 @@ class Other:
 
 def run_tests() -> list[dict[str, Any]]:
     """All that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q", "--color=no"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "--color=no"]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = ended.stdout.strip().splitlines() or ["no output"]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
