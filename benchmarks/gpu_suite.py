@@ -104,7 +104,7 @@ def run_growth() -> list[dict[str, Any]]:
     return [{"case": "growth", "layers": options.layers, "hidden_size": options.hidden_size}, *lines]
 
 
-ATTENTION, GROWTH = Other("attention", 4, run_attention), Other("growth", 2, run_growth)
+ATTENTION, GROWTH = Other("attention", 4, run_attention), Other("growth", 3, run_growth)
 GPU_JOBS: list[Job] = [
     Case("7B", "llama_68m", 5, peers=True),
     Other("tests", 5, run_tests),

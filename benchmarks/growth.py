@@ -5,7 +5,8 @@
 
 A random Llama is the target and one with a quarter of its layers the draft. One of four sizes varies at a time. At each
 point the eager runner, the static runner and the bare models take turns over the same iterations, in which rows keep
-different numbers of tokens, as they do in a batch. The parts are
+different numbers of tokens, as they do in a batch. With --device cuda there is also the static runner with its passes
+captured as CUDA graphs, and the device is synchronised around each part. The parts are
 
 - regular: the target's forward pass over one token;
 - verification: the target's forward pass over K + 1 tokens;
@@ -43,15 +44,17 @@ from harness.drafting.model import ModelDrafter
 from harness.report.table import Table
 from harness.results.statistics import Interval
 from harness.runners.base import CacheRunner
+from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 
 WARP = Warp(0.5, 0, 1.0)
-RUNNERS: dict[str, type[CacheRunner]] = {"eager": EagerRunner, "static": StaticRunner}
 PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iteration")
 
 # Seconds by part.
 Times = dict[str, float]
+# Of a model at a point; whether it is the draft.
+MakeRunner = Callable[[PreTrainedModel, "Point", bool], CacheRunner]
 
 
 @dataclass(frozen=True)
@@ -110,13 +113,30 @@ class Pair:
         return common.timed(call, [self.device], self._clock)
 
 
+def captured(model: PreTrainedModel, point: Point, drafts: bool) -> CacheRunner:
+    """The static runner with its passes as CUDA graphs, and room for all turns."""
+    runner, k = PreparedRunner(model, compiled=False, captured=True), point.num_draft_tokens
+    widths, drawn = ((1, 2), (k,)) if drafts else ((1, k + 1), ())
+    runner.prepare(point.batch_size, point.context + 32 * (k + 1), widths, drawn, WARP)
+    return runner
+
+
+def makers(device: torch.device) -> dict[str, MakeRunner]:
+    """Functions that make the runners, of the target or of the draft."""
+    found: dict[str, MakeRunner] = {
+        "eager": lambda model, point, drafts: EagerRunner(model),
+        "static": lambda model, point, drafts: StaticRunner(model),
+    }
+    return found | {"graphs": captured} if device.type == "cuda" else found
+
+
 class Decoder:
     """The parts of one iteration with our runners, each timed by itself."""
 
-    def __init__(self, pair: Pair, kind: type[CacheRunner], point: Point) -> None:
+    def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
         self._pair, self._point = pair, point
-        self._target = kind(pair.target)
-        self._drafter = ModelDrafter(kind(pair.draft), WARP, pair.device)
+        self._target = make(pair.target, point, False)
+        self._drafter = ModelDrafter(make(pair.draft, point, True), WARP, pair.device)
         # Equal prompts are read once; rows become ragged with the first turn.
         prompts = [[1] * point.context] * point.batch_size
         self._next = [1] * point.batch_size
@@ -198,10 +218,8 @@ def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], d
         )
         for _ in range(repeats + 2)
     ]
-    contenders: dict[str, Callable[[Turn], Times]] = {
-        name: Decoder(pair, kind, point) for name, kind in RUNNERS.items()
-    }
-    contenders["bare"] = Bare(pair, point)
+    decoders = {name: Decoder(pair, make, point) for name, make in makers(pair.device).items()}
+    contenders: dict[str, Callable[[Turn], Times]] = {**decoders, "bare": Bare(pair, point)}
     times = common.take_turns(contenders, turns[2:], warm_up=turns[:2])
 
     def seconds(name: str, part: str) -> list[float]:
@@ -209,7 +227,7 @@ def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], d
 
     bare_ms = {part: 1000 * sum(seconds("bare", part)) / repeats for part in PARTS}
     ratios = {
-        name: {part: common.ratio(seconds(name, part), seconds("bare", part)) for part in PARTS} for name in RUNNERS
+        name: {part: common.ratio(seconds(name, part), seconds("bare", part)) for part in PARTS} for name in decoders
     }
     return bare_ms, ratios
 
