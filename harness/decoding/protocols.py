@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -55,6 +55,13 @@ class Runner(Protocol):
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
         """Extend by tokens [B, n], then draw K tokens per row and extend by all but the last; see `randomness.draw`."""
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
+
+    def decide(
+        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        """Extend by tokens [B, n] -> also what a decision makes of the logits and the inputs; see `decisions`."""
+        step = self.extend(tokens)
+        return step, decision(step.logits, *inputs)
 
 
 @dataclass(frozen=True, slots=True)

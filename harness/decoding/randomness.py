@@ -89,8 +89,8 @@ def draw(
     """
     drawn: list[Tensor] = []
     probabilities: list[Tensor] = []
-    for position in range(uniforms.shape[1]):
+    for numbers in uniforms.unbind(1):
         probabilities.append(warp(extend(tokens)[:, -1]))
-        drawn.append(existing_index(probabilities[-1], uniforms[:, position]))
+        drawn.append(existing_index(probabilities[-1], numbers))
         tokens = drawn[-1].unsqueeze(1)
     return torch.stack(drawn, dim=1), torch.stack(probabilities, dim=1)

@@ -18,6 +18,9 @@ def to_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.de
     """
     if isinstance(numbers, Arriving):
         return numbers.tensor.to(device)
+    first = numbers[0] if numbers else None
+    if isinstance(first, int) and all(number == first for number in numbers):
+        return torch.full((len(numbers),), first, device=device)  # less than a copy costs
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
@@ -72,6 +75,11 @@ def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
         return [one + other for one, other in zip(numbers, terms, strict=True)]
     summand = more if isinstance(more, int) else to_device(more, numbers.tensor.device)
     return Arriving(numbers.tensor + summand, lambda: added(list(numbers), terms), numbers.most + max(terms))
+
+
+def first_columns(tensor: Tensor, count: int) -> Tensor:
+    """The first `count` of [B, n, ...] along n; the tensor itself where that is all, which costs nothing."""
+    return tensor if tensor.shape[1] == count else tensor[:, :count]
 
 
 def most(numbers: Sequence[int]) -> int:

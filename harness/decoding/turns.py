@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength
 from harness.decoding.batch import Rows
+from harness.decoding.decisions import Draw, Judge
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner, Step
-from harness.decoding.randomness import Purpose, inverse_cdf
-from harness.decoding.transfer import Arriving, added, to_device, to_host
+from harness.decoding.randomness import Purpose
+from harness.decoding.transfer import Arriving, added, first_columns, to_device, to_host
 from harness.decoding.verify import Offer, Verdict, verify
 
 
 def regular_step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]) -> tuple[Step, Tensor]:
     """Queue one turn of regular decoding over the last token of each row -> also the tokens [B] at these positions."""
-    step = target.extend(pending.unsqueeze(1))
+    uniforms = rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET]
+    step, (drawn,) = target.decide(pending.unsqueeze(1), Draw(rows.warp), uniforms)
     target.keep([1] * len(rows.numbers))
-    drawn = inverse_cdf(rows.warp(step.logits[:, -1]), rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET])
     return step, rows.agree(drawn)
 
 
@@ -31,16 +32,13 @@ class Turn:
 
     Attributes:
         limits, lengths: how many tokens each row was asked for, and offered.
-        figures: [B, 4 + K] num_accepted and next_token, of target and draft the number of draft tokens before the first
-            whose probability is nan, and the draft tokens. All that the host must know, in one transfer,
-        read: which has begun.
+        read: waits for the figures of the `Judge`, in one transfer that has begun.
     """
 
     limits: list[int]
     lengths: list[int]
     step: Step
     verdict: Verdict
-    figures: Tensor
     read: Callable[[], list[list[int]]]
 
     @cached_property
@@ -50,7 +48,7 @@ class Turn:
 
     def arriving(self, vocabulary_size: int) -> tuple[Sequence[int], Sequence[int]]:
         """`num_accepted` and `next_token`, for a device that goes on with them, and with none that does not exist."""
-        accepted, following = self.figures[:, 0], self.figures[:, 1].clamp(max=vocabulary_size - 1)
+        accepted, following = self.verdict.num_accepted, self.verdict.next_token.clamp(max=vocabulary_size - 1)
         return (
             Arriving(accepted, lambda: [row[0] for row in self.decided], max(self.lengths)),
             Arriving(following, lambda: [row[1] for row in self.decided], vocabulary_size - 1),
@@ -107,16 +105,16 @@ class Turns:
                 min(num_draft_tokens, request.max_new_tokens - count - 1)
                 for request, count in zip(rows.requests, rows.num_generated, strict=True)
             ]
-        fitting = rows.uniforms_from(num_generated, max(limits) + 1)
-        tried = fitting[:, :-1]
+        # In the order of `Purpose`.
+        to_draft, to_accept, to_follow = rows.uniforms_from(num_generated, max(limits) + 1).unbind(-1)
         if self.redraw:
             unused = [
                 request.max_new_tokens + 1 + (1 + count) * self.draft_length.most
                 for request, count in zip(rows.requests, num_iterations, strict=True)
             ]
-            tried = rows.uniforms_from(unused, max(limits))
+            to_draft, to_accept, _ = rows.uniforms_from(unused, max(limits)).unbind(-1)
         if max(limits):
-            proposal = self.drafter.propose(max(limits), tried[:, :, Purpose.DRAFT])
+            proposal = self.drafter.propose(max(limits), first_columns(to_draft, max(limits)))
         else:
             proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=rows.uniforms.device))
         offered: Sequence[int] = [proposal.tokens.shape[1]] * num_rows
@@ -124,24 +122,18 @@ class Turns:
             offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
         lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
         width = max(lengths)
-        draft_tokens, draft_probabilities = rows.agree(proposal.tokens[:, :width]), proposal.probabilities
+        draft_tokens, probabilities = rows.agree(first_columns(proposal.tokens, width)), proposal.probabilities
+        inputs = [draft_tokens, first_columns(to_accept, width), first_columns(to_follow, width + 1)]
+        inputs += [] if probabilities is None else [first_columns(probabilities, width)]
+        rule = self.verification if width else verify
+        decision: Callable[..., tuple[Tensor, ...]] = Judge(rows.warp, rule, self.lenience, probabilities is None)
+        if min(lengths) < width:
+            decision = partial(decision, lengths=to_device(lengths, draft_tokens.device))
         pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)
-        step = self.target.extend(torch.cat([pending, draft_tokens], dim=1))
-        offer = Offer(
-            rows.warp(step.logits),
-            draft_tokens,
-            None if draft_probabilities is None else draft_probabilities[:, :width],
-            tried[:, :width, Purpose.ACCEPT],
-            fitting[:, : width + 1, Purpose.TARGET],
-            self.lenience,
-            to_device(lengths, step.logits.device) if min(lengths) < width else None,
-        )
-        verdict = self.verification(offer) if width else verify(offer)
-        probabilities = verdict.target_probability, verdict.draft_probability
-        sound = [(~probability.isnan()).long().cumprod(-1).sum(-1) for probability in probabilities]
-        figures = torch.stack([verdict.num_accepted, verdict.next_token, *sound], dim=1)
-        figures = rows.agree(torch.cat([figures, draft_tokens], dim=1))
-        return Turn(limits, lengths, step, verdict, figures, to_host(figures))
+        step, (figures, *chosen) = self.target.decide(torch.cat([pending, draft_tokens], dim=1), decision, *inputs)
+        figures = rows.agree(figures)
+        verdict = Verdict(*figures.unbind(1)[:2], *chosen)
+        return Turn(limits, lengths, step, verdict, to_host(figures))
 
     def undrafted(self) -> Iteration:
         """A turn without draft tokens, at the cost of regular decoding."""

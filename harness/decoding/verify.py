@@ -44,7 +44,7 @@ class Offer:
     @property
     def target_probability(self) -> Tensor:
         """Each draft token's probability [B, K] under the target."""
-        return self._chosen(self.target_probabilities[:, : self.draft_tokens.shape[1]])
+        return self._chosen(self.target_probabilities)
 
     @property
     def draft_probability(self) -> Tensor:
@@ -54,6 +54,7 @@ class Offer:
         return self._chosen(self.draft_probabilities)
 
     def _chosen(self, probabilities: Tensor) -> Tensor:
+        # Positions behind the last draft token are left out.
         return probabilities.gather(-1, self.draft_tokens.unsqueeze(-1)).squeeze(-1)
 
 
@@ -77,7 +78,7 @@ def verify(offer: Offer) -> Verdict:
 
 def prefix_length(accepted: Tensor, lengths: Tensor | None) -> Tensor:
     """How many tests [B, K] in a row are passed before the first that is not, at most lengths [B]."""
-    num_accepted = accepted.to(torch.int64).cumprod(-1).sum(-1)
+    num_accepted = accepted.cumprod(-1, dtype=torch.int64).sum(-1)
     return num_accepted if lengths is None else torch.minimum(num_accepted, lengths)
 
 

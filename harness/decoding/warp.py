@@ -57,11 +57,11 @@ class RowWarp(Warp):
     rows: Sequence[Warp] = ()
 
     def __call__(self, logits: Tensor) -> Tensor:
+        if self.rows and self == self.rows[0]:
+            return self.rows[0](logits)
         groups: dict[Warp, list[int]] = {}
         for row, warp in enumerate(self.rows):
             groups.setdefault(warp, []).append(row)
-        if len(groups) == 1:
-            return next(iter(groups))(logits)
         probabilities = torch.empty_like(logits, dtype=torch.float32)
         for warp, members in groups.items():
             index = to_device(members, logits.device)
@@ -69,6 +69,6 @@ class RowWarp(Warp):
         return probabilities
 
     def __eq__(self, other: object) -> bool:
-        return all(warp == other for warp in self.rows)
+        return all(warp is other or warp == other for warp in self.rows)
 
     __hash__ = None  # type: ignore[assignment]

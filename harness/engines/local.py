@@ -16,6 +16,7 @@ from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
+from harness.decoding.decisions import Decision, Draw, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
@@ -113,7 +114,8 @@ class LocalEngine(Engine):
         widths = (1,) if pair.drafting is None and pair.draft is None else (1, *(count + 1 for count in numbers))
         layers = () if pair.head is None else pair.head.config.layers
         build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
-        self._target, name = build(pair.target, shapes=(batch_size, slots, widths, (), warp), hidden_layers=layers)
+        shapes = (batch_size, slots, widths, (), warp, _decisions(pair, decoding, widths))
+        self._target, name = build(pair.target, shapes=shapes, hidden_layers=layers)
         draft_runner: Runner | None = None
         self.runner = str(name)
         if (model := draft_model(pair)) is not None:
@@ -226,6 +228,15 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     setting = "model.dtype" if loaded is pair.target else "draft.dtype"
     advice = f"its numbers overflow: try {setting}={wider}, or check its weights" if wider else "check its weights"
     return RunError(f"{what}; {advice}")
+
+
+def _decisions(pair: Pair, decoding: DecodingSettings, widths: Sequence[int]) -> dict[int, Decision]:
+    """What the loops decide after extensions of these widths, without a fault and with a whole offer for every row."""
+    # Only what finds its tokens in texts gives no probabilities.
+    is_deterministic = pair.drafting is not None and pair.drafting.method in ("lookup", "suffix")
+    warp, rule = _warp(decoding), _RULES.get(decoding.rule, verify)
+    judge = Judge(warp, rule, decoding.lenience, is_deterministic)
+    return {width: judge if width > 1 else Draw(warp) for width in widths}
 
 
 def _warp(decoding: DecodingSettings) -> Warp:

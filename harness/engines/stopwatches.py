@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.decoding.protocols import Runner
 from harness.models.devices import synchronize
 
 
 class Replacing:
     """Another object, some of whose methods are replaced."""
+
+    decide = Runner.decide  # of a runner, by an `extend` that is replaced
 
     def __init__(self, original: Any, **methods: Callable[..., Any]) -> None:
         self._original = original

@@ -72,7 +72,6 @@ class CacheRunner(Runner):
         self._append(before, num_before)
         return Step(*outputs)
 
-    @torch.inference_mode()
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")

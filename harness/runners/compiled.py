@@ -1,7 +1,8 @@
 """The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding begins.
 
-The prepared shapes are an extension by one token, one by K + 1 tokens, and a draft's whole phase of K steps with its
-sampling. A smaller extension is filled up to a prepared shape; one that fits none runs eagerly over the same cache.
+The prepared shapes are an extension by one token, one by K + 1 tokens, each also with what the target decides after it,
+and a draft's whole phase of K steps with its sampling. A smaller extension is filled up to a prepared shape; one that
+fits none runs eagerly over the same cache.
 Compiling fuses the many small kernels of norms and rotary embeddings; capturing removes the host's work for the rest.
 """
 
@@ -10,16 +11,17 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.decoding.decisions import Decision
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import draw
-from harness.decoding.transfer import Arriving, added
+from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.warp import Warp
 from harness.runners.base import Options
 from harness.runners.graphs import FixedCall, Recorder
@@ -55,6 +57,8 @@ class PreparedRunner(StaticRunner):
         self._passes: dict[tuple[int, ...], Callable[..., tuple[Tensor, ...]]] = {}  # forward, by both of these
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp = Warp()
+        self._decisions: Mapping[int, Decision] = {}
+        self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
         self._calls: dict[tuple[str, int, int, int], FixedCall] = {}  # by kind, rows, tokens, and tokens drawn
         self.setup_seconds = 0.0
 
@@ -66,6 +70,7 @@ class PreparedRunner(StaticRunner):
         widths: Sequence[int],
         num_drawn: Sequence[int] = (),
         warp: Warp | None = None,
+        decisions: Mapping[int, Decision] | None = None,
     ) -> None:
         """Compile and capture all shapes that decoding needs, and compare its outputs with the eager runner's.
 
@@ -75,6 +80,8 @@ class PreparedRunner(StaticRunner):
             widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not been fed.
             num_drawn: each K of a draft; a target draws nothing.
             warp: for the tokens drawn.
+            decisions: what is decided after an extension, by its width. Prepared only to be captured: compiling takes
+                seconds, for which a CPU gets back less than 1 % of an iteration.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
@@ -86,6 +93,8 @@ class PreparedRunner(StaticRunner):
         sizes = {batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)}
         self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
         self._widths, self._num_drawn, self._warp = sorted(set(widths)), sorted(set(num_drawn)), warp or Warp()
+        self._decisions = decisions if decisions and self._captured else {}
+        self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
         shapes = itertools.product(self._views.items(), self._widths)
         self._passes = {(size, width): functools.partial(self._forward, view) for (size, view), width in shapes}
         started = time.perf_counter()
@@ -108,10 +117,10 @@ class PreparedRunner(StaticRunner):
         if width is None or self._slots is not self._prepared:
             return super().extend(tokens)
         size = next(size for size in self._views if size >= num_rows)
-        num_real = torch.full((), num_tokens, device=self._device)
-        outputs = self._calls["extend", size, width, 0](_filled_up(tokens, size, width), self._starts(size), num_real)
+        filled = _filled_up(tokens, size, width), self._starts(size), self._counts[num_tokens]
+        outputs = self._calls["extend", size, width, 0](*filled)
         self._num_extended += num_tokens
-        return Step(*(output[:num_rows, :num_tokens] for output in outputs))
+        return Step(*(first_columns(_first_rows(output, num_rows), num_tokens) for output in outputs))
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
@@ -128,6 +137,21 @@ class PreparedRunner(StaticRunner):
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
 
     @torch.inference_mode()
+    def decide(
+        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        num_rows, width = tokens.shape
+        prepared = self._decisions.get(width) == decision and self._fits(width)
+        if not prepared or self._slots is not self._prepared:
+            return Runner.decide(self, tokens, decision, *inputs)  # by prepared extensions
+        size = next(size for size in self._views if size >= num_rows)
+        filled = [_filled_up(one, size) for one in inputs]
+        outputs = self._calls["decide", size, width, 0](_filled_up(tokens, size), self._starts(size), *filled)
+        self._num_extended += width
+        outputs = tuple(_first_rows(output, num_rows) for output in outputs)
+        num_states = 2 if self._options.get("hidden_layers") else 1
+        return Step(*outputs[:num_states]), outputs[num_states:]
+
     def keep(self, counts: Sequence[int]) -> None:
         if not isinstance(counts, Arriving) or self._slots is not self._prepared:
             super().keep(counts)
@@ -135,19 +159,22 @@ class PreparedRunner(StaticRunner):
         # Prepared shapes take starts from the device. Of an earlier verdict the host has read the lengths by now.
         self._lengths, self._num_extended = added(counts, list(self._lengths)), 0
 
-    def _call(self, kind: str, tokens: Tensor, starts: Tensor, third: Tensor) -> tuple[Tensor, ...]:
-        """A prepared shape of tokens [B, n], starts [B], and the number of real tokens, or uniforms [B, K]."""
-        if kind == "extend":
-            return self._passes[tokens.shape](tokens, starts, third)
+    def _extend_and_decide(self, tokens: Tensor, starts: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """A prepared shape of tokens [B, n] and starts [B]; the outputs of both."""
+        width = tokens.shape[1]
+        outputs = self._passes[tokens.shape](tokens, starts, self._counts[width])
+        return *outputs, *self._decisions[width](outputs[0], *inputs)
+
+    def _draw(self, tokens: Tensor, starts: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        """A prepared shape of tokens [B, n], starts [B] and uniforms [B, K]."""
         ends = starts.clone()
 
         def extend(tokens: Tensor) -> Tensor:
-            num_real = torch.full((), tokens.shape[1], device=self._device)
-            logits = self._passes[tokens.shape](tokens, ends, num_real)[0]
+            logits = self._passes[tokens.shape](tokens, ends, self._counts[tokens.shape[1]])[0]
             ends.add_(tokens.shape[1])
             return logits
 
-        return draw(extend, tokens, third, self._warp)
+        return draw(extend, tokens, uniforms, self._warp)
 
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
@@ -172,16 +199,20 @@ class PreparedRunner(StaticRunner):
         recorder = Recorder(self._device) if self._captured and self._device.type == "cuda" else None
         for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
-            thirds = {0: num_real}
-            thirds |= {k: torch.full((size, k), 0.5, device=self._device) for k in reversed(self._num_drawn)}
-            for number, third in thirds.items():
-                kind = "draw" if number else "extend"
-                plain = functools.partial(self._call, kind)
-                fixed = FixedCall(plain, (tokens, starts, third), recorder)
+            forward = self._passes[size, width]
+            calls: list[tuple[str, int, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]]]
+            calls = [("extend", 0, forward, (num_real,))]
+            if width in self._decisions:
+                logits = forward(tokens, starts, num_real)[0]
+                calls += [("decide", 0, self._extend_and_decide, self._decisions[width].examples(logits))]
+            for number in reversed(self._num_drawn):
+                calls += [("draw", number, self._draw, (torch.full((size, number), 0.5, device=self._device),))]
+            for kind, number, plain, others in calls:
+                fixed = FixedCall(plain, (tokens, starts, *others), recorder)
                 # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
                 fixed.clear()
-                others = (tokens + 1, starts + 1, third)
-                require_close(fixed(*others), plain(*others), self._model, "captured differ from those before")
+                inputs = (tokens + 1, starts + 1, *others)
+                require_close(fixed(*inputs), plain(*inputs), self._model, "captured differ from those before")
                 self._calls[kind, size, width, number] = fixed
 
     def _example(self, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,9 +222,14 @@ class PreparedRunner(StaticRunner):
         return tokens, starts, torch.full((), width, device=self._device)
 
 
-def _filled_up(numbers: Tensor, num_rows: int, width: int) -> Tensor:
-    """Numbers [B, n] filled up with zeros to [num_rows, width]."""
-    missing_rows, missing = num_rows - numbers.shape[0], width - numbers.shape[1]
-    if not missing_rows and not missing:
+def _filled_up(numbers: Tensor, *shape: int) -> Tensor:
+    """Numbers filled up with zeros to a shape, of which the last dimensions may be left out if they are right."""
+    missing = [wanted - size for wanted, size in zip(shape, numbers.shape, strict=False)]
+    if not any(missing):
         return numbers
-    return torch.nn.functional.pad(numbers, (0, missing, 0, missing_rows))
+    unchanged = [0, 0] * (numbers.dim() - len(shape))
+    return torch.nn.functional.pad(numbers, unchanged + [count for one in reversed(missing) for count in (0, one)])
+
+
+def _first_rows(tensor: Tensor, count: int) -> Tensor:
+    return tensor if tensor.shape[0] == count else tensor[:count]

@@ -43,6 +43,7 @@ class EagerRunner(CacheRunner):
         for new, old in zip(self._cache.layers, before.layers, strict=True):
             new.keys, new.values = stacked(old.keys, new.keys), stacked(old.values, new.values)
 
+    @torch.inference_mode()
     def _roll_back(self, dropped: Sequence[int]) -> None:
         num_slots = self._cache.get_seq_length()
         if min(dropped) < max(dropped):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import torch
@@ -57,6 +57,11 @@ class SharedPrefixRunner(Runner):
 
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
         return self._runner.draw(tokens, uniforms, warp)
+
+    def decide(
+        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        return self._runner.decide(tokens, decision, *inputs)
 
 
 def sharing(runner: Runner) -> Runner:

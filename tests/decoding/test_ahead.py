@@ -28,7 +28,7 @@ from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
 from mtp_models import mtp_target
-from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, pair, prepared
+from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, decisions, pair, prepared
 
 # All the ways in which the host learns what a tensor holds.
 HOST_READS = "tolist item cpu numpy __bool__ __int__ __float__ __index__".split()
@@ -108,7 +108,7 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
     head = heads[kind]()
     drafter = head.to(device).drafter(target.to(device), WARP)
     runner = PreparedRunner(target, compiled=False, captured=True, hidden_layers=drafter.layers)
-    runner.prepare(3, 60, (1, NUM_DRAFT_TOKENS + 1))
+    runner.prepare(3, 60, (1, NUM_DRAFT_TOKENS + 1), decisions=decisions())
     return runner, drafter
 
 
