@@ -74,6 +74,7 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
   report    tables, Markdown and an HTML page with plots from the CSV files of all these
             python -m harness report results
 
+To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
 python -m harness COMMAND --help lists a command's settings and presets."""
 
 # Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
@@ -277,6 +278,8 @@ def _run_experiment(config: Any) -> Sequence[Any]:
 
     from harness.config import commands, conversion
     from harness.config.machine import share_cores
+    from harness.config.settings import without_others
+    from harness.sweep.manifest import Manifest
 
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -286,21 +289,26 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     if name not in COMMANDS:
         raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", name)
     command = COMMANDS[name]
-    settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
     hydra = HydraConfig.get()
-    if hydra.mode is not RunMode.MULTIRUN and settings.job_timeout_s is not None:
+    directory, sweep = Path(hydra.runtime.output_dir), None
+    if hydra.mode is RunMode.MULTIRUN:
+        sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
+        # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
+        plain["draft"] = without_others(plain["draft"], Manifest.read(sweep).methods)
+    settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
+    if sweep is None and settings.job_timeout_s is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s)
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 
     signals.obey()
-    if name == "serve" and hydra.mode is not RunMode.MULTIRUN:
+    if name == "serve" and sweep is None:
         share_cores(1)
         signals.load(command.experiment).run(settings)
         return []
-    job = jobs.Job(name, command.experiment, settings, Path(hydra.runtime.output_dir))
+    job = jobs.Job(name, command.experiment, settings, directory)
     num_ranks = ranks.num_ranks(settings) if command.measures else 1
-    if hydra.mode is not RunMode.MULTIRUN:
+    if sweep is None:
         share_cores(num_ranks)
         own_process = num_ranks > 1 or (settings.engine.may_crash and command.sweeps and command.measures)
         return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
@@ -309,7 +317,6 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     # joblib and Ray limit the threads of their jobs themselves.
     at_once = hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
     share_cores(num_ranks * (at_once or 1))
-    sweep = job.directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
     job = replace(job, sweep=sweep, number=int(hydra.job.num), overrides=tuple(hydra.overrides.task))
     return jobs.run_job(job, command.measures)
 
@@ -336,5 +343,7 @@ def _reporting(command: str) -> Iterator[None]:
         known = error if isinstance(error, HarnessError) else _explained(error, command)
         _outcome.errors.append(known or error)
         _outcome.exit_codes.append(known.exit_code if known else 1)
-        if not _outcome.quiet:
+        # Of the jobs of a sweep many may have the same one.
+        said = str(known or error) in map(str, _outcome.errors[:-1])
+        if not _outcome.quiet and not said:
             print(f"harness: {known or in_one_line(error)}", file=sys.stderr, flush=True)

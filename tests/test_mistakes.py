@@ -28,6 +28,7 @@ MISTAKES = {
     "latency +pair=7B+tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency placement=balancd": "placement=balancd: no such preset (did you mean balanced?)",
     "latency prompts=englsh": "prompts=englsh: no such preset (did you mean english?)",
+    "latency K=2": "K: no such setting (did you mean decoding.num_draft_tokens?)",
     "latency temperature=1": "temperature: no such setting (did you mean decoding.temperature?)",
     "latency decoding.top_pp=1": "decoding.top_pp: no such setting (did you mean decoding.top_p?)",
     "latency +seeds=3": "seeds: no such setting (did you mean seed?)",

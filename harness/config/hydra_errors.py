@@ -53,7 +53,7 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
         # Every model is a draft, so Hydra looked there.
         group, known = "draft", [*known, *names.DRAFTS]
     presets = f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
-    close = f" (did you mean ./{choice}?)" if Path(choice).exists() else nearest(choice, known)
+    close = f" (did you mean ./{choice}?)" if choice and Path(choice).exists() else nearest(choice, known)
     return SettingError(group, f"no such preset{close}; {presets}", choice)
 
 
@@ -64,8 +64,9 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
         files = [*(names.CONF / group).glob("*.yaml")]
         having = sorted(file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8"))
         return SettingError(key, f"needs {group}={' or '.join(having)}")
-    # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
-    same_last_part = [name for name in known if name.rpartition(".")[2] == own]
+    # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
+    last = "num_draft_tokens" if key == "K" else own
+    same_last_part = [name for name in known if name.rpartition(".")[2] == last]
     suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
     return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
 

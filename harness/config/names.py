@@ -62,6 +62,11 @@ def _draft(name: str) -> dict[str, Any]:
     return {"name": "none"} if name == "none" else {"defaults": [{"/model@_here_": name}]}
 
 
+def method_of(draft: str) -> str:
+    """The method of what `draft=` names."""
+    return str(_draft(draft).get("method", "model"))
+
+
 def _prompts(name: str) -> dict[str, Any] | None:
     return {"name": Path(name).stem, "file": name} if "/" in name or name.endswith((".txt", ".jsonl")) else None
 

@@ -6,7 +6,7 @@ setting, rule and value, and the conversion adds the group that the setting is i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -124,6 +124,13 @@ class DraftSettings(ModelSettings):
     def least_chance(self) -> float:
         """`threshold`, or what the method has without one."""
         return self.threshold if self.threshold is not None else 0.1 if self.method == "suffix" else 0.0
+
+
+def without_others(draft: Mapping[str, Any], methods: Collection[str]) -> dict[str, Any]:
+    """The configuration of a draft without settings that are for other ones of these methods, and not for its own."""
+    own = {draft.get("method", "model")}
+    others = {key for key, of in _OF_METHODS.items() if not own.intersection(of) and set(of).intersection(methods)}
+    return {key: value for key, value in draft.items() if key not in others}
 
 
 @dataclass(frozen=True, kw_only=True)

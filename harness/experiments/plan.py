@@ -79,7 +79,7 @@ class Plan:
             session.status, session.error = "does_not_fit", str(misfit)
             self.figures["instead"] = "\n".join(remedies(case)) or None
             found = fit_regardless(case)
-        self.figures |= _sizes(case, machine, found) | _limits(case, machine.bandwidths)
+        self.figures |= _sizes(case, machine, found) | _limits(case, found, machine.bandwidths)
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
@@ -171,15 +171,20 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
     return figures
 
 
-def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
+def _limits(case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]) -> dict[str, Any]:
     """The bytes that a token must read, and so its least time; and the most that speculation can gain.
 
-    Speculation at its best: every draft token accepted, and verification as cheap as one step.
+    Speculation at its best: every draft token accepted, and verification as cheap as one step. GPUs over which every
+    layer is split read at once, so that the bytes are those of one GPU.
     """
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
     tokens, rows = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2), demand.batch_size
-    steps = [sketch.read_bytes + sum(sketch.block_caches(tokens, rows)) for sketch in case.models]
+    steps = []
+    for sketch, placed in zip(case.models, placements, strict=True):
+        at_once = len(placed.bytes_per_device) if placed.split else 1
+        cache = sum(sketch.block_caches(tokens, rows)) / (at_once if sketch.splits_cache else 1)
+        steps.append(sketch.read_bytes / at_once + cache)
     only = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
     # A method without weights reads nothing.
     passes = 1 if case.models[-1].one_pass else k
@@ -205,6 +210,8 @@ def _note(case: Case, placements: Sequence[Placement]) -> str | None:
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(placements[0].device_map):
         notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
+    if placements[0].split and len(case.models) > 1 and not placements[1].split:
+        notes.append("each process has a copy of the draft; draft.placement=tensor_parallel splits it")
     if advice := advice_on_8bit(case.models, placements):
         notes.append(advice)
     sizes = [sketch.vocabulary_size for sketch in case.models]

@@ -254,22 +254,26 @@ def _remark(pair: Pair) -> str | None:
 def _categories(pairs: Sequence[Pair]) -> Table:
     """Pairs by category: speed-up with interval, and tokens per iteration."""
     found = [pair for pair in pairs if pair.categories]
-    counts: dict[str, int] = {}
+    counts: dict[str, set[int]] = {}
     for category in (category for pair in found for category in pair.categories):
-        counts[category.name] = max(category.num_prompts, counts.get(category.name, 0))
+        counts.setdefault(category.name, set()).add(category.num_prompts)
 
     def column(name: str) -> Column:
         of = {id(pair): category for pair in found for category in pair.categories if category.name == name}
-        return Column(f"{name} ({counts[name]})", _category, lambda pair: of.get(id(pair)))
+        # Runs over different numbers of prompts say theirs in the cells.
+        counted = len(counts[name]) > 1
+        heading = name if counted else f"{name} ({min(counts[name])})"
+        return Column(heading, lambda category: _category(category, counted), lambda pair: of.get(id(pair)))
 
     columns = (Column("pair", text=True, of=lambda pair: pair.name.label()), *map(column, counts))
     about = "Speed-up, its 95 % interval, and tokens per iteration; in brackets the number of prompts."
     return Table.of("categories", "Pairs by category of prompts", found, columns, about=about)
 
 
-def _category(found: latency.Category) -> str:
+def _category(found: latency.Category, counted: bool) -> str:
     length = found.mean_acceptance_length and f"{found.mean_acceptance_length:.2f} tokens"
-    parts = times(found.speedup.estimate), interval(found.speedup.low, found.speedup.high), length
+    speedup = times(found.speedup.estimate) + (f" ({found.num_prompts})" if counted else "")
+    parts = speedup, interval(found.speedup.low, found.speedup.high), length
     return "\n".join(part for part in parts if part)
 
 
@@ -280,7 +284,7 @@ def _reasons(pairs: Sequence[Pair]) -> Table:
         *_PAIR,
         latency.ACCEPTED.at("row"),
         Column("of those\ntested", percent, "row.conditional_acceptance_rate"),
-        Column("tokens per\niteration", number(), "row.mean_acceptance_length"),
+        Column("tokens per\niteration", number(), lambda pair: latency.per_iteration(pair.row)[0]),
         Column("drafting\nms", number(), "row.draft_ms"),
         Column("verifying\nms", number(), "row.verify_ms"),
         Column("rest\nms", number(), lambda pair: latency.rest_ms(pair.row)),

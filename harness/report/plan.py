@@ -64,6 +64,10 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
     return document
 
 
+def _is_split(row: PlanRow) -> bool:
+    return row.placement == "tensor_parallel" and (row.num_gpus or 0) > 1
+
+
 def _free(row: PlanRow) -> str | None:
     count = f"{row.num_gpus} × " if row.num_gpus else ""
     return None if row.free_bytes is None else f"{count}{_gigabytes(row.free_bytes)}"
@@ -109,6 +113,8 @@ def _devices(row: PlanRow) -> Table:
         free = devices[name]["free"]
         size = _gigabytes(sum(part.values())) + (f" of {_gigabytes(free)} GB" if free else " GB")
         layers = [f"{which}: {here}" for which, found in maps.items() if (here := layers_on(found, name))]
+        if _is_split(row):
+            layers = [line.replace("model: all of it", "model: its part of every layer") for line in layers]
         rows.append((_device(name), "\n".join([f"{_bar(part, free, longest):{_BAR + 1}} {size}", *layers])))
     seen = {kind for part in parts.values() for kind, size in part.items() if size} | {"free"}
     rows.append(("", "  ".join(f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in seen)))
@@ -167,7 +173,8 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     """What a token must read, and the least times that follow."""
     read = row.read_bytes or 0
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    must = f"One forward of {row.model} must read {amount(read)}{batch}, by any implementation."
+    each = " on each GPU" if _is_split(row) else ""
+    must = f"One forward of {row.model} must read {amount(read)}{each}{batch}, by any implementation."
     columns = (
         Column("ms/token, at least", of=str, text=True),
         Column("GB/s", of=lambda name: f"{(row.bandwidths or {})[name]:g}"),

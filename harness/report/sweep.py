@@ -27,6 +27,8 @@ Rows = Sequence[Any]
 def job_line(command: str, rows: Rows) -> str:
     """The result of a job, in a few words."""
     troubled = next((row for row in rows if row.status != "ok"), None)
+    if troubled is not None and command == "plan" and troubled.status == "does_not_fit":
+        return str(troubled.error).partition(": ")[2]
     if troubled is not None:
         return f"{troubled.status}: {troubled.error}"
     said = {"latency": _latency, "eval": _accuracy, "recovery": _verdict, "plan": lambda rows: "fits"}.get(command)
@@ -39,7 +41,8 @@ def print_sweep(command: str, rows: Rows, file: Path, num_jobs: int) -> None:
         print_document(sweep_document(command, rows), plain_console(WIDE))
     num_done = len({row.job for row in rows})
     num_failed = len({row.job for row in rows if row.status != "ok"})
-    again = "; the same command again measures what is missing or failed" if num_failed or num_done < num_jobs else ""
+    unfinished = num_done < num_jobs or (num_failed and command != "plan")
+    again = "; the same command again measures what is missing or failed" if unfinished else ""
     LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
         Text(f"{num_done} of {num_jobs} jobs in {file}{again}", "dim")
     )

@@ -351,7 +351,9 @@ class PlanRow(RunRow):
     needed_bytes: int | None = figure("weights and caches of both", "bytes")
     rule_of_thumb_bytes: int | None = figure("llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes")
     draft_rule_of_thumb_bytes: int | None = figure("the same for the draft", "bytes")
-    read_bytes: int | None = figure("what one forward pass of the target must read", "bytes")
+    read_bytes: int | None = figure(
+        "what one forward pass of the target must read; on each GPU with tensor_parallel", "bytes"
+    )
     speculative_read_bytes: int | None = figure("the same per token with the draft, all tokens accepted", "bytes")
     highest_speedup: float | None = figure("speed-up if every draft token is accepted and verification is one step")
     break_even_tokens: float | None = figure("tokens per iteration from which on speculation pays", "tokens")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import io
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +98,8 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
 
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:
-    with suppress(HarnessError), open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+    nowhere = io.StringIO()
+    with suppress(HarnessError), redirect_stdout(nowhere), redirect_stderr(nowhere):
         job.run()
     return job.rows()
 
@@ -152,7 +153,8 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
         each = (time.time() - manifest.started) / num_done
         took += f"; {num_left} left, about {_duration(num_left * each)}"
     # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {label}: {job_line(job.command, rows)} ({took})\n")
+    said = ": ".join(filter(None, [label, job_line(job.command, rows)]))
+    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {said} ({took})\n")
     sys.stderr.flush()
 
 

@@ -22,11 +22,14 @@ _FILE = "sweep.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """How many jobs a sweep has, when it started (seconds since the epoch), and the settings in which jobs differ."""
+    """How many jobs a sweep has, when it started (seconds since the epoch), the settings in which jobs differ, and the
+    methods by which they draft where these differ.
+    """
 
     num_jobs: int
     started: float
     varying: list[str]
+    methods: list[str]
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -46,6 +49,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """See the class."""
         # Hydra imports this class for every command: slow imports wait until there is a sweep.
+        from harness.config.names import method_of
         from harness.results.files import replace_file
 
         directory = Path(config.hydra.sweep.dir)
@@ -59,11 +63,18 @@ class SweepCallback(Callback):
         last = {override.get_key_element(): override for override in overrides}
         sweeps = [override for override in last.values() if override.is_sweep_override()]
         num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
-        manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps])
+        drafts = [
+            str(choice).rpartition("+")[2]
+            for sweep in sweeps
+            if sweep.key_or_group in ("draft", "pair")
+            for choice in sweep.sweep_iterator()
+        ]
+        methods = sorted(set(map(method_of, drafts)))
+        manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps], methods)
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
         except RunError:
             # Hydra would turn it into a warning; it fails itself at the same place.
             return
         SweepCallback.directory = directory
-        print(f"{num_jobs} jobs in {directory}", file=sys.stderr)
+        print(f"{num_jobs} job{'' if num_jobs == 1 else 's'} in {directory}", file=sys.stderr)

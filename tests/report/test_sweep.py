@@ -10,7 +10,7 @@ import pytest
 
 from harness.report.recovery import summarise
 from harness.report.sweep import exit_code, job_line, print_sweep
-from harness.results.schema import LatencyRow, RecoveryRow
+from harness.results.schema import LatencyRow, PlanRow, RecoveryRow
 from report_files import eval_run, latency_run
 
 
@@ -60,6 +60,14 @@ def test_the_worst_job_decides() -> None:
 )  # fmt: skip
 def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> None:
     assert job_line(command, rows) == expected
+
+
+def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    error, sizes = "model: 30B does not fit: it needs 65 GB", {"needed_bytes": 65, "free_bytes": 24, "num_gpus": 2}
+    rows = [PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes) for job in ("0", "1")]
+    assert job_line("plan", rows[:1]) == "30B does not fit: it needs 65 GB"
+    print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
+    assert capsys.readouterr().err == "2 of 2 jobs in plan.csv\n"
 
 
 def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
