@@ -39,7 +39,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Sched
     rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
     require(drafting is None or not stateful, "draft", rule, name)
     hows = {one.role: planned.placement.strategy_for(one.role, one.settings) for one in planned.checkpoints}
-    rule = "must be tensor_parallel as the other model is: copies may round differently, and generate() waits for ever"
+    rule = "must be tensor_parallel like the other model: copies may round differently, and ranks hang in generate()"
     for role, how in hows.items():
         require(how == "tensor_parallel" or "tensor_parallel" not in hows.values(), f"{role}.placement", rule, how)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]

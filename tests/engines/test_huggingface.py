@@ -62,7 +62,7 @@ def test_ranks_that_could_part_are_refused(save_model: Callable[..., ModelSettin
     split = PlacementSettings(strategy="tensor_parallel", gpus=2)
     check_pair(plan_pair(model, dataclasses.replace(draft, placement="tensor_parallel"), split), GREEDY, "constant")
     check_pair(plan_pair(model, None, split), GREEDY, "constant")
-    with pytest.raises(SettingError, match=r"draft.placement=single: must be tensor_parallel as the other model is"):
+    with pytest.raises(SettingError, match=r"draft.placement=single: must be tensor_parallel like the other model"):
         check_pair(plan_pair(model, draft, split), GREEDY, "constant")
 
 
