@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ["setup.sh", "machine-install.sh", "scripts/collect_gpu_wheels.sh", ".ci/run"]
+SCRIPTS = ["setup.sh", "machine-install.sh", "scripts/collect_gpu_wheels.sh", "recipes/report_capture.sh", ".ci/run"]
 # What the scripts call, for a PATH that holds nothing else.
 TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
 
