@@ -225,7 +225,7 @@ install_driver() {
 }
 
 # Compares the CUDA version that the driver supports with the one that torch is built for. A driver supports every CUDA
-# of its own major version.
+# of the same major version.
 check_cuda() {
     local torch_cuda=$default_torch_cuda what="the default build of torch" major=${driver_cuda%%.*} again
     again="PIP_EXTRA_INDEX_URL=$torch_index/cu${major:-13}N . ./setup.sh ($torch_versions lists the N there are)"
@@ -271,7 +271,7 @@ check_gpu() {
 check_fabric_manager() {
     local switches installed="" branch=${driver%%.*} choice changed=no
     switches=$(count_devices 0x0680)
-    # The switches of the B200 generation are no PCI devices of their own. (A GB200 is not meant: its switches are
+    # The switches of the B200 generation are not PCI devices. (A GB200 is not meant: its switches are
     # in another machine.)
     local nvlink5=no
     if [[ $gpus =~ (^|[^G])B[23]00 ]]; then nvlink5=yes; fi

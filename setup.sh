@@ -3,10 +3,10 @@
 #
 #     . ./setup.sh
 #
-# Source it from bash or zsh, from any directory, as often as you like: it is quick when nothing has changed and mends
+# Source it from bash or zsh, from any directory, as often as you like: it is quick when nothing has changed and repairs
 # what an interrupted run left behind. HARNESS_PYTHON=/path/to/python chooses the interpreter of a new environment.
 #
-# The work is done by a bash process of its own, so that the shell that sources this keeps its options, functions and
+# A separate bash process does the work, so that the shell that sources this keeps its options, functions and
 # variables; all that happens to it is the activation.
 
 if [ -n "${BASH_VERSION-}" ]; then
@@ -38,7 +38,7 @@ if [ "$_harness_sourced" = yes ]; then
 fi
 if [ -n "${ZSH_VERSION-}" ]; then exec bash "$_harness_setup"; fi
 
-# From here on: a bash process of its own.
+# From here on: the separate bash process.
 set -euo pipefail
 unset -v CDPATH
 root=$(cd "${_harness_setup%/*}" && pwd -P)
@@ -106,7 +106,7 @@ if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
     if ! "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
         --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
         tail -n 20 "$log" >&2
-        say "the installation failed; all that pip said is in .venv/install.log. Run it again once that is mended"
+        say "the installation failed; all that pip said is in .venv/install.log. Fix the cause and run it again"
         exit 1
     fi
     # Written last and in one step: an environment with a stamp is complete.

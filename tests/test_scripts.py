@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import harness
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ["setup.sh", "machine-install.sh", "scripts/collect_gpu_wheels.sh", "recipes/report_capture.sh", ".ci/run"]
 # What the scripts call, for a PATH that holds nothing else.
@@ -472,6 +474,10 @@ def test_wheels_are_refused_in_one_line(
 
 
 # --- Everything shipped -----------------------------------------------------------------------------------------------
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {harness.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_scripts_pass_shellcheck() -> None:

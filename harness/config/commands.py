@@ -252,7 +252,7 @@ class ServeSettings(RunSettings):
 
     Attributes:
         host, port: to listen on; port 0 takes a free one.
-        api_key_variable: name of the environment variable with the key that requests must bear.
+        api_key_variable: name of the environment variable with the key that requests must bring.
         batch_size: answers that are generated at once.
         max_waiting: answers that may wait beyond those.
         max_prompt_tokens, max_new_tokens: of one answer, at most.

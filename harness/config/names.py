@@ -35,7 +35,7 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 
 _METHODS = tuple(method for method in typing.get_args(Method) if method not in ("model", "new_head"))
-# What `draft=` takes besides models.
+# What `draft=` takes apart from models.
 DRAFTS = ("none", *_METHODS)
 # That `distill` trains from nothing.
 _NEW_HEADS = ("eagle3", "dflash", "medusa")

@@ -95,7 +95,7 @@ class HuggingFaceArm(Arm):
     """An arm of Hugging Face's engine: `generate` in the engine's thread.
 
     Attributes:
-        arguments: of `generate`, besides those that every arm has.
+        arguments: of `generate`, apart from those that every arm has.
         assistant: the model that drafts, if one does. It may be the target.
     """
 

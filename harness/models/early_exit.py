@@ -1,4 +1,4 @@
-"""Early exit: the first layers of a model, with its norm and head, as a model of their own that shares all weights.
+"""Early exit: the first layers of a model, with its norm and head, as a separate model that shares all weights.
 
 Nothing is trained for it, as in Draft & Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip (Elhoushi et al. 2024,
 arXiv:2404.16710) trains models so that early layers predict well.

@@ -31,7 +31,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: Service, key: str | None) -> FastAPI:
-    """The application; `key` is what requests must bear, None for none."""
+    """The application; `key` is what requests must bring, None for none."""
     settings, registry = service.settings, CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
     max_bytes = round(settings.max_body_mb * 1e6)

@@ -13,7 +13,7 @@ _UNSUPPORTED = frozenset(
     "modalities n presence_penalty prompt_logprobs repetition_penalty response_format suffix tool_choice tools "
     "top_logprobs use_beam_search".split()
 )
-# Values at which they change nothing, besides 0, false, null and empty ones.
+# Values at which they change nothing, apart from 0, false, null and empty ones.
 _NEUTRAL = (1, {"type": "text"}, ["text"], "none", "auto")
 
 

@@ -14,7 +14,7 @@ _OPEN = ("/", "/health")  # they tell nothing, so they need no key
 
 
 class Guard:
-    """Middleware. `key` is what requests must bear, None for nothing; `max_bytes` may be in a body.
+    """Middleware. `key` is what requests must bring, None for nothing; `max_bytes` may be in a body.
 
     If `local`, only requests for loopback are answered, so that a web page whose name points here cannot use it.
     """
