@@ -71,7 +71,7 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
             python -m harness plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB
   serve     the pair as a service with OpenAI's API, and both decoders' race as a page
             python -m harness serve model=13B draft=7B
-  report    tables, Markdown and an HTML page with plots from the CSV files of all these
+  report    tables, Markdown and an HTML page with plots from the CSV files of what was measured
             python -m harness report results
 
 To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
@@ -246,7 +246,8 @@ def _started(hydra_main: Callable[[], None]) -> None:
         if error.errno in (None, errno.EPIPE):
             raise
         reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
-        raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, error.filename) from error
+        value = [error.filename] if error.filename else []
+        raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error
     except (RecursionError, ValueError) as error:
         if isinstance(error, RecursionError) or "integer string conversion" in str(error):
             raise SettingError("settings", "a number is too long, or brackets are nested too deeply") from error

@@ -112,20 +112,23 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
 
 
 def fastest(pairs: Sequence[Pair]) -> list[Line]:
-    """The sentence about the fastest pair, if there is one; in bold if its speed-up has an interval."""
+    """The sentence about the fastest pair, if there is one: of those with an interval, in bold, where there are any."""
     # Random weights, or a coin in place of the rule, are no finding where there is a real one.
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
-    best = next((pair for pair in pairs if pair.best), None)
+    bests = [pair for pair in pairs if pair.best]
+    best = next((pair for pair in bests if pair.row.speedup_low is not None), next(iter(bests), None))
     if best is None:
         measured = [pair for pair in pairs if pair.row.ms_per_token and not pair.row.draft and not pair.partial]
         alone = [f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured]
         return [Line(f"Without a draft: {'; '.join(alone)}.", "strong")] if alone else []
     row, name, several = best.row, best.name.label(", "), len(groups(pairs)) > 1
-    said = f"{'Fastest: ' if several else ''}{name}: {latency.speedup_in_words(row)}"
+    # A few prompts may show any speed-up.
+    among = "" if best is bests[0] else " with an interval"
+    said = f"{f'Fastest{among}: ' if several else ''}{name}: {latency.speedup_in_words(row)}"
     if row.predicted_speedup:
         said += f"; theory predicts {times(row.predicted_speedup)}"
     if several and (row.speedup or 0) < 1:
-        said = f"No pair gains; the best, {name}, is at {latency.speedup_in_words(row)}"
+        said = f"No pair{among} gains; the best, {name}, is at {latency.speedup_in_words(row)}"
     elif found := latency.finding(row):
         said = f"{name} {found}: {latency.speedup_in_words(row)}"
     return [Line(f"{said}.", "plain" if row.speedup_low is None else "strong")]

@@ -271,6 +271,15 @@ def test_races_alone_are_a_report(tmp_path: Path) -> None:
     assert build([write(tmp_path / "compare.csv", [race])]).headlines == []
 
 
+def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
+    quick = latency_run(4, 3.0, speedup_low=None, speedup_high=None, num_prompts=2)
+    report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
+    assert report.headlines[0].text.startswith("Fastest with an interval: 13B with 7B, K=4, ")
+    assert ": 2.00× (95 % interval 1.90 to 2.10)" in report.headlines[0].text
+    report = build([write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))])
+    assert report.headlines[0].text.startswith("Fastest: 13B with 7B, K=4, 2 prompts")
+
+
 def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
     report = build([write(tmp_path / "eval.csv", eval_run(), eval_run(model="30B"))])
     regular, speculative = cells(report, "accuracy")[:2]
