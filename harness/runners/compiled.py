@@ -59,7 +59,8 @@ class PreparedRunner(StaticRunner):
         self._warp = Warp()
         self._decisions: Mapping[int, Decision] = {}
         self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
-        self._calls: dict[tuple[str, int, int, int], FixedCall] = {}  # by kind, rows, tokens, and tokens drawn
+        # By kind, rows, tokens, and tokens drawn.
+        self._calls: dict[tuple[str, int, int, int], Callable[..., tuple[Tensor, ...]]] = {}
         self.setup_seconds = 0.0
 
     @torch.inference_mode()
@@ -80,8 +81,8 @@ class PreparedRunner(StaticRunner):
             widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not been fed.
             num_drawn: each K of a draft; a target draws nothing.
             warp: for the tokens drawn.
-            decisions: what is decided after an extension, by its width. Prepared only to be captured: compiling takes
-                seconds, for which a CPU gets back less than 1 % of an iteration.
+            decisions: what is decided after an extension, by its width. They are captured, not compiled: on a CPU that
+                takes seconds, and saves about 1 % of an iteration.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
@@ -195,7 +196,7 @@ class PreparedRunner(StaticRunner):
                 self._passes[size, width] = compiled
 
     def _fix_calls(self) -> None:
-        """Give each shape its buffers and its graph, the largest first, and compare each with its plain call."""
+        """Give each shape that is captured its buffers and its graph, the largest first, and compare both calls."""
         recorder = Recorder(self._device) if self._captured and self._device.type == "cuda" else None
         for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
@@ -208,6 +209,9 @@ class PreparedRunner(StaticRunner):
             for number in reversed(self._num_drawn):
                 calls += [("draw", number, self._draw, (torch.full((size, number), 0.5, device=self._device),))]
             for kind, number, plain, others in calls:
+                self._calls[kind, size, width, number] = plain
+                if not self._captured:  # a compiled pass has its buffers
+                    continue
                 fixed = FixedCall(plain, (tokens, starts, *others), recorder)
                 # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
                 fixed.clear()
