@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding.fakes import MarkovRunner, TableDrafter
 from decoding.test_loops import RAGGED, chain, p_value_of_texts, request, small_chain, texts
-from decoding.test_verify import FALSE_ALARM_RATE, first_two_tokens, one_hot, p_value
+from decoding.test_verify import FALSE_ALARM_RATE, first_two_tokens, p_value
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.randomness import inverse_cdf, uniforms
 from harness.decoding.rules import verify_block, verify_typical
@@ -114,13 +114,15 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
         assert set(alone.num_accepted.tolist()) == set(range(length + 1))
 
 
-def test_a_deterministic_proposal_is_one_drawn_with_certainty() -> None:
+@pytest.mark.parametrize(("rule", "lenience"), [(verify, 1.0), (verify, 0.6), (verify_block, 1.0)])
+def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule, lenience: float) -> None:
     target, _, _, *numbers = arguments(3000, 3)
     tokens = target[:, :3].argmax(-1)
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     lengths = torch.arange(3000) % 4
-    ours = verify_block(Offer(target, tokens, None, *numbers, lengths=lengths))
-    dense = verify_block(Offer(target, tokens, certain, *numbers, lengths=lengths))
+    ours = rule(Offer(target, tokens, None, *numbers, lenience, lengths))
+    dense = rule(Offer(target, tokens, certain, *numbers, lenience, lengths))
+    assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)
     assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
@@ -135,10 +137,11 @@ def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
     assert output == texts(autoregressive(MarkovRunner(target), what), 3)
 
 
-def test_equal_distributions_are_never_rejected() -> None:
+@pytest.mark.parametrize("rule", [verify, verify_block])
+def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
     target, tokens, *_ = arguments(500, 3)
     accept = torch.full((500, 3), 1 - 2**-24)
-    assert (verify_block(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3).all()
+    assert (rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3).all()
 
 
 def test_a_later_token_makes_up_for_an_earlier_one() -> None:
@@ -177,8 +180,9 @@ def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) 
     assert verify_typical(Offer(*given, torch.zeros(1, 2)), epsilon=0.01, delta=0.01).num_accepted.item() == 1
 
 
-def test_without_draft_tokens_block_verification_samples_the_target() -> None:
-    verdict = verify_block(
-        Offer(one_hot(2)[None], torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0), torch.zeros(1, 1))
-    )
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [2])
+@pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize(("uniform", "expected"), [(0.2, 0), (0.3, 1)])
+def test_without_draft_tokens_the_target_is_sampled(rule: Rule, uniform: float, expected: int) -> None:
+    nothing = torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0)
+    verdict = rule(Offer(torch.tensor([[[0.25, 0.75]]]), *nothing, torch.tensor([[uniform]])))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])

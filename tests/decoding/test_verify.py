@@ -20,42 +20,14 @@ def one_hot(*tokens: int, size: int = 4) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
 
 
-def test_all_accepted_ends_with_a_bonus_token() -> None:
-    target = torch.stack([one_hot(1, 2, 3)])
-    verdict = verify(
-        Offer(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.full((1, 2), 0.999), torch.zeros(1, 3))
-    )
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [3])
-
-
-def test_a_token_that_the_target_cannot_produce_is_never_accepted() -> None:
-    target = torch.stack([one_hot(0, 0, 3)])
-    verdict = verify(Offer(target, torch.tensor([[1, 2]]), one_hot(1, 2)[None], torch.zeros(1, 2), torch.zeros(1, 3)))
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
-
-
-def test_what_follows_a_rejection_does_not_count() -> None:
-    target = torch.stack([one_hot(1, 0, 3, 3)])
-    verdict = verify(
-        Offer(target, torch.tensor([[1, 2, 3]]), one_hot(1, 2, 3)[None], torch.zeros(1, 3), torch.zeros(1, 4))
-    )
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [0])
-
-
 def test_rows_are_judged_apart() -> None:
+    """All is accepted, and a bonus follows; then the second or the first token cannot be, and what follows is lost."""
     target = torch.stack([one_hot(1, 2, 3), one_hot(1, 0, 3), one_hot(0, 2, 3)])
     tokens = torch.tensor([[1, 2]]).expand(3, 2)
-    verdict = verify(Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 3)))
+    accept = torch.tensor([[0.999, 0.999], [0.0, 0.0], [0.0, 0.0]])
+    verdict = verify(Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), accept, torch.zeros(3, 3)))
     assert verdict.num_accepted.tolist() == [2, 1, 0]
     assert verdict.next_token.tolist() == [3, 0, 0]
-
-
-def test_without_draft_tokens_it_samples_the_target() -> None:
-    target = torch.tensor([[[0.25, 0.75]]])
-    for uniform, expected in [(0.2, 0), (0.3, 1)]:
-        nothing = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 2), torch.empty(1, 0)
-        verdict = verify(Offer(target, *nothing, torch.tensor([[uniform]])))
-        assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
 
 
 @pytest.mark.parametrize(("uniform", "accepted"), [(0.0, 1), (0.49, 1), (0.51, 0)])
@@ -89,16 +61,6 @@ def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
     unlimited = verify(Offer(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05)))
     assert unlimited.num_accepted.tolist() == [1, 1, 1]
     assert unlimited.next_token.tolist() == [1, 1, 1], "a recovered token, by contrast"
-
-
-def test_equal_distributions_are_never_rejected() -> None:
-    probabilities = torch.rand(500, 4, 30, generator=torch.Generator().manual_seed(0))
-    probabilities /= probabilities.sum(-1, keepdim=True)
-    tokens = probabilities[:, :3].argmin(-1)
-    uniforms = torch.full((500, 3), 1 - 2**-24)
-    assert (
-        verify(Offer(probabilities, tokens, probabilities[:, :3], uniforms, torch.rand(500, 4))).num_accepted == 3
-    ).all()
 
 
 def first_two_tokens(
@@ -194,23 +156,6 @@ def test_output_of_deterministic_proposals_follows_the_target() -> None:
 @pytest.mark.parametrize("broken", [lenient, without_residual, always_excluding])
 def test_the_same_test_catches_a_broken_verifier_of_deterministic_proposals(broken: Callable[..., Verdict]) -> None:
     assert p_value(*first_two_tokens(broken, 200_000, deterministic=True)) < FALSE_ALARM_RATE
-
-
-@pytest.mark.parametrize("lenience", [1.0, 0.6])
-def test_a_deterministic_proposal_is_one_drawn_with_certainty(lenience: float) -> None:
-    generator = torch.Generator().manual_seed(4)
-    target = torch.rand(3000, 4, 6, generator=generator) ** 4
-    target /= target.sum(-1, keepdim=True)
-    tokens = target[:, :3].argmax(-1)
-    certain = torch.nn.functional.one_hot(tokens, 6).float()
-    numbers = torch.rand(3000, 3, generator=generator), torch.rand(3000, 4, generator=generator)
-    lengths = torch.arange(3000) % 4
-    ours = verify(Offer(target, tokens, None, *numbers, lenience, lengths))
-    dense = verify(Offer(target, tokens, certain, *numbers, lenience, lengths))
-    assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
-    assert torch.equal(ours.num_accepted, dense.num_accepted)
-    assert torch.equal(ours.next_token, dense.next_token)
-    assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
 
 
 def test_lenience_accepts_more_of_a_deterministic_proposal() -> None:

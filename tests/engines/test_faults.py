@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
+from decoding.test_rules import arguments
 from harness.config.commands import Fault
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, verify
@@ -18,17 +19,9 @@ from harness.engines.faults import Verification, faulty_verification
 @pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize("fault", get_args(Fault))
 def test_a_fault_takes_every_kind_of_draft(fault: Fault, drawn: bool, rule: Verification) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, num_draft_tokens, size = 2000, 2, 5
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    target, draft = random(rows, num_draft_tokens + 1, size).softmax(-1), random(rows, num_draft_tokens, size)
-    tokens = torch.randint(size, (rows, num_draft_tokens), generator=generator)
-    lengths = torch.randint(num_draft_tokens + 1, (rows,), generator=generator)
-    numbers = random(rows, num_draft_tokens), random(rows, num_draft_tokens + 1)
-    offer = Offer(target, tokens, draft.softmax(-1) if drawn else None, *numbers, lengths=lengths)
+    target, tokens, draft, *numbers = arguments(2000, 2)
+    lengths = torch.arange(2000) % 3
+    offer = Offer(target, tokens, draft if drawn else None, *numbers, lengths=lengths)
     verdict, honest = faulty_verification(fault, Warp(0.5, 0, 1.0), rule)(offer), rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)

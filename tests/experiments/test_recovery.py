@@ -45,7 +45,7 @@ def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None
 def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
     """Where rejections decide something: not at the end of this prompt, where the draft is as sure as the target."""
     Path("prompt.txt").write_text("8 * 12 = 96\n")
-    harness("recovery", "prompts=prompt.txt", "num_prompts=1", "num_draws=4000", "fault=residual_warped_twice", code=1)
+    harness("recovery", "prompts=prompt.txt", "num_prompts=1", "num_draws=2000", "fault=residual_warped_twice", code=1)
     rows = results("recovery")
     assert rows["verdict"][0] == "lossless", "greedy texts have no residual"
     assert rows["p_value"].min() < 1e-15

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.config.errors import SettingError
 from harness.report.command import Report, build
 from harness.report.pairs import predicted_curve
 from harness.report.table import Line, Table
@@ -352,15 +351,6 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
     assert "decoding.synthetic_acceptance=0.8: a coin" in said
     assert "lenience" not in said
     assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}
-
-
-@pytest.mark.parametrize("given", ["nowhere", "empty", "other.csv"])
-def test_a_path_without_anything_of_ours_is_refused(tmp_path: Path, given: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    write(tmp_path / "latency.csv", latency_run())
-    with pytest.raises(SettingError, match=given):
-        build([tmp_path / "latency.csv", tmp_path / given])
 
 
 def test_a_file_may_have_any_name_and_hold_long_prompts(tmp_path: Path) -> None:

@@ -177,11 +177,6 @@ print(before, environment_columns()["num_threads"], environment()["num_threads"]
     assert done.stdout.split() == ["(None,", "False)", "1", "1"]
 
 
-def test_environment_is_written_as_json(tmp_path: Path) -> None:
-    write_environment(tmp_path / "run", ["GPU A"])
-    assert json.loads((tmp_path / "run" / "environment.json").read_text())["devices"] == ["GPU A"]
-
-
 def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(RunError, match=r"environment\.json cannot be written"):
