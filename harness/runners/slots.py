@@ -74,9 +74,9 @@ class Slots:
             buffer[: len(rows), :, :num_used] = buffer[:, :, :num_used][rows.to(buffer.device)]
 
 
-# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or indices
-# [B * heads * n] among the slots of all rows and heads, by device and number of heads.
-_Places = int | dict[tuple[torch.device, int], Tensor]
+# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or indices of rows, heads
+# and slots, by device and number of heads.
+_Places = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -103,8 +103,8 @@ class _SlotLayer(CacheLayerMixin):
         if isinstance(self._places, int):
             buffer.narrow(2, self._places, states.shape[2]).copy_(states)
         else:
-            places = self._places[buffer.device, buffer.shape[1]]
-            buffer.view(-1, buffer.shape[3]).index_copy_(0, places, states.flatten(0, 2))
+            # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it back.
+            buffer.index_put_(self._places[buffer.device, buffer.shape[1]], states)
         return buffer.narrow(2, 0, self._width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -153,7 +153,7 @@ class SlotForward:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
             # The layers of one model may be on several devices, and differ in their heads.
             places = {
-                (on, heads): _flat(written, heads, slots.num_slots).to(on)
+                (on, heads): _indices(written.to(on), heads)
                 for on, heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}
             }
         # A single query sees all slots that attention reads, unless rows differ, and kernels are faster without a mask.
@@ -186,10 +186,10 @@ class SlotForward:
         return masks.pop("") if "" in masks else masks
 
 
-def _flat(written: Tensor, num_heads: int, num_slots: int) -> Tensor:
-    """Slots [B, n] of rows -> their indices [B * heads * n] among the slots of all rows and heads."""
-    first = torch.arange(len(written) * num_heads, device=written.device).view(-1, num_heads, 1) * num_slots
-    return (first + written.unsqueeze(1)).flatten()
+def _indices(written: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots [B, n] of rows -> indices of rows, heads and slots, which together are [B, heads, n]."""
+    rows, heads = (torch.arange(size, device=written.device) for size in (len(written), num_heads))
+    return rows.view(-1, 1, 1), heads.view(-1, 1), written.unsqueeze(1)
 
 
 def _windows(model: PreTrainedModel) -> dict[str, int | None]:

@@ -74,7 +74,7 @@ def test_each_tensor_crosses_once_and_a_static_cache_stays_with_its_layers() -> 
                 outputs = forward(slots, *inputs)
             assert [output.device for output in outputs] == [FIRST, FIRST]
             hidden, table = (rows, tokens, width), (rows, tokens, size)
-            there = [(rows * heads * tokens,), hidden, (rows, 1, 2 * tokens, seen), table, table, (rows, tokens)]
+            there = [(rows, tokens), hidden, (rows, 1, 2 * tokens, seen), table, table, (rows, tokens)]
             assert crossings.shapes == [*there, (rows, tokens, 97), hidden], "slots to rotary tables; and back"
 
 

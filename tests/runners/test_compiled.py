@@ -188,6 +188,9 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(2):  # the second one finds what the first one compiled
             PreparedRunner(model, compiled=True, captured=False, hidden_layers=(1, 2)).prepare(2, 60, [1])
         assert len(parts) == expected, "before the layers, one for each kind of layer, and after them"
+        written = [node.args[0] for part in parts for node in part.graph.nodes if node.target == "index_put_"]
+        assert len(written) == 2 * (expected - 2)
+        assert all(buffer.op == "placeholder" for buffer in written), "inductor copies the whole base of a view"
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 60])
