@@ -70,6 +70,8 @@ class Arriving(Sequence[int]):
 
 def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
     """Sums [n]; without waiting for numbers that arrive."""
+    if more == 0:
+        return numbers
     terms = [more] * len(numbers) if isinstance(more, int) else more
     if not isinstance(numbers, Arriving):
         return [one + other for one, other in zip(numbers, terms, strict=True)]

@@ -137,7 +137,6 @@ class PreparedRunner(StaticRunner):
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
 
-    @torch.inference_mode()
     def decide(
         self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
@@ -146,8 +145,9 @@ class PreparedRunner(StaticRunner):
         if not prepared or self._slots is not self._prepared:
             return Runner.decide(self, tokens, decision, *inputs)  # by prepared extensions
         size = next(size for size in self._views if size >= num_rows)
-        filled = [_filled_up(one, size) for one in inputs]
-        outputs = self._calls["decide", size, width, 0](_filled_up(tokens, size), self._starts(size), *filled)
+        with torch.inference_mode():
+            filled = [_filled_up(one, size) for one in (tokens, *inputs)]
+            outputs = self._calls["decide", size, width, 0](filled[0], self._starts(size), *filled[1:])
         self._num_extended += width
         outputs = tuple(_first_rows(output, num_rows) for output in outputs)
         num_states = 2 if self._options.get("hidden_layers") else 1

@@ -188,7 +188,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Counting, list[in
         yield counting, calls
 
 
-@pytest.mark.parametrize(("kind", "num_calls", "most"), [(None, 1, 2), ("model", 2, 20)])
+@pytest.mark.parametrize(("kind", "num_calls", "most"), [(None, 1, 2), ("model", 2, 18)])
 def test_an_iteration_is_a_few_prepared_calls(
     kind: str | None, num_calls: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
