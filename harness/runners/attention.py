@@ -61,4 +61,5 @@ def _attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     query = query.reshape(num_rows, num_key_heads, packed, size)
     output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.view(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
+    # Kernels on a GPU leave the heads behind the queries in memory.
+    return output.unflatten(2, (-1, num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3), None
