@@ -13,7 +13,8 @@ from harness.drafting.model import ModelDrafter
 from harness.drafting.suffix import SuffixDrafter
 from harness.drafting.translated import TranslatedDrafter
 from harness.models.early_exit import truncated
-from harness.models.pair import LoadedModel, Pair
+from harness.models.loading import LoadedModel
+from harness.models.pair import Pair
 
 MakeDrafter = Callable[[Warp], Drafter]
 

@@ -13,7 +13,7 @@ from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
 from harness.models.checkpoints import recurrent_kind
-from harness.models.pair import LoadedModel
+from harness.models.loading import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import Recorder

@@ -1,7 +1,6 @@
 """Draft heads before and after their weights load: which repositories are heads, of which kind, and for which target.
 
-The formats of speculators, SafeAILab (EAGLE-3), z-lab (DFlash), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa are told
-apart by their configuration. A head must match its target exactly, down to the shape of every tensor.
+A head must match its target exactly, down to the shape of every tensor. `head_formats` reads the configurations.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import LAYER_STYLES, SPARE_SLOTS
+from harness.drafting.blocks import SPARE_SLOTS
 from harness.drafting.dflash import BlockConfig, BlockHead
 from harness.drafting.eagle import EagleConfig, EagleHead
 from harness.drafting.medusa import MedusaConfig, MedusaHead
 from harness.models.checkpoints import Checkpoint, _ask_hub, source
 from harness.models.failures import explain
+from harness.models.head_formats import AnyConfig, RawHead
 from harness.models.sketch import Block, Part, Sketch
-from harness.models.tokenizers import vocabulary_size
 
-AnyConfig = EagleConfig | BlockConfig | MedusaConfig
 AnyHead = EagleHead | BlockHead | MedusaHead
 
 # In the order in which they are looked for.
@@ -147,7 +145,7 @@ def read_head(
         RunError: weights that cannot be fetched.
     """
     raw = dict(settings.architecture or {}) if not weights and settings.architecture else _read_json(settings)
-    reader = _Reader(settings, target, raw)
+    reader = RawHead(settings, target, raw)
     kind = reader.kind() if raw else None
     if kind is None:
         if raw and layers is not None:
@@ -162,143 +160,6 @@ def read_head(
     if weights:
         _check_tensors(head, found)
     return head
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """From a head's raw configuration to a typed one."""
-
-    settings: ModelSettings
-    target: Checkpoint
-    raw: Mapping[str, Any]
-
-    def kind(self) -> str | None:
-        raw = self.raw
-        if (stated := raw.get("speculators_model_type")) is not None:
-            if stated not in ("eagle3", "peagle", "dflash", "dspark"):
-                raise self.refused(f"is a speculators head of type {stated}, which is not supported")
-            return "peagle" if stated == "eagle3" and raw.get("mask_token_id") is not None else stated
-        if "dflash_config" in raw:
-            return "dflash"
-        if "target_layer_ids" in raw and "block_size" in raw:
-            return "dspark" if raw.get("markov_rank") else "dflash"
-        if "medusa_num_heads" in raw or raw.get("model_type") == "medusa":
-            return "medusa"
-        eagle = any("eagle3" in name.lower() for name in raw.get("architectures") or [])
-        return "eagle3" if eagle or "draft_vocab_size" in raw else None
-
-    def config(self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None) -> AnyConfig:
-        """Checked against the target. `found`: shapes of the stored tensors, None where they are not known."""
-        text = self.target.config.get_text_config(decoder=True)
-        common: dict[str, Any] = {"target_size": text.hidden_size, "vocabulary_size": vocabulary_size(text)}
-        common["draft_vocabulary_size"] = common["vocabulary_size"]
-        usual = [text.num_hidden_layers] if kind == "medusa" else self.layer_ids(text.num_hidden_layers)
-        common["layers"] = tuple(usual if layers is None else layers)
-        if outside := [layer for layer in common["layers"] if not 0 <= layer <= text.num_hidden_layers]:
-            raise self.refused(f"reads layer {outside[0]}; {self.target_name} has {text.num_hidden_layers}")
-        if kind == "medusa":
-            return self.medusa(common, found)
-        own = self.transformer()
-        wanted = self.raw.get("target_hidden_size") or own.hidden_size
-        for what, head, size in (
-            ("hidden size", wanted, text.hidden_size),
-            ("vocabulary size", own.vocab_size, common["vocabulary_size"]),
-            ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
-        ):
-            if head is not None and head != size:
-                raise self.refused(f"is a head for a model of {what} {head}; {self.target_name} has {size}")
-        common["draft_vocabulary_size"] = self.raw.get("draft_vocab_size") or own.vocab_size
-        reduced = common["draft_vocabulary_size"] != own.vocab_size
-        if found is None:
-            # What their writers store; DeepSpec's is the only one of flat formats to store all.
-            eagle, nested = "eagle" in kind, "transformer_layer_config" in self.raw
-            complete = "target_layer_ids" in self.raw
-            found_embedding, found_output = complete or (eagle and nested), complete or eagle or reduced
-        else:
-            found_embedding, found_output = "embed_tokens.weight" in found, "lm_head.weight" in found
-        common |= {"own_embedding": found_embedding, "own_output": found_output}
-        for name, has in (("embed_tokens", found_embedding), ("lm_head", found_output)):
-            if not has and ((reduced and name == "lm_head") or own.hidden_size != text.hidden_size):
-                raise self.refused(f"holds no {name}.weight, and the target's does not fit")
-        common["transformer"] = own
-        return self.eagle(kind, common) if kind in ("eagle3", "peagle") else self.block(kind, common)
-
-    def eagle(self, kind: str, common: dict[str, Any]) -> EagleConfig:
-        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        mask = self.token("mask_token_id", self.raw.get("mask_token_id")) if kind == "peagle" else None
-        common |= {flag: bool(self.raw.get(flag)) for flag in flags}
-        return EagleConfig(**common, mask_token_id=mask)
-
-    def block(self, kind: str, common: dict[str, Any]) -> BlockConfig:
-        raw, nested = self.raw, self.raw.get("dflash_config") or {}
-        size = raw.get("block_size") or nested.get("block_size")
-        if not isinstance(size, int) or size < 2:
-            raise self.refused(f"names no block_size above 1 ({size})")
-        dspark, speculators = kind == "dspark", "speculators_model_type" in raw
-        rank = raw.get("markov_rank", 256 if dspark else 0) if "dflash_config" not in raw else 0
-        if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
-            raise self.refused(f"has a Markov head of type {raw['markov_head_type']}; vanilla is supported")
-        confidence = bool(raw.get("enable_confidence_head", dspark and speculators))
-        return BlockConfig(
-            **common,
-            block_size=size,
-            mask_token_id=self.token("mask_token_id", raw.get("mask_token_id", nested.get("mask_token_id"))),
-            # DeepSpec trains DFlash that way too.
-            from_anchor=bool(raw.get("sample_from_anchor", dspark if speculators else not nested)),
-            causal_windows=speculators and not raw.get("sliding_window_non_causal"),
-            markov_rank=rank,
-            confidence=confidence,
-            confidence_markov=confidence and bool(raw.get("confidence_head_with_markov", True)) and rank > 0,
-        )
-
-    def medusa(self, common: dict[str, Any], found: Mapping[str, tuple[int, ...]] | None) -> MedusaConfig:
-        """Counted in the weights: configurations often state another number of heads."""
-        heads, blocks = self.raw.get("medusa_num_heads", 0), self.raw.get("medusa_num_layers", 1)
-        own = found is None
-        if found is not None:
-            heads = len({name.partition(".")[0] for name in found})
-            blocks = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in found)
-            own = f"0.{blocks}.weight" in found
-        if len(common["layers"]) != 1:
-            raise self.refused(f"reads one layer of the target, not {len(common['layers'])}")
-        if not heads or not blocks:
-            raise self.refused("holds no Medusa heads")
-        return MedusaConfig(**common, num_heads=heads, num_blocks=blocks, own_outputs=own)
-
-    def layer_ids(self, num_layers: int) -> list[int]:
-        """Which hidden states of the target it reads; z-lab and DeepSpec count layers' outputs, the others inputs."""
-        raw = self.raw
-        nested = raw.get("eagle_config") or {}
-        for place, key in (
-            (raw, "eagle_aux_hidden_state_layer_ids"),
-            (raw, "aux_hidden_state_layer_ids"),
-            (nested, "eagle_aux_hidden_state_layer_ids"),
-        ):
-            if place.get(key):
-                return list(place[key])
-        if (outputs := (raw.get("dflash_config") or raw).get("target_layer_ids")) is not None:
-            return [layer + 1 for layer in outputs]
-        return [2, num_layers // 2, num_layers - 3]
-
-    def transformer(self) -> PreTrainedConfig:
-        """The configuration of the head's own layers."""
-        raw = self.raw.get("transformer_layer_config") or self.raw
-        style = raw.get("model_type", "qwen3" if raw is not self.raw else "llama")
-        if style not in LAYER_STYLES:
-            raise self.refused(f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}")
-        return AutoConfig.for_model(**{**raw, "model_type": style})
-
-    def token(self, key: str, token: Any) -> int:
-        if not isinstance(token, int) or not 0 <= token < vocabulary_size(self.target.config):
-            raise self.refused(f"names no {key} in the vocabulary ({token})")
-        return token
-
-    @property
-    def target_name(self) -> str:
-        return f"model={self.target.settings.name}"
-
-    def refused(self, rule: str) -> SettingError:
-        return SettingError("draft", rule, self.settings.name)
 
 
 def _check_tensors(head: HeadCheckpoint, found: Mapping[str, tuple[int, ...]]) -> None:

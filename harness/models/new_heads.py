@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from harness.config.settings import ModelSettings
 from harness.drafting.medusa import MedusaHead
 from harness.models.checkpoints import Checkpoint
-from harness.models.heads import AnyHead, HeadCheckpoint, _Reader
+from harness.models.head_formats import RawHead
+from harness.models.heads import AnyHead, HeadCheckpoint
 
 # Of Medusa heads, and one less than the queries of a DFlash block.
 NUM_TOKENS = 4
@@ -29,7 +30,7 @@ def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
     kind, text = settings.name, target.config.get_text_config(decoder=True)
     own = target.settings
     raw, stored = _configuration(kind, text, own.name if Path(own.repository).is_dir() else own.repository)
-    return HeadCheckpoint(kind, settings, _Reader(settings, target, raw).config(kind, stored, None), raw=raw)
+    return HeadCheckpoint(kind, settings, RawHead(settings, target, raw).config(kind, stored, None), raw=raw)
 
 
 def initialise(head: AnyHead, target: PreTrainedModel) -> None:

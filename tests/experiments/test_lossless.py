@@ -26,7 +26,8 @@ from harness.experiments.contexts import Context
 from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, SampledCheck, SampledTest, judge_greedy, together
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.recovery import draws_needed
-from harness.models.pair import LoadedModel, Pair
+from harness.models.loading import LoadedModel
+from harness.models.pair import Pair
 
 PROMPT = [3, 1, 4, 1, 5]
 FAULTS = [fault for fault in get_args(Fault) if fault != "none"]

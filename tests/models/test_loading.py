@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.models.devices import free_memory
-from harness.models.pair import LoadedModel
+from harness.models.loading import LoadedModel
 from harness.models.quantization import resolve_dtype, stored_quantization
 from tiny_checkpoints import ARCHITECTURES, as_checkpoint, held_bytes, load_pair, make_config, make_tokenizer
 
