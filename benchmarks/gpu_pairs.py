@@ -27,7 +27,7 @@ from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
-from harness.engines.timing import generate
+from harness.engines.timing import Generation, generate
 from harness.models.pair import Pair
 from harness.models.roofline import roofs
 from harness.report.table import Table
@@ -36,6 +36,8 @@ from harness.results.statistics import Interval
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64
+# Questions that arms answer once more under stopwatches.
+NUM_WATCHED = 4
 HEADINGS = (
     "arm", "ms/token", "over eager\nregular", "95 % interval", "step ms", "in 8-bit\nlayers", "draft\nstep ms",
     "setup s", "predicted",
@@ -144,8 +146,11 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         link(pair.target.model, None if pair.draft is None else pair.draft.model, AGREEMENT)
     questions = questions_of(case, pair, decoding, options.prompts)
 
-    def ours(engine: LocalEngine, arm: Arm, question: Question) -> float:
-        return generate(engine, arm, question).seconds
+    generations: dict[tuple[str, int], Generation] = {}  # by contender and question
+
+    def ours(name: str, engine: LocalEngine, arm: Arm, question: Question) -> float:
+        generations[name, question.indices[0]] = found = generate(engine, arm, question)
+        return found.seconds
 
     contenders: dict[str, Contender] = {}
     watched: dict[str, tuple[LocalEngine, Arm, Phases]] = {}
@@ -157,15 +162,18 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         for arm, (watched_arm, phases) in zip(engine.arms, engine.watched(), strict=True):
             name = f"{engine.runner} {arm.name}"
-            contenders[name] = functools.partial(ours, engine, arm)
+            contenders[name] = functools.partial(ours, name, engine, arm)
             watched[name] = engine, watched_arm, phases
     if case.peers:
         contenders |= common.hugging_face(pair, decoding)
         contenders["speculative without a cache"] = without_cache(pair, decoding)
 
     seconds = common.take_turns(contenders, questions)
-    generations = [generate(engine, arm, questions[0]) for engine, arm, _ in watched.values()]
-    acceptance = sum((generation.acceptance for generation in generations), Acceptance())
+    for question in questions[:NUM_WATCHED]:
+        for engine, arm, _ in watched.values():
+            generate(engine, arm, question)
+    # By any runner the same but for rounding.
+    acceptance = sum((generation.acceptance for generation in generations.values()), Acceptance())
 
     lines = []
     for name, own in seconds.items():
@@ -198,7 +206,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         "floor_ms": roof.floor_ms,
         "draft_floor_ms": draft_roof.floor_ms,
         "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
-        "peak_memory_bytes": max(generation.peak_memory_bytes or 0 for generation in generations) or None,
+        "peak_memory_bytes": max(one.peak_memory_bytes or 0 for one in generations.values()) or None,
     }
     return [about, *lines]
 
