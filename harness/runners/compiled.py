@@ -186,14 +186,12 @@ class PreparedRunner(StaticRunner):
             "size_asserts": False,
             "cpp.enable_floating_point_contract_flag": "fast",
         }
-        compiler = functools.partial(compile_call, options=options)
-        # Each shape of each model is a compilation of the same code, and torch gives up after a few.
-        with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
-            for (size, width), forward in self._passes.items():
-                inputs = self._example(size, width)
-                compiled = FixedCall(forward, inputs, compiler=compiler)
-                require_close(compiled(*inputs), forward(*inputs), self._model, "compiled differ from the eager ones")
-                self._passes[size, width] = compiled
+        compiler = functools.partial(compile_call, model=self._model, options=options)
+        for (size, width), forward in self._passes.items():
+            inputs = self._example(size, width)
+            compiled = FixedCall(forward, inputs, compiler=compiler)
+            require_close(compiled(*inputs), forward(*inputs), self._model, "compiled differ from the eager ones")
+            self._passes[size, width] = compiled
 
     def _fix_calls(self) -> None:
         """Give each shape that is captured its buffers and its graph, the largest first, and compare both calls."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
@@ -22,88 +25,107 @@ from harness.runners.graphs import Call
 # A product of more rows than this is a library's.
 _FEW_ROWS = 8
 
-
-class _Part(nn.Module):
-    """Some consecutive nodes of a graph, compiled."""
-
-    def __init__(self, part: fx.GraphModule, options: Mapping[str, Any]) -> None:
-        super().__init__()
-        from torch._inductor.compile_fx import compile_fx  # loading it takes a second
-
-        output = part.graph.output_node()
-        self._is_single = not isinstance(output.args[0], tuple)
-        if self._is_single:
-            output.args = (output.args,)  # inductor knows tuples only
-            part.recompile()
-        examples = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
-        self._compiled: Any = compile_fx(part, examples, config_patches=dict(options))
-
-    def forward(self, *inputs: Any) -> Any:
-        outputs = self._compiled(*inputs)
-        return outputs[0] if self._is_single else outputs
+# Compiled parts, by what they compute: models of the same sizes share them.
+_compiled: dict[str, Callable[..., Any]] = {}
 
 
-def compile_call(call: Call, options: Mapping[str, Any]) -> Call:
-    """Compile a call, with options of inductor: a pass over the same tensors every time.
+def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Call:
+    """Compile a call of a model, with options of inductor: a pass over the same tensors every time.
 
-    The result neither looks for the tensors again nor checks them, which takes a tenth of a small model's pass. What
-    the call returns must be computed by it, in that order.
+    The result neither looks for the tensors again nor checks them, which takes a tenth of a small model's pass.
+
+    Raises an error of torch where the call depends on values of tensors: of these there are none while it is traced.
     """
-    torch.compile(_run, backend=compile_layers_once, dynamic=False, fullgraph=True, options=dict(options))(call)
-    return _latest.pop()
-
-
-# The pass that compiled code has just made: dynamo finds the code, made now or before, and the tensors.
-_latest: list[Call] = []
-
-
-def _run(call: Call) -> tuple[Tensor, ...]:
-    return call()
-
-
-def compile_layers_once(
-    graph: fx.GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """A backend of `torch.compile`."""
-    for node in graph.graph.find_nodes(op="call_function", target=nn.functional.linear):
-        node.target = linear
-    runs = itertools.groupby((node for node in graph.graph.nodes if node.op.startswith("call")), _layer)
+    with _marked(model):
+        graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
+    fake = detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])
+    assert fake is not None
+    inputs: dict[str, fx.Node] = {}  # one for each tensor, however often the call uses it
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if node.target not in inputs:
+            with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+                inputs[node.target] = graph.graph.placeholder(node.target)
+            # Compiled code outlives the model, and must not keep its weights.
+            inputs[node.target].meta["val"] = fake.from_tensor(getattr(graph, node.target))
+        node.replace_all_uses_with(inputs[node.target])
+        graph.graph.erase_node(node)
+    calls = (node for node in graph.graph.nodes if node.op == "call_function")
+    runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
     number = {node: index for index, (_, run) in enumerate(runs) for node in run}
     whole = split_module(graph, graph, number.__getitem__)
-    compiled: dict[str, _Part] = {}
-    for name, part in list(whole.named_children()):
+    for node in whole.graph.find_nodes(op="call_module"):
+        part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
         signature = _signature(part.graph)
-        if signature not in compiled:
-            compiled[signature] = _Part(part, options)
-        whole.set_submodule(name, compiled[signature])
+        if signature not in _compiled:
+            _compiled[signature] = _compile(part, options)
+        node.op, node.target = "call_function", _compiled[signature]
+    whole.recompile()
+    tensors = (getattr(graph, node.target) for node in graph.graph.find_nodes(op="placeholder"))
+    return functools.partial(whole.forward, *tensors)
 
-    def run(*tensors: Tensor) -> Any:
-        _latest[:] = [functools.partial(whole.forward, *tensors)]
-        return _latest[0]()
+
+def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Compile some consecutive nodes of a graph."""
+    from torch._inductor.compile_fx import compile_fx  # loading it takes a second
+
+    for node in part.graph.nodes:
+        if not node.kwargs:
+            node.target = _PRODUCTS.get(node.target, node.target)
+    output = part.graph.output_node()
+    is_single = not isinstance(output.args[0], tuple)
+    if is_single:
+        output.args = (output.args,)  # inductor knows tuples only
+    part.recompile()
+    examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
+    code: Any = compile_fx(part, examples, config_patches=dict(options))
+
+    def run(*inputs: Tensor) -> Any:
+        return code(*inputs)[0] if is_single else code(*inputs)
 
     return run
 
 
-def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`nn.functional.linear`; few rows on a CPU as sums, which inductor puts into one kernel with what surrounds them.
+@contextmanager
+def _marked(model: nn.Module) -> Iterator[None]:
+    """While a model is traced, each node's metadata get the path of its layer: of a numbered module in no other."""
+    layers = [(path, module) for path, module in model.named_modules() if re.fullmatch(r"(\D+\.)?\d+", path)]
+    with ExitStack() as hooks:
+        for path, layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(lambda *_: _mark(None)).remove)
+            hooks.callback(layer.register_forward_hook(lambda *_, path=path: _mark(path)).remove)
+        yield
 
-    A library's product of few rows takes up to twice as long, and each is a call between two kernels.
+
+def _mark(layer: str | None) -> None:
+    """Mark all nodes since the last call."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    for node in reversed(mode.tracer.graph.nodes):
+        if "layer" in node.meta:
+            break
+        node.meta["layer"] = layer
+
+
+def product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows [n, D] and a matrix [D, N] -> [n, N]; few rows on a CPU as sums, which inductor puts into its kernels.
+
+    A library's product of few rows takes up to twice as long, and is a call between two kernels.
     """
-    rows = states.reshape(-1, states.shape[-1])
-    if states.device.type != "cpu" or states.dtype != torch.float32 or len(rows) > _FEW_ROWS:
-        return nn.functional.linear(states, weight, bias)
+    is_fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and matrix.stride(0) == 1
+    if not is_fast or len(rows) > _FEW_ROWS:
+        return rows @ matrix
     # A view with given strides must be in memory, so that no sum computes it again. One sum per row reads the weights
     # once: inductor computes sums over the same ranges in one loop.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
-    products = torch.stack([(weight * row).sum(-1) for row in rows])
-    return (products if bias is None else products + bias).view(*states.shape[:-1], -1)
+    return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
 
-def _layer(node: fx.Node) -> str | None:
-    """The path of the layer that a node belongs to: the outermost module that is a numbered one of several."""
-    paths = (path for path, _ in node.meta.get("nn_module_stack", {}).values())
-    return next((path for path in paths if re.search(r"\.\d+$", path)), None)
+def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
+    return product(rows, matrix) + bias
+
+
+_PRODUCTS = {torch.ops.aten.mm.default: product, torch.ops.aten.addmm.default: _biased_product}
 
 
 def _signature(graph: fx.Graph) -> str:
@@ -112,7 +134,7 @@ def _signature(graph: fx.Graph) -> str:
     lines = []
     for node in graph.nodes:
         if node.op == "placeholder":
-            example = node.meta["example_value"]
+            example = node.meta["val"]
             lines.append(f"{example.shape} {example.stride()} {example.dtype} {example.device}")
         else:
             lines.append(f"{node.op} {node.target} {map_arg((node.args, node.kwargs), numbers.__getitem__)}")
