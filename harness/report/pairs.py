@@ -189,7 +189,7 @@ def methods_tables(pairs: Sequence[Pair]) -> list[Table]:
     """What drafts best: one table per target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
     found = grouped(drafting, lambda pair: tuple(getattr(pair.row, name) for name in _ALIKE)).values()
-    several = [group for group in found if len({pair.name.group for pair in group}) > 1]
+    several = [group for group in found if len({pair.row.draft for pair in group}) > 1]
     return [_methods(place, group, len(several) > 1) for place, group in enumerate(several)]
 
 

@@ -127,3 +127,11 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
     assert "held back most" not in capsys.readouterr().out
+
+
+def test_one_method_is_not_ranked_against_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for seed in (0, 1) for row in of_job(seed, latency_run(seed=seed))]
+    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
+    out = capsys.readouterr().out
+    assert "seed 1" in out
+    assert "What drafts best" not in out
