@@ -64,8 +64,9 @@ def test_regular_text_is_that_of_generate(name: str) -> None:
     assert len(set(found)) > 2, "a text of one token shows nothing"
 
 
-@pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS], ids=["one row", "ragged rows"])
-@pytest.mark.parametrize("method", ["lookup", "model"])
+@pytest.mark.parametrize(
+    ("method", "batch"), [("lookup", PROMPTS[:1]), ("model", PROMPTS)], ids=["lookup, one row", "model, ragged rows"]
+)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_speculative_text_is_that_of_generate(name: str, method: str, batch: list[list[int]]) -> None:
     model = random_model(name)
