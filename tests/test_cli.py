@@ -64,5 +64,4 @@ def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> Non
         "try: cli.main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    result = run(program, cwd=tmp_path, command=[sys.executable, "-c"])
-    assert result.stdout.split() == ["2", "False", "False"]
+    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split() == ["2", "False", "False"]

@@ -161,5 +161,4 @@ def test_it_starts_without_torch(tmp_path: Path) -> None:
         "try: cli.main()\n"
         "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
     )
-    result = run(program, cwd=tmp_path, command=[sys.executable, "-c"])
-    assert result.stdout.split()[-3:] == ["False", "False", "0"]
+    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split()[-3:] == ["False", "False", "0"]

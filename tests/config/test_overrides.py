@@ -18,24 +18,10 @@ from some_settings import settings_of
 CHANGEABLE = ["decoding.temperature", "decoding.num_draft_tokens", "decoding.rule", "decoding.lenience", "view"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a, b",
-        "it's",
-        "8 * 12 = 96\n3 * 4 =",
-        'say "x"',
-        "back\\slash",
-        "end\\",
-        "\\\\",
-        "${x}",
-        "\\${x} \\\\${y}",
-        "x\\'y",
-        "漢字 {a} [b] (c",
-        "12",
-        "null",
-    ],
-)
+PLAIN = ["a, b", "it's", "8 * 12 = 96\n3 * 4 =", 'say "x"', "${x}", "漢字 {a} [b] (c", "12", "null"]
+
+
+@pytest.mark.parametrize("text", [*PLAIN, "back\\slash", "end\\", "\\\\", "\\${x} \\\\${y}", "x\\'y"])
 def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
     override = OverridesParser.create().parse_override(quote_text(f"prompt={text}"))
     config = OmegaConf.create({"prompt": override.value()})
@@ -43,18 +29,7 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument",
-    [
-        "model=7B",
-        "-m",
-        "--help",
-        "prompt",
-        "prompt='a','b'",
-        "+x=1,2",
-        "model=7B,13B",
-        "model=glob(tiny*)",
-        "+pair=7B+none",
-    ],
+    "argument", "model=7B -m --help prompt prompt='a','b' +x=1,2 model=7B,13B model=glob(tiny*) +pair=7B+none".split()
 )
 def test_other_arguments_stay_as_they_are(argument: str) -> None:
     assert quote_text(argument) == argument

@@ -72,8 +72,7 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
-    outcome = harness("latency", *QUICK, code=2)
-    assert "engine=vllm: needs the vllm package" in outcome.complaint
+    assert "engine=vllm: needs the vllm package" in harness("latency", *QUICK, code=2).complaint
 
 
 @vllm
@@ -139,7 +138,6 @@ def test_a_crash_is_a_row(harness: Harness, tmp_path: Path, monkeypatch: pytest.
         "    threading.Thread(target=end, daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    outcome = harness("latency", *QUICK, code=1)
-    assert "its process was killed by SIGABRT" in outcome.complaint
+    assert "its process was killed by SIGABRT" in harness("latency", *QUICK, code=1).complaint
     rows = results()
     assert set(rows["status"]) == {"failed"}

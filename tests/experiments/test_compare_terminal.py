@@ -181,8 +181,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
 
 def test_the_prompt_setting_is_always_text(pipe: Pipe) -> None:
     prompt = "8 * [12], ${x} = 'a' \\ \"b\"\n(a"
-    result = pipe(f"prompt={prompt}", "json=true")
-    record = json.loads(result.stdout)
+    record = json.loads(pipe(f"prompt={prompt}", "json=true").stdout)
     assert record["prompt"] == prompt
     assert record["speculative_completion"] == record["regular_completion"] == TEXT
     assert record["origins"] == {"target": 1, "draft": 9, "recovered": 1, "bonus": 2}

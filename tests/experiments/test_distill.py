@@ -68,8 +68,7 @@ def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp
     harness(*SHORT, f"draft={kind}", "epochs=10")
     first = rows(tmp_path).loc[("after", "speculative")]
     assert first.draft_step_bytes > 0
-    further = harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10")
-    assert f"{kind} head" in further.stderr
+    assert f"{kind} head" in harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10").stderr
     before, after = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
     assert before.acceptance_histogram == first.acceptance_histogram
     assert after.loss < first.loss
@@ -86,8 +85,7 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(harness:
     assert not (tmp_path / "cut" / "config.json").exists()
     assert torch.load(training / "state.pt")["step"] < 40
 
-    other = harness(*arguments, "output=cut", "epochs=3", code=2)
-    assert "output=cut: holds an unfinished training" in other.stderr
+    assert "output=cut: holds an unfinished training" in harness(*arguments, "output=cut", "epochs=3", code=2).stderr
     harness(*arguments, "output=cut")
     assert not training.exists()
     assert (tmp_path / "cut" / "answers.jsonl").read_text() == (tmp_path / "whole" / "answers.jsonl").read_text()

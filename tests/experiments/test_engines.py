@@ -30,8 +30,7 @@ def test_generate_is_measured_as_our_loop_is(harness: Harness, draft: str) -> No
 
 
 def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> None:
-    outcome = harness("recovery", *QUICK, "batch_size=1", "decoding=greedy")
-    assert "Lossless" in outcome.stdout
+    assert "Lossless" in harness("recovery", *QUICK, "batch_size=1", "decoding=greedy").stdout
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(harness: H
 
 
 def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness, pair: list[str]) -> None:
-    outcome = harness("latency", pair[0], *QUICK)
-    assert "speculative" not in outcome.stdout.lower()
+    assert "speculative" not in harness("latency", pair[0], *QUICK).stdout.lower()
     assert list(results()["arm"]) == ["regular"]
     assert results()["draft"].isna().all()
 
@@ -171,8 +170,7 @@ def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path
 
 def test_a_failed_run_is_a_row(harness: Harness, pair: list[str]) -> None:
     (Path(pair[0].removeprefix("model=")) / "model.safetensors").write_bytes(b"no weights")
-    outcome = harness("latency", *pair, *QUICK, code=1)
-    assert len(outcome.complaint) < 400
+    assert len(harness("latency", *pair, *QUICK, code=1).complaint) < 400
     rows = results()
     assert list(rows["status"]) == ["failed", "failed"]
     assert rows["error"].notna().all()

@@ -28,8 +28,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command(harness: Harness, directory: Path) -> None:
     pair = [f"model={directory}", "draft=mtp"]
     prompts = f"prompts={directory}/prompts.txt"
-    measured = harness("latency", *pair, prompts, *GREEDY)
-    assert "draft mtp: mtp head, 0.1 MB" in measured.stderr
+    assert "draft mtp: mtp head, 0.1 MB" in harness("latency", *pair, prompts, *GREEDY).stderr
     row = results().iloc[-1]
     assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
     compared = harness("compare", *pair, "prompt=Once", "json=true", "decoding=greedy", "decoding.max_new_tokens=12")

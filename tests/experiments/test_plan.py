@@ -197,8 +197,7 @@ def test_methods_without_weights_take_none(plan: Plan, draft: str) -> None:
 
 
 def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) -> None:
-    outcome = plan("model=7B", "draft=early_exit", "draft.layers=8", "gpus=1", "gpu_memory=24GB", "runner=eager")
-    row = outcome.row
+    row = plan("model=7B", "draft=early_exit", "draft.layers=8", "gpus=1", "gpu_memory=24GB", "runner=eager").row
     assert row["draft_bytes"] == 0
     assert row["draft_cache_bytes"] == row["cache_bytes"] // 4  # 8 of 32 layers
     # Which is what it takes unless it is told.

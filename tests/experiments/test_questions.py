@@ -15,30 +15,12 @@ MULTIPLICATION = TASKS["multiplication"]
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
-        (" 96", 96),
-        ("96\n12 * 3 = 36\n", 96),
-        (" 3145.", 3145),
-        (" 3145.0", 3145),
-        (" 1,234", 1234),
-        (" 1,234,567 or so", 1234567),
-        (" 1,2", 1),
-        (" 1,2345", 1),
-        (" 12,345.67", 12345),
-        (" -12", -12),
-        (" 5-12", 5),
-        (" = 96", 96),
-        (" ninety-six, 96", 96),
-        (" the answer is 7 and not 8", 7),
-        ("007", 7),
-        ("0", 0),
-        ("", None),
-        (" many", None),
-        ("\n96", None),
-        (" .\n96", None),
-        ("٣", None),
-        ("9" * 10_000, int("9" * 4000)),
+        (" 96", 96), ("96\n12 * 3 = 36\n", 96), (" 3145.", 3145), (" 3145.0", 3145), (" 1,234", 1234),
+        (" 1,234,567 or so", 1234567), (" 1,2", 1), (" 1,2345", 1), (" 12,345.67", 12345), (" -12", -12), (" 5-12", 5),
+        (" = 96", 96), (" ninety-six, 96", 96), (" the answer is 7 and not 8", 7), ("007", 7), ("0", 0), ("", None),
+        (" many", None), ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
     ],
-)
+)  # fmt: skip
 def test_the_answer_is_the_first_integer_of_the_first_line(completion: str, answer: int | None) -> None:
     assert read_answer(completion) == (completion.split("\n")[0], answer)
 

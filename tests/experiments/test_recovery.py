@@ -54,12 +54,10 @@ def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
 
 @pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> None:
-    greedy = harness("recovery", *pair, *SMALL, "decoding=greedy")
-    assert "nothing was sampled" in greedy.stdout
+    assert "nothing was sampled" in harness("recovery", *pair, *SMALL, "decoding=greedy").stdout
     too_long = harness("recovery", *pair, *SMALL, "decoding.max_new_tokens=1000", code=2)
     assert "decoding.max_new_tokens=1000" in too_long.stderr
-    too_wide = harness("recovery", *pair, *SMALL, "batch_size=100000000", code=1)
-    assert "what would fit: batch_size=" in too_wide.stderr
+    assert "what would fit: batch_size=" in harness("recovery", *pair, *SMALL, "batch_size=100000000", code=1).stderr
     rows = results("recovery")
     assert list(rows["status"]) == ["ok", "failed", "failed"]
     assert rows["verdict"].isna().tolist() == [False, True, True]

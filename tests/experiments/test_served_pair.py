@@ -35,8 +35,7 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
     failed = harness(*EVAL, *urls, code=1)
     assert "regular: 1 of 2 requests failed, the first with InternalServerError" in failed.complaint
     servers[0].fail_every = 0
-    resumed = harness(*EVAL, *urls)
-    assert "8 of 12 answers are in" in resumed.stderr
+    assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
     rows = results("eval")
     assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
     assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]
@@ -49,8 +48,7 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
 def test_compare_races_two_servers(harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]) -> None:
     settings = ["engine=server", "decoding=greedy", "decoding.max_new_tokens=12", "prompt=Once upon a time"]
     urls = addresses(stack, *servers)
-    raced = harness("compare", *settings, *urls, "json=true")
-    record = json.loads(raced.stdout)
+    record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
     assert record["regular_completion"] == record["speculative_completion"] != ""
     shown = harness("compare", *settings, *urls, "view=race")
     assert record["regular_completion"].split()[0] in shown.stdout

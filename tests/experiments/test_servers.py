@@ -91,8 +91,7 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(harness: Har
 
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
     server = EchoServer(delay_s=0.01)
-    outcome = harness("latency", *QUICK, *serve(server), "engine.rate=100", "num_warmup=0")
-    assert "100 requests/s" in outcome.stdout
+    assert "100 requests/s" in harness("latency", *QUICK, *serve(server), "engine.rate=100", "num_warmup=0").stdout
     assert server.most_in_flight > 1
     assert results()["request_rate"][0] == 100
 
@@ -100,7 +99,6 @@ def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])
 def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: Serve, dialect: str) -> None:
     servers = [EchoServer(dialect=dialect, num_draft_tokens=count) for count in (None, 4)]  # type: ignore[arg-type]
-    outcome = harness("latency", *QUICK, *serve(*servers))
-    assert "Speculative decoding" in outcome.stdout
+    assert "Speculative decoding" in harness("latency", *QUICK, *serve(*servers)).stdout
     told = results()[["acceptance_rate", "mean_acceptance_length"]].notna().iloc[1].tolist()
     assert told == [dialect == "llama.cpp", False]

@@ -22,8 +22,7 @@ def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
 @pytest.mark.parametrize(("head", "batch_size"), [*((head, 1) for head in HEADS), ("tiny_eagle3", 3)])
 def test_latency_drafts_well_and_changes_no_text(head: str, batch_size: int, harness: Harness) -> None:
     few = ["num_prompts=4", "num_warmup=0", "decoding.max_new_tokens=40", f"batch_size={batch_size}"]
-    outcome = harness("latency", f"draft={head}", "decoding=greedy", *few)
-    assert f"{head.removeprefix('tiny_')} head" in outcome.stderr
+    assert f"{head.removeprefix('tiny_')} head" in harness("latency", f"draft={head}", "decoding=greedy", *few).stderr
     row = results().iloc[-1]
     assert row.identical_prompts == 4
     assert row.mean_acceptance_length > LEAST[head]

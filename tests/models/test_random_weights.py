@@ -149,12 +149,6 @@ def test_every_text_is_tokens_and_every_token_is_text() -> None:
     assert all(tokenizer.decode([token]) for token in range(256, 1000))
 
 
-def test_equal_settings_share_their_weights() -> None:
-    pair = load(preset(), preset())
-    assert pair.draft is not None
-    assert pair.draft.model is pair.target.model
-
-
 def test_layers_on_disk() -> None:
     whole = load(preset()).target
     device_map = {"model.layers.1": "disk"} | dict.fromkeys(

@@ -15,18 +15,9 @@ from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
 
 ROW: dict[str, Any] = {
-    "model": "13B",
-    "draft": "7B",
-    "num_draft_tokens": 4,
-    "speedup": 2.0,
-    "acceptance_rate": 0.75,
-    "mean_acceptance_length": 4.0,
-    "lossy": False,
-    "lenience": 1.0,
-    "identical": True,
-    "temperature": 0.0,
-    "regular_ms_per_token": 3.0,
-}
+    "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,
+    "mean_acceptance_length": 4.0, "lenience": 1.0, "identical": True, "temperature": 0.0, "regular_ms_per_token": 3.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -141,24 +141,21 @@ def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "latency.csv.tmp").exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'say "no"',
-        "one, two",
-        "line\nend",
-        "carriage\rreturn",
-        "both\r\n",
-        "\r",
-        "語 é 🦙",
-        " spaced ",
-        "'",
-        '"',
-        "a\u2028b",
-        "tab\t;",
-        "nul\0nul",
-    ],
-)
+PLAIN = [
+    "one, two",
+    "line\nend",
+    "carriage\rreturn",
+    "both\r\n",
+    "\r",
+    "語 é 🦙",
+    " spaced ",
+    "tab\t;",
+    "nul\0nul",
+    "a\u2028b",
+]
+
+
+@pytest.mark.parametrize("text", [*PLAIN, 'say "no"', "'", '"'])
 def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.csv"
     write_rows(path, [{"prompt": text, "completion": "x", "note": None}])
