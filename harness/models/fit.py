@@ -61,12 +61,12 @@ class Demand:
     def graph_bytes(self, sketch: Sketch, *, drafts: bool) -> int:
         """An estimate of what captured graphs hold: the results of each, and as much again for their working memory.
 
-        A target's results are the logits of one token and of K + 1; a draft's those of one token and of two, each also
-        with the distributions of K tokens in float32.
+        A target's results are the logits of one token and of K + 1, each also with what is decided, which takes K
+        distributions in float32; a draft's those of one token and of two, each also with K such distributions.
         """
         k = self.num_draft_tokens
-        logits = (3 if drafts else k + 2 if k else 1) * sketch.dtype.itemsize
-        return 2 * self.batch_size * sketch.vocabulary_size * (logits + (2 * k * 4 if drafts else 0))
+        logits = (3 if drafts else 2 * (k + 2) if k else 2) * sketch.dtype.itemsize
+        return 2 * self.batch_size * sketch.vocabulary_size * (logits + (2 if drafts else 1) * k * 4)
 
 
 @dataclass(frozen=True)

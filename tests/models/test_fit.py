@@ -226,8 +226,8 @@ def test_what_the_chosen_runner_adds_is_counted() -> None:
     demand = Demand(batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto")
     models = sketch(cache=10, vocabulary_size=1000), draft(cache=10, vocabulary_size=1000)
     target, small = fit(case(*models, free=machine(40), demand=demand))
-    # Logits of 1 and 5 tokens; of 1 and 2, and distributions of 4 tokens for each; all twice.
-    assert target.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * 6 * 2}
+    # Logits of 1 and 5 tokens, each also with a decision over 4 distributions; of 1 and 2, and 4 for each; all twice.
+    assert target.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * (2 * 6 * 2 + 4 * 4)}
     assert small.cache_per_device == {"cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * (3 * 2 + 2 * 4 * 4)}
     static = 2 * 356 * 10 * 10 * 2
     for how in ({"free": machine()}, {"free": machine(40, 40), "strategy": "balanced"}):
