@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.backends.cuda import cudnn_sdp_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -67,12 +68,14 @@ class PretendedGpus(TorchDispatchMode):
     Attributes:
         waits: what made the host wait for a GPU, in order.
         forbidden: whether such a thing fails.
+        plans: the sizes of queries and keys for which cuDNN, where it was allowed, would make a plan for attention.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
         self.forbidden = False
+        self.plans: set[tuple[torch.Size, ...]] = set()
         self.arriving: list[tuple[Tensor, Tensor]] = []  # what is copied to main memory: where to, and the numbers
         self.recorded: list[Any] | None = None  # by the capture that goes on
 
@@ -119,6 +122,7 @@ class PretendedGpus(TorchDispatchMode):
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:
             func = _attention
+            self.plans |= {(args[0].shape, args[1].shape)} if cudnn_sdp_enabled() else set()
         results = func(*args, **kwargs)
         if self.recorded is not None:
             self.recorded.append((func, args, kwargs, results))

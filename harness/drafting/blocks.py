@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, most, to_device
@@ -193,7 +194,8 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        proposal = self._draft(num_draft_tokens, uniforms)
+        with without_plans():
+            proposal = self._draft(num_draft_tokens, uniforms)
         self._proposed, probabilities = proposal.tokens, proposal.probabilities
         assert probabilities is not None
         return Proposal(self._proposed.to(self._home), probabilities.to(self._home), proposal.lengths)
@@ -201,7 +203,8 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         if max(self._new) > MOST_UNREAD:
-            self._read()
+            with without_plans():
+                self._read()
         assert step.hidden is not None
         longest = most(num_accepted)
         decided = torch.cat([self._proposed[:, :longest], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)

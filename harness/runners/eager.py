@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.runners.base import CacheRunner, run_model, stacked
@@ -71,7 +72,8 @@ class EagerRunner(CacheRunner):
             arguments["attention_mask"] = (slots >= first_slots).long()
             if "position_ids" in self._parameters:
                 arguments["position_ids"] = (slots[num_slots:] - first_slots).clamp(min=0)
-        return run_model(self._model, self._options, tokens, self._cache, **arguments)
+        with without_plans():
+            return run_model(self._model, self._options, tokens, self._cache, **arguments)
 
     def _gather_right(self, ends: Sequence[int]) -> None:
         """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the longest row."""

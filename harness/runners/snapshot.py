@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import to_device
 from harness.runners.base import Options, RollbackError, captured, capturing, stacked
@@ -232,7 +233,8 @@ class SnapshotRunner(Runner):
             arguments["position_ids"] = (positions - padding).clamp(min=0)
         if only_last and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        output = self._model(input_ids=tokens, use_cache=True, **arguments)
+        with without_plans():
+            output = self._model(input_ids=tokens, use_cache=True, **arguments)
         handed = {name: getattr(output, name, None) for name in _STATES if name in self._parameters}
         held = {name: one for name, one in handed.items() if one is not None}
         return _State(held, len(slots)), captured(self._options, output)

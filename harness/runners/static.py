@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, to_device
@@ -71,7 +72,8 @@ class StaticRunner(CacheRunner):
         longest = max(self._lengths) + self._num_extended
         slots = replace(self._slots.first_rows(num_rows), num_seen=longest + num_tokens)
         alike = min(self._lengths) == max(self._lengths)
-        outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows), **arguments)
+        with without_plans():
+            outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows), **arguments)
         self._num_extended += num_tokens
         return outputs
 
@@ -108,7 +110,8 @@ class StaticRunner(CacheRunner):
             arguments["logits_to_keep"] = torch.tensor(ends)  # on the CPU, as hidden states may be on another GPU
             lasts = [ends.index(last) for last in lasts]
         tokens = to_device(padded, self._device)
-        logits, *hidden = run_model(self._model, self._options, tokens, self._cache, **arguments)
+        with without_plans():
+            logits, *hidden = run_model(self._model, self._options, tokens, self._cache, **arguments)
         logits = logits[torch.arange(len(prompts), device=self._device), to_device(lasts, self._device)]
         return logits, *(right_aligned(states, lengths) for states in hidden)
 

@@ -33,7 +33,7 @@ from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 from mtp_models import mtp_target
-from pretended_gpus import pretended_gpus
+from pretended_gpus import PretendedGpus, pretended_gpus
 from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, pair, prepared
 
 PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
@@ -99,19 +99,20 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
 
 
 @pytest.fixture
-def compared() -> Callable[..., list[str]]:
-    """What waited for a GPU behind the second record, while the records were those of a CPU."""
+def compared() -> Callable[..., PretendedGpus]:
+    """The GPUs behind the second record, while the records were those of a CPU."""
     if torch.cuda.is_available():
         pytest.skip("for machines without")
 
-    def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> list[str]:
+    def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> PretendedGpus:
         with pretended_gpus() as gpus:
             expected = list(map(fields, decode("cpu", "cpu")))
             records = decode("cuda:0", "cuda:1")
             found = [fields(next(records)), fields(next(records))]
             gpus.waits.clear()
+            gpus.plans.clear()
             assert found + list(map(fields, records)) == expected
-            return gpus.waits
+            return gpus
 
     return compare
 
@@ -122,8 +123,10 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 
 @pytest.mark.parametrize("kind", [*RUNNERS, *HEADS, *LAYERS, "translated", "recurrent", "spread, early exit"])
-def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., list[str]]) -> None:
-    waits = compared(lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS))
+def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., PretendedGpus]) -> None:
+    gpus = compared(lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS))
+    assert not gpus.plans
+    waits = gpus.waits
     if kind == "translated":  # tokens become others on the host
         assert waits == ["aten._to_copy from cuda:1 to cpu"] * len(waits)
         assert len(waits) < 16
@@ -132,17 +135,17 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., list[str]
 
 
 @pytest.mark.parametrize("verification", [verify_typical, lambda offer: verify_by_coin(0.6, offer)])
-def test_other_rules(verification: Any, compared: Callable[..., list[str]]) -> None:
+def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) -> None:
     def decode(first: str, second: str) -> Records:
         parts = drafting("static", first, second)
         return speculative(*parts, on(first), NUM_DRAFT_TOKENS, verification=verification)
 
-    assert not compared(decode)
+    assert not compared(decode).waits
 
 
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", ["static", "captured"])
-def test_rows_that_differ_leave_and_join(kind: str, drafts: bool, compared: Callable[..., list[str]]) -> None:
+def test_rows_that_differ_leave_and_join(kind: str, drafts: bool, compared: Callable[..., PretendedGpus]) -> None:
     """Caches grow, too."""
 
     def decode(first: str, second: str) -> Iterator[Iteration]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
 from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
@@ -114,3 +115,14 @@ def test_what_was_not_extended_cannot_be_kept(kind: Kind) -> None:
 def test_an_empty_prompt_is_refused(kind: Kind) -> None:
     with pytest.raises(ValueError, match="at least one token"):
         kind(random_model("llama")).start([[1], []])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
+    model, allowed = random_model("llama"), list[bool]()
+    model.register_forward_pre_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
+    runner = kind(model)
+    runner.start(PROMPTS)
+    runner.extend(torch.full((3, 2), 7))
+    assert allowed == [False, False]
+    assert cudnn_sdp_enabled()
