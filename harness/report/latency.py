@@ -13,8 +13,6 @@ from harness.report.words import arm_name, lossy_warning, settings_line, smaller
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
 
-# Said where a run has no interval.
-NO_INTERVAL = f"no interval from fewer than {FEWEST_FOR_INTERVAL} batches"
 # Bootstrap resamples for a category.
 _NUM_RESAMPLES = 2000
 # An arm that runs the models as they are; the others take less time for the same step.
@@ -68,7 +66,12 @@ def speedup_bounds(row: LatencyRow) -> str | None:
 def speedup_in_words(row: LatencyRow) -> str:
     """`2.31× (95 % interval 2.18 to 2.42)`."""
     bounds = speedup_bounds(row)
-    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else NO_INTERVAL})"
+    return f"{row.speedup:.2f}× ({f'95 % interval {bounds}' if bounds else no_interval(row)})"
+
+
+def no_interval(row: LatencyRow) -> str:
+    """Why a row has no interval."""
+    return f"no interval from fewer than {FEWEST_FOR_INTERVAL} {'batches' if (row.batch_size or 1) > 1 else 'prompts'}"
 
 
 def finding(row: LatencyRow) -> str | None:

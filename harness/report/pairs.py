@@ -105,8 +105,8 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     )
     rows = [pair.row for pair in pairs]
     notes = ["runs: how often this was measured; the newest is shown."] if repeated else []
-    if any(row.speedup is not None and row.speedup_low is None for row in rows):
-        notes.append(f"{latency.NO_INTERVAL[0].upper()}{latency.NO_INTERVAL[1:]}.")
+    without = [latency.no_interval(row) for row in rows if row.speedup is not None and row.speedup_low is None]
+    notes += [f"{reason.capitalize()}." for reason in dict.fromkeys(without)]
     notes += latency.caveats(rows)
     return Table.of("pairs", "Speed-up", pairs, columns, **_MARKED, about=common_settings(rows), notes=tuple(notes))
 

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import IO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -103,12 +104,14 @@ def _print_table(table: Table, console: Console) -> None:
             lines.add_row(*(Text(visible(cell)) for cell in cells))
         console.print(lines)
     else:
-        least = [_least_width(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)]
-        for part in _parts(columns, least, console.width - 1):
+        wants = [_widths(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)]
+        room = console.width - 1
+        for part in _parts(columns, [least for least, _ in wants], room):
+            widths = _shared(room, [wants[place] for place in part])
             drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
-            for place in part:
+            for place, width in zip(part, widths, strict=True):
                 justify: JustifyMethod = "left" if columns[place].text else "right"
-                drawn.add_column(Text(columns[place].heading), justify=justify, overflow="fold", min_width=least[place])
+                drawn.add_column(Text(columns[place].heading), justify=justify, overflow="fold", width=width)
             for row, cells in zip(table.rows, rows, strict=True):
                 style = "bold" if row.strong else "dim" if row.faint else None
                 drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
@@ -117,10 +120,21 @@ def _print_table(table: Table, console: Console) -> None:
         _print_text(note, "dim", console)
 
 
-def _least_width(column: Column, cells: Sequence[str]) -> int:
-    """Characters that a column cannot do without: numbers, and words in headings, stay whole."""
-    longest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
-    return max(min(longest, _LEAST_TEXT if column.text else _UNBROKEN), *map(len, column.heading.split()), 0)
+def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
+    """Characters that a column cannot do without, so that numbers and words in headings stay whole; and all it has."""
+    longest = max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
+    least = max(min(longest, _LEAST_TEXT if column.text else _UNBROKEN), *map(len, column.heading.split()), 0)
+    return least, max(longest, *map(len, column.heading.split("\n")))
+
+
+def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
+    """The widths of columns side by side: those that can spare most are the first to be narrower."""
+    widths = [most for _, most in wants]
+    spare = [most - least for least, most in wants]
+    while sum(widths) + _FRAME * len(widths) > room and max(spare):
+        place = spare.index(max(spare))
+        widths[place], spare[place] = widths[place] - 1, spare[place] - 1
+    return widths
 
 
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:

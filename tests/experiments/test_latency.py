@@ -45,7 +45,7 @@ def pair(save_model: SaveModel) -> list[str]:
 
 def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str]) -> None:
     outcome = harness("latency", *pair, *QUICK)
-    for expected in ("regular", "speculative", "no interval from fewer than 8 batches", "by position", "predicted"):
+    for expected in ("regular", "speculative", "no interval from fewer than 8 prompts", "by position", "predicted"):
         assert expected in outcome.stdout
     assert "float32 on cpu" in outcome.stderr
 

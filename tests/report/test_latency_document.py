@@ -56,7 +56,7 @@ def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) 
     assert "makes no significant difference here: 1.05×" in printed(
         capsys, speedup=1.05, speedup_low=0.97, speedup_high=1.12
     )
-    assert "(no interval from fewer than 8 batches)" in printed(capsys, speedup_low=None, speedup_high=None)
+    assert "(no interval from fewer than 8 prompts)" in printed(capsys, speedup_low=None, speedup_high=None)
 
 
 @pytest.mark.parametrize(

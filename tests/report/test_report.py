@@ -247,9 +247,9 @@ def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
     few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
     report = build([write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))])
     assert report.headlines[0].style == "plain"
-    assert "no interval from fewer than 8 batches" in report.headlines[0].text
+    assert "no interval from fewer than 8 prompts" in report.headlines[0].text
     assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
-    assert "No interval from fewer than 8 batches." in tables(report)["pairs"].notes
+    assert "No interval from fewer than 8 prompts." in tables(report)["pairs"].notes
     certain = build([write(tmp_path / "certain.csv", latency_run(2, 1.2), latency_run(4, 2.1))])
     assert certain.headlines[0].style == "strong"
     assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]

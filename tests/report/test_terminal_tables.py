@@ -44,3 +44,14 @@ def test_a_table_that_fits_is_printed_once() -> None:
     text = printed(132, "tiny with tiny_draft")
     assert text.count("╭") == 1
     assert all(cell in text for cell in ("│ tiny with tiny_draft │ 2 │", "│ 105.21 ± 10.30 │"))
+
+
+@pytest.mark.parametrize("width", range(40, 90, 5))
+def test_headings_fold_before_numbers_do(width: int) -> None:
+    columns = (Column("arm", of=str, text=True), *(Column("first token ms", of=lambda _: "5.21 ± 0.30") for _ in "123"))
+    console = Console(file=io.StringIO(), width=width)
+    print_document([Table.of("arms", "", ["regular"], columns)], console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("5.21 ± 0.30 │") for line in lines) == 3
+    assert all(line[-1] in "╮│┤╯" for line in lines)
