@@ -127,7 +127,7 @@ class LatencyRow(DecodedRow):
     acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
     acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
-    mean_num_draft_tokens: float | None = figure("the same over all iterations, also those that proposed nothing: K of `auto`", "tokens")
+    mean_num_draft_tokens: float | None = figure("the same over all iterations: K of `auto`", "tokens")
     tokens_per_iteration: float | None = figure("tokens per iteration, over all iterations", "tokens")
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")

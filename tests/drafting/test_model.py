@@ -59,7 +59,3 @@ def test_some_of_its_tokens_may_be_offered(most: int, same: bool) -> None:
     assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)
     accepted = {count for iteration in iterations for count in iteration.num_accepted}
     assert max(accepted) == most or not same
-
-
-def test_it_reads_no_hidden_states() -> None:
-    assert ModelDrafter(MarkovRunner(chain(0)), GREEDY).layers == ()
