@@ -180,11 +180,13 @@ class PreparedRunner(StaticRunner):
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
         # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth. The tensors are
-        # the same in every pass, so that their sizes need no check. Products of sums are fused multiplications.
+        # the same in every pass, so that their sizes need no check. A product and its sum are one instruction. Whether
+        # g++ knows the processor's instructions is not tried out, which takes it 3 s: if not, the first kernel fails.
         options = {
             "coordinate_descent_tuning": self._device.type == "cuda",
             "size_asserts": False,
             "cpp.enable_floating_point_contract_flag": "fast",
+            "cpp.vec_isa_ok": True,
         }
         compiler = functools.partial(compile_call, model=self._model, options=options)
         for (size, width), forward in self._passes.items():

@@ -22,8 +22,8 @@ from torch.fx.passes.split_module import split_module
 
 from harness.runners.graphs import Call
 
-# A product of more rows than this is a library's.
-_FEW_ROWS = 8
+# A product of more rows than this is a library's. Matrices of so many numbers stay in a core's cache.
+_FEW_ROWS, _CACHED = 8, 1 << 17
 
 # Compiled parts, by what they compute: models of the same sizes share them.
 _compiled: dict[str, Callable[..., Any]] = {}
@@ -115,9 +115,11 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     is_fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and matrix.stride(0) == 1
     if not is_fast or len(rows) > _FEW_ROWS:
         return rows @ matrix
-    # A view with given strides must be in memory, so that no sum computes it again. One sum per row reads the weights
-    # once: inductor computes sums over the same ranges in one loop.
+    # A view with given strides must be in memory, so that no sum computes it again.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
+    if matrix.numel() <= _CACHED:
+        return (rows.unsqueeze(1) * matrix.t()).sum(-1)
+    # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in one loop.
     return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
 
