@@ -26,6 +26,9 @@ from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 # Slots are allocated in multiples of this.
 BUCKET = 128
 
+# In numbers: 16 bytes in half precision.
+_MASK_ALIGNMENT = 8
+
 # A larger relative difference from the eager runner's outputs is more than rounding: float32, and all coarser types.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
 
@@ -70,8 +73,11 @@ class StaticRunner(CacheRunner):
         if not self._fits(num_tokens):
             self._grow(num_tokens)
         longest = max(self._lengths) + self._num_extended
-        slots = replace(self._slots.first_rows(num_rows), num_seen=longest + num_tokens)
-        alike = min(self._lengths) == max(self._lengths)
+        num_seen, alike = longest + num_tokens, min(self._lengths) == max(self._lengths)
+        if num_tokens > 1 or not alike:
+            # The mask hides the rest. A GPU's kernel copies a mask of another width, in every layer.
+            num_seen = -(-num_seen // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
         with without_plans():
             outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows), **arguments)
         self._num_extended += num_tokens

@@ -231,6 +231,20 @@ def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: boo
 
 
 @pytest.mark.gpu
+def test_a_compiled_pass_copies_no_cache() -> None:
+    runner = PreparedRunner(random_model("llama").to("cuda:0"), compiled=True, captured=False)
+    runner.prepare(1, 2**20, [2])
+    runner.start(PROMPTS[:1])
+    tokens = torch.full((1, 2), 7, device="cuda:0")
+    runner.extend(tokens)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner.extend(tokens)
+    one_layers_keys = runner._slots.buffers[0].nbytes
+    assert torch.cuda.max_memory_allocated() - before < one_layers_keys
+
+
+@pytest.mark.gpu
 @pytest.mark.usefixtures("gpus")
 def test_outputs_of_a_graph_outlive_its_next_replay() -> None:
     runner = prepared(random_model("llama").cuda())

@@ -126,3 +126,19 @@ def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
     runner.extend(torch.full((3, 2), 7))
     assert allowed == [False, False]
     assert cudnn_sdp_enabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])
+def test_attention_over_a_growing_cache_is_not_cudnns(kind: Kind) -> None:
+    """By the names of its kernels, with heads that cuDNN would take."""
+    model = random_model("llama", hidden_size=256, head_dim=64).to("cuda:0", torch.bfloat16)
+    runner = kind(model)
+    with torch.profiler.profile() as profile:
+        runner.start(PROMPTS)
+        for count in (1, 3):
+            runner.extend(torch.full((3, count), 7, device="cuda:0"))
+            runner.keep([1] * 3)
+    names = [event.key.lower() for event in profile.key_averages()]
+    assert any("attention" in name for name in names)
+    assert not [name for name in names if "cudnn" in name]

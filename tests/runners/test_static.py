@@ -136,8 +136,11 @@ def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(monkeypatch: py
     assert held == [0, 0]
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_attention_reads_no_more_slots_than_the_longest_row_has(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 3, 16), ([9] * 5, 1, 16)])
+def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
+    other: list[int], num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other than its own where it needs no mask."""
     model = random_model("llama")
     runner, widths = StaticRunner(model, num_slots=1000), []
     attend = torch.nn.functional.scaled_dot_product_attention
@@ -146,11 +149,11 @@ def test_attention_reads_no_more_slots_than_the_longest_row_has(alike: bool, mon
         widths.append(key.shape[1:3])
         return attend(query, key, *others, **options)
 
-    runner.start([PROMPTS[0]] * 2 if alike else PROMPTS[:2])
+    runner.start([[9] * 11, other])
     monkeypatch.setattr("harness.runners.attention.scaled_dot_product_attention", watched)
-    runner.extend(torch.ones(2, 3, dtype=torch.long))
+    runner.extend(torch.ones(2, num_tokens, dtype=torch.long))
     # Both key heads as they are, none repeated for the four heads that share them.
-    assert widths == [(2, len(PROMPTS[0]) + 3)] * 3
+    assert widths == [(2, width)] * 3
 
 
 def test_what_a_row_sees_is_its_own() -> None:
