@@ -197,7 +197,7 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
     """Methods by speed-up, with what each costs and what holds it back."""
     row = group[0].row
     about = (
-        "Each at its best K. Tokens per iteration count those that proposed nothing; c is the cost of a draft token and"
+        "Each at its best K. Iterations that proposed nothing count as well; c is the cost of a draft token and"
         " v that of a verification, in steps of the target; memory is the draft's own weights. Without what holds it"
         " back most, a method would be as fast as in brackets: with a free draft, a verification in one step, or all"
         " tokens accepted."
