@@ -29,6 +29,6 @@ def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
         {"name": pair.name.label(", "), "group": " · ".join(filter(None, pair.name.group)), "best": pair.best}
         | {name: getattr(pair.row, name, None) for name in _FIGURES}
         for pair in latency_pairs(findings.of("latency"))
-        if pair.row.speedup is not None
+        if pair.row.speedup is not None and not pair.partial
     ]
     return {"pairs": pairs, "notes": findings.notes}

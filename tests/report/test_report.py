@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.report.command import Report, build
+from harness.report.data import figures_of
 from harness.report.pairs import predicted_curve
 from harness.report.table import Line, Table
 from harness.results.schema import CompareRow
@@ -277,6 +278,11 @@ def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
     assert ": 2.00× (95 % interval 1.90 to 2.10)" in report.headlines[0].text
     report = build([write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))])
     assert report.headlines[0].text.startswith("Fastest: 13B with 7B, K=4, 2 prompts")
+
+
+def test_the_page_of_serve_draws_finished_runs_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "latency.csv", latency_run(4, 2.0), latency_run(2, 3.0, status="interrupted"))
+    assert [pair["speedup"] for pair in figures_of([file])["pairs"]] == [2.0]
 
 
 def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
