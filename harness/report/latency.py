@@ -271,9 +271,12 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     }
     lines["8-bit layers"] = _eight_bit(regular, row)
     if costs and (of_predicted := share_of_predicted(row)) is not None and (rest := rest_ms(row)) is not None:
+        phases = f"= drafting {drafting:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
+        if not rest:
+            # Which may have been slower.
+            phases = f"(in the separate pass drafting took {drafting:.2f} and verifying {row.verify_ms:.2f})"
         lines["an iteration"] = (
-            f"{row.iteration_ms:.2f} ms = drafting {drafting:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f};"
-            f" a target step takes {regular.target_step_ms:.2f} ms"
+            f"{row.iteration_ms:.2f} ms {phases}; a target step takes {regular.target_step_ms:.2f} ms"
         )
         lines["predicted"] = (
             f"{length:.2f} / ({proposed:.2f} × {costs[0]:.3f} + {costs[1]:.2f}) = {row.predicted_speedup:.2f}×;"

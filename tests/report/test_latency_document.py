@@ -50,6 +50,8 @@ def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
     assert "does not pay here: 0.80×" in text
     assert "the draft is too slow" in text
+    # The phases were slower than the timed iterations: no sum.
+    assert "630.00 ms (in the separate pass drafting took 1200.00 and verifying 330.00)" in " ".join(text.split())
 
 
 def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
