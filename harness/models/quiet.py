@@ -42,6 +42,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=_FLOODS["bitsandbytes.autograd._functions"])
     # vLLM reads every attribute of torch.distributed.
     warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated")
+    # With every compilation on a GPU, of models in half precision too; float32 is meant where it is asked for.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
         # The bar of GGUF files ignores that switch.
