@@ -198,9 +198,10 @@ def check_rows(case: Case, directory: Path, *, interrupted: bool) -> str | None:
     files = [*directory.glob("outputs/*/*/*/*.csv"), *directory.glob("multirun/*/*/*/*/*.csv")]
     runs = [read(file) for file in sorted(files) if file.name == f"{case.command}.csv"]
     statuses = {row["status"] for rows in runs for row in rows}
+    # Between two races or jobs nothing is interrupted, nor is a run whose rows are being printed.
+    whole = case.command != "compare" and not case.swept
+    interrupted = interrupted and not (whole and statuses == {"ok"})
     if interrupted:
-        # Between two races or jobs nothing is interrupted.
-        whole = case.command != "compare" and not case.swept
         if whole and list(directory.rglob("environment.json")) and statuses != {"interrupted"}:
             return f"status {statuses}"
     elif case.command == "compare":

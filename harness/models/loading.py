@@ -64,7 +64,10 @@ class PlacedModel:
             kinds.append(f"{'split over' if placement.split else 'a copy on each of'} {placement.num_ranks} ranks")
         kinds.append(str(self.dtype).removeprefix("torch."))
         places = ", ".join(f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items())
-        return f"{sketch.role} {sketch.settings.name}: {', '.join(kinds)} on {places}"
+        # A driver that does not work would otherwise be noticed late.
+        in_vain = sketch.settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available()
+        missing = f", because no GPU is visible (asked for: {sketch.settings.gpus})" if in_vain else ""
+        return f"{sketch.role} {sketch.settings.name}: {', '.join(kinds)} on {places}{missing}"
 
     def load(self) -> LoadedModel:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""

@@ -175,6 +175,10 @@ def test_what_is_planned_says_so() -> None:
     assert first.startswith("model 30B: random weights, float32 on cpu")
     assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
     assert "byte by byte" in third
+    if not torch.cuda.is_available():
+        (model, _), asked = ready.models, dataclasses.replace(ready.sketches[0].settings, gpus=4)
+        model = dataclasses.replace(model, sketch=dataclasses.replace(model.sketch, settings=asked))
+        assert model.describe().endswith(", because no GPU is visible (asked for: 4)")
     on_gpu = dataclasses.replace(ready.placements[0], device_map={"": 0})
     eight = dataclasses.replace(ready.sketches[0], quantization="8bit")
     said = dataclasses.replace(ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]).describe()
