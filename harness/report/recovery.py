@@ -63,8 +63,8 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     row = rows[0]
     if row.check is None:
         return []
-    # The last check has the temperature, the first one the number of prompts.
-    asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts)
+    # The last check has the temperature, the first one the number of prompts and K, which others also try smaller.
+    asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts, num_draft_tokens=row.num_draft_tokens)
     settings = f"{settings_line([asked])} · seed {row.seed}"
     document: list[Table | Line] = [Line(title(row), "strong"), Line(settings, "dim"), _checks(rows)]
     if row.fault != "none":

@@ -86,7 +86,10 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fault=lenience was planted" in shown
     assert "fail 1 of 2 tests" in shown
     assert "prompt 3" in shown
-    assert "no verdict follows" in printed(rows(status="interrupted"), capsys)
+    # Before it came to the larger K.
+    ended = printed(rows({}, {"num_draft_tokens": 1}, status="interrupted"), capsys)
+    assert "no verdict follows" in ended
+    assert "· K=4 ·" in ended
     assert "nothing was sampled" in printed(rows()[:1], capsys)
 
 
