@@ -19,6 +19,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from harness.runners.graphs import Call
 
@@ -36,7 +38,7 @@ def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Ca
 
     Raises an error of torch where the call depends on values of tensors: of these there are none while it is traced.
     """
-    with _marked(model):
+    with _marked(model), _PlainTensors():
         graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
     fake = detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])
     assert fake is not None
@@ -84,6 +86,16 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
         return code(*inputs)[0] if is_single else code(*inputs)
 
     return run
+
+
+class _PlainTensors(TorchFunctionMode):
+    """Operations see quantized weights as what these hold: fake tensors know no subclasses."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map_only(nn.Parameter, lambda weight: weight.as_subclass(Tensor), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
