@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 # tests start. The order of floating-point sums is then the same everywhere, too.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-# A shell makes what it starts in the background ignore Ctrl-C, and so everything started from there: tests send it.
+# A shell makes what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so everything started
+# from there: tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
