@@ -61,5 +61,6 @@ def _attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     query = query.reshape(num_rows, num_key_heads, packed, size)
     output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    # Kernels on a GPU leave the heads behind the queries in memory.
-    return output.unflatten(2, (-1, num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3), None
+    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split before they are joined.
+    output = output.view(num_rows, num_key_heads, -1, num_queries, output.shape[-1]).permute(0, 3, 1, 2, 4)
+    return output.reshape(num_rows, num_queries, num_heads, -1), None
