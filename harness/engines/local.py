@@ -126,6 +126,8 @@ class LocalEngine(Engine):
             self.runner = name if name == draft_name else f"{name}+{draft_name}"
         runners = (self._target, draft_runner)
         prepared = any(isinstance(runner, PreparedRunner) for runner in runners)
+        if prepared and pair.head is not None and pair.drafting is not None:
+            say(f"{pair.drafting.name} drafts without runner={name}, which no head can have: it could be faster")
         self._choices = [0, *numbers] if prepared else range(k + 1)
         # Only there does a device wait for the host. Elsewhere working ahead would just delay records.
         self._ahead = prepared and self._device.type == "cuda"

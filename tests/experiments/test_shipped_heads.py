@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.config.names import PACKAGE
+from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
 
 HEADS = ["tiny_eagle3", "tiny_dflash", "tiny_medusa"]
@@ -26,6 +27,13 @@ def test_latency_drafts_well_and_changes_no_text(head: str, batch_size: int, har
     row = results().iloc[-1]
     assert row.identical_prompts == 4
     assert row.mean_acceptance_length > LEAST[head]
+
+
+def test_a_head_is_said_to_draft_without_a_prepared_runner(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, *shapes: None)
+    short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
+    said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
+    assert "tiny_medusa drafts without runner=compiled, which no head can have" in said
 
 
 def test_compare_races_a_head(harness: Harness) -> None:
