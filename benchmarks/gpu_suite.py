@@ -7,7 +7,7 @@ With one 80 GB GPU and half an hour, these calls in this order:
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
 
 Each case runs in its own process, and its result is DIR/NAME.jsonl. A case with a result is skipped, one that was cut
-off runs again, and one that failed has a result with the reason. --case NAME runs a case (--again: whatever there is),
+off runs again, and one that failed has a result with the reason. --case NAME runs a case (--again: once more),
 no option runs the next one. The first cases say most; those behind the line in the plan are for more than half an hour.
 
 The pairs are in `gpu_pairs.py`, attention in `attention.py`, growth in `growth.py`; `pytest -m gpu` is a case as well.

@@ -1,7 +1,7 @@
 """GPUs where there are none: tensors that say they are on `cuda:0` or `cuda:1`, with their numbers in main memory.
 
-What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU, and whatever
-waits for the device is noted, and fails in the capture of a graph. Numbers that are copied to main memory without
+What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU. Every
+wait for the device is noted, and fails in the capture of a graph. Numbers that are copied to main memory without
 waiting are garbage until they are waited for. A graph does again exactly what was captured, and its outputs are garbage
 until then.
 """
@@ -163,7 +163,7 @@ class PretendedGpus(TorchDispatchMode):
 
 
 class _Stream:
-    """Whatever is queued on it is done at once."""
+    """Work that is queued on it is done at once."""
 
     def __init__(self, device: torch.device | None = None) -> None: ...
 

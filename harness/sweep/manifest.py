@@ -22,8 +22,12 @@ _FILE = "sweep.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """How many jobs a sweep has, when it started (seconds since the epoch), the settings in which jobs differ, and the
-    methods by which they draft where these differ.
+    """What a sweep knows of its jobs.
+
+    Attributes:
+        started: seconds since the epoch.
+        varying: the settings in which jobs differ.
+        methods: the ways to draft, where jobs differ in the draft.
     """
 
     num_jobs: int

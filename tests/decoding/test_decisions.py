@@ -192,7 +192,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Counting, list[in
 def test_an_iteration_is_a_few_prepared_calls(
     kind: str | None, num_calls: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each other operation is a launch of its own: lengths, random numbers, and tokens for the next passes."""
+    """Each other operation is a separate launch: lengths, random numbers, and tokens for the next passes."""
     runner, drafter = drafting(kind or "model")
     what = request(RAGGED, WARP, 40)
     records = autoregressive(runner, what, ahead=True)

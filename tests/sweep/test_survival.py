@@ -86,7 +86,7 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
     assert len(counts) == 2 * int((~failed).sum())
     assert set(counts.values()) == {1}, "nothing is measured twice"
     assert not [*newest.rglob("*.tmp"), *(tmp_path / "results").rglob("*.tmp")], (
-        "a killed sweep may leave one of its own"
+        "a killed sweep may leave one in its own directory"
     )
 
 
