@@ -54,7 +54,9 @@ def disturb(pair: Pair, noise: float) -> None:
     with torch.no_grad():
         for parameter in () if module is None else module.parameters():
             if parameter.dim() > 1:
-                parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+                parameter += (
+                    noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+                )
 
 
 def measure(
@@ -68,11 +70,18 @@ def measure(
             began = clock()
             records = list(arm.stream(dataclasses.replace(question, decoding=asked)))
             seconds = clock() - began
-        return Answer(seconds, Acceptance.of((len(one.proposed[0]), one.num_accepted[0]) for one in records[1:]))
+        return Answer(
+            seconds,
+            Acceptance.of((len(one.proposed[0]), one.num_accepted[0]) for one in records[1:]),
+        )
 
     local.Adaptive = partial(Adaptive, clock=clock)
-    regular, speculative = local.LocalEngine(pair, decoding, longest_prompt=max(map(len, token_ids))).arms
-    contenders = {str(number): partial(answer, speculative, number) for number in ("auto", *NUMBERS)}
+    regular, speculative = local.LocalEngine(
+        pair, decoding, longest_prompt=max(map(len, token_ids))
+    ).arms
+    contenders = {
+        str(number): partial(answer, speculative, number) for number in ("auto", *NUMBERS)
+    }
     contenders["regular"] = partial(answer, regular, 1)
     questions = [Question([ids], decoding, 0, [index]) for index, ids in enumerate(token_ids)]
     return common.take_turns(contenders, questions[1:], questions[:1])
@@ -89,19 +98,34 @@ def row(found: dict[str, list[Answer]]) -> list[str]:
     best = min(map(str, NUMBERS), key=lambda name: sum(one.seconds for one in found[name]))
     acceptance = sum((one.acceptance for one in found["auto"]), Acceptance())
     mean_k = acceptance.num_proposed / acceptance.iterations.total()
-    return [best, faster(best, "regular"), faster("auto", best), faster("auto", "regular"), f"{mean_k:.2f}"]
+    return [
+        best,
+        faster(best, "regular"),
+        faster("auto", best),
+        faster("auto", "regular"),
+        f"{mean_k:.2f}",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--draft", action="append", help=f"may be repeated; by default {', '.join(DRAFTS)}")
+    parser.add_argument(
+        "--draft", action="append", help=f"may be repeated; by default {', '.join(DRAFTS)}"
+    )
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     common.add_numbers(parser, prompts=12, tokens=64, temperature=0.5)
     options = parser.parse_args()
-    about = f"{options.prompts} prompts × {options.tokens} tokens, temperature {options.temperature:g}"
+    about = (
+        f"{options.prompts} prompts × {options.tokens} tokens, temperature {options.temperature:g}"
+    )
     print(f"{about}, {options.clock} time, {common.versions()}")
-    print("draft | best K | it over regular | auto over it | auto over regular | mean K of auto", flush=True)
+    print(
+        "draft | best K | it over regular | auto over it | auto over regular | mean K of auto",
+        flush=True,
+    )
     for case in options.draft or DRAFTS:
         draft, _, noise = case.partition(" ")
         settings = common.settings(

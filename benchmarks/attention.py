@@ -95,17 +95,25 @@ class Inputs:
         }
 
     def _pack(self, keys: Tensor, values: Tensor) -> Tensor:
-        return _attention(torch.nn.Identity(), self.queries, keys, values, self.packed_mask)[0].transpose(1, 2)
+        return _attention(torch.nn.Identity(), self.queries, keys, values, self.packed_mask)[
+            0
+        ].transpose(1, 2)
 
     def _share(self, keys: Tensor, values: Tensor) -> Tensor:
-        return scaled_dot_product_attention(self.queries, keys, values, attn_mask=self.mask, enable_gqa=True)
+        return scaled_dot_product_attention(
+            self.queries, keys, values, attn_mask=self.mask, enable_gqa=True
+        )
 
     def _flex(self) -> Kernel:
         shape, starts = self.shape, self._starts
         sizes = shape.batch_size, None, shape.queries, shape.slots
-        blocks = create_block_mask(lambda b, h, query, slot: slot <= starts[b] + query, *sizes, device=starts.device)
+        blocks = create_block_mask(
+            lambda b, h, query, slot: slot <= starts[b] + query, *sizes, device=starts.device
+        )
         compiled = torch.compile(flex_attention, dynamic=False)
-        return lambda keys, values: compiled(self.queries, keys, values, block_mask=blocks, enable_gqa=True)
+        return lambda keys, values: compiled(
+            self.queries, keys, values, block_mask=blocks, enable_gqa=True
+        )
 
     def _multiply(self, keys: Tensor, values: Tensor) -> Tensor:
         scores = self.packed @ keys.transpose(2, 3) * self.shape.size**-0.5 + self.packed_mask
@@ -115,7 +123,9 @@ class Inputs:
         """In float64, over the first cache; row by row, because a whole one may not fit."""
         found = []
         for row, (keys, values) in enumerate(zip(*self.caches[0], strict=True)):
-            scores = self.packed[row].double() @ keys.double().transpose(1, 2) * self.shape.size**-0.5
+            scores = (
+                self.packed[row].double() @ keys.double().transpose(1, 2) * self.shape.size**-0.5
+            )
             found.append((scores + self.packed_mask[row].double()).softmax(-1) @ values.double())
         return torch.stack(found).view_as(self.queries)
 
@@ -162,7 +172,9 @@ def measure(shapes: Sequence[Shape], device: torch.device) -> list[dict[str, Any
                 if not error <= TOLERANCE[dtype]:
                     line["failed"][name] = f"wrong by {error:.1%}"
             except Exception as exception:  # a device or a torch without this kernel
-                line["failed"][name] = f"{type(exception).__name__}: {exception}".splitlines()[0][:200]
+                line["failed"][name] = f"{type(exception).__name__}: {exception}".splitlines()[0][
+                    :200
+                ]
                 synchronize([device])
         lines.append(line)
     return lines
@@ -189,7 +201,9 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
          *(cell(line, name) for name in names))
         for line in lines
     ]  # fmt: skip
-    reasons = dict.fromkeys(f"{name}: {reason}" for line in lines for name, reason in line["failed"].items())
+    reasons = dict.fromkeys(
+        f"{name}: {reason}" for line in lines for name, reason in line["failed"].items()
+    )
     errors = [error for line in lines for error in line["error"].values()]
     return common.table(
         f"attention on {about['devices']}, ms and times of the floor",
@@ -200,7 +214,9 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     on_gpu = torch.cuda.is_available()
     for name, default in default_sizes(on_gpu).items():
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)

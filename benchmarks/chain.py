@@ -16,7 +16,9 @@ _LOGIT = 60.0
 
 
 @torch.no_grad()
-def link(target: PreTrainedModel, draft: PreTrainedModel | None, agreement: float, seed: int = 0) -> None:
+def link(
+    target: PreTrainedModel, draft: PreTrainedModel | None, agreement: float, seed: int = 0
+) -> None:
     """Set the weights of both, in place; they must have untied embeddings and Llama's names.
 
     Args:
@@ -34,7 +36,9 @@ def link(target: PreTrainedModel, draft: PreTrainedModel | None, agreement: floa
     _set_successors(draft, others, generator)
 
 
-def _set_successors(model: PreTrainedModel, successors: torch.Tensor, generator: torch.Generator) -> None:
+def _set_successors(
+    model: PreTrainedModel, successors: torch.Tensor, generator: torch.Generator
+) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("layernorm.weight"):
             parameter.zero_()

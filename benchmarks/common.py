@@ -36,7 +36,9 @@ Result = TypeVar("Result")
 
 def parser(description: str | None, **numbers: float) -> argparse.ArgumentParser:
     """Options for the pair, and one option per number, such as `tokens=64` for `--tokens`."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--model", default="tiny", help="a preset, a directory or a repository")
     made.add_argument("--draft", default="tiny_draft")
     add_numbers(made, **numbers)
@@ -66,9 +68,15 @@ def cpu_settings(options: argparse.Namespace, *overrides: str) -> LatencySetting
 def place(settings: LatencySettings, prompt_tokens: int) -> PlacedPair:
     """Find devices for the settings' pair and its caches."""
     decoding = settings.decoding
-    planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights)
+    planned = plan_pair(
+        settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights
+    )
     demand = Demand(
-        settings.batch_size, prompt_tokens, decoding.max_new_tokens, decoding.most_draft_tokens, settings.runner
+        settings.batch_size,
+        prompt_tokens,
+        decoding.max_new_tokens,
+        decoding.most_draft_tokens,
+        settings.runner,
     )
     return planned.place(demand)
 
@@ -99,7 +107,9 @@ def timed(
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[Item], Result]], items: Sequence[Item], warm_up: Sequence[Item] | None = None
+    contenders: Mapping[str, Callable[[Item], Result]],
+    items: Sequence[Item],
+    warm_up: Sequence[Item] | None = None,
 ) -> dict[str, list[Result]]:
     """Run every contender on one item before the next item begins, in an order that rotates.
 
@@ -125,14 +135,19 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[
         if loaded is not None:
             loaded.model.generation_config.eos_token_id = None
             loaded.model.generation_config.pad_token_id = 0
-    common: dict[str, Any] = {"do_sample": decoding.temperature > 0, "max_new_tokens": decoding.max_new_tokens}
+    common: dict[str, Any] = {
+        "do_sample": decoding.temperature > 0,
+        "max_new_tokens": decoding.max_new_tokens,
+    }
     if decoding.temperature > 0:
         common |= {"temperature": decoding.temperature, "top_k": 0}
 
     def generate(question: Question, **extra: Any) -> float:
         ids = torch.tensor(list(map(list, question.prompts)), device=device)
         mask = torch.ones_like(ids)
-        return timed(lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices)
+        return timed(
+            lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
+        )
 
     def assisted(question: Question, schedule: str, threshold: float) -> float:
         assert pair.draft is not None
@@ -144,7 +159,9 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[
 
     found: dict[str, Callable[[Question], float]] = {
         "generate": generate,
-        "generate, static compiled cache": lambda question: generate(question, cache_implementation="static"),
+        "generate, static compiled cache": lambda question: generate(
+            question, cache_implementation="static"
+        ),
     }
     if pair.draft is not None:
         found["assisted, constant K"] = lambda question: assisted(question, "constant", 0.0)
@@ -172,17 +189,29 @@ def interval(ratio: Interval, digits: int = 3) -> str:
 
 
 def table(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = (), texts: int = 1
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    notes: Sequence[str] = (),
+    texts: int = 1,
 ) -> Table:
     """A table; of the first `texts` columns those of text are aligned left. Empty notes are left out."""
     columns = tuple(
         Column(heading, text=index < texts and isinstance(rows[0][index], str))
         for index, heading in enumerate(headings)
     )
-    return Table("", title, columns, tuple(TableRow(tuple(row)) for row in rows), notes=tuple(filter(None, notes)))
+    return Table(
+        "",
+        title,
+        columns,
+        tuple(TableRow(tuple(row)) for row in rows),
+        notes=tuple(filter(None, notes)),
+    )
 
 
-def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> None:
+def show(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()
+) -> None:
     """Print a table."""
     print_tables(table(title, headings, rows, notes))
 
@@ -194,4 +223,8 @@ def print_tables(*tables: Table) -> None:
 
 def device_name() -> str:
     """Of the first GPU, or of the CPU without any."""
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name() or platform.machine()
+    return (
+        torch.cuda.get_device_name(0)
+        if torch.cuda.is_available()
+        else cpu_name() or platform.machine()
+    )

@@ -25,7 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config.names import PACKAGE
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+)
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, run_lap
@@ -40,7 +45,9 @@ SHIPPED = PACKAGE / "models" / "shipped"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=str(SHIPPED / "tiny"))
     parser.add_argument("--draft", default=str(SHIPPED / "tiny_draft"))
     parser.add_argument("--prompts", type=int, default=15)
@@ -50,10 +57,14 @@ def main() -> None:
 
     master, slave = os.openpty()
     emulator = subprocess.Popen(
-        [sys.executable, "-c", "import os\nwhile os.read(0, 65536): pass"], stdin=master, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", "import os\nwhile os.read(0, 65536): pass"],
+        stdin=master,
+        stderr=subprocess.DEVNULL,
     )
     with open(slave, "w", encoding="utf-8") as terminal:
-        screen = plain_console(file=terminal, width=80, height=24, force_terminal=True, color_system="truecolor")
+        screen = plain_console(
+            file=terminal, width=80, height=24, force_terminal=True, color_system="truecolor"
+        )
         seconds, frames, first_frames = measure(options, screen)
     emulator.kill()
     emulator.wait()
@@ -79,13 +90,19 @@ def measure(
         runner="auto",
     )
     engine = LocalEngine(planned.place(demand).load(), decoding, longest_prompt=64)
-    prompt_set = load_prompts(PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl")))
+    prompt_set = load_prompts(
+        PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl"))
+    )
     seconds: dict[tuple[str, str], list[float]] = {
         (arm.name, view): [] for arm in engine.arms for view in ("on", "off")
     }
     frames: list[float] = []
     first_frames: list[float] = []
-    runs = [(prompt, repeat) for repeat in range(options.repeats) for prompt in prompt_set.take(options.prompts)]
+    runs = [
+        (prompt, repeat)
+        for repeat in range(options.repeats)
+        for prompt in prompt_set.take(options.prompts)
+    ]
     # One run more than is counted: the first is a warm-up.
     for number, (prompt, _) in enumerate([runs[0], *runs]):
         question = Question([planned.tokenizer(prompt.text)["input_ids"]], decoding, 0, [number])
@@ -133,7 +150,12 @@ def report(
         ratio = ratio_of_totals(seconds[arm, "on"], seconds[arm, "off"], 10_000, 0)
         table.add_row(arm, f"{ratio.estimate:.4f}", f"{ratio.low:.4f} to {ratio.high:.4f}")
     speedups = [
-        [slow / fast for slow, fast in zip(seconds["regular", view], seconds["speculative", view], strict=True)]
+        [
+            slow / fast
+            for slow, fast in zip(
+                seconds["regular", view], seconds["speculative", view], strict=True
+            )
+        ]
         for view in ("on", "off")
     ]
     ratio = ratio_of_totals(speedups[0], speedups[1], 10_000, 0)

@@ -34,17 +34,37 @@ Call = tuple[PreTrainedModel, int, int]
 # What each ratio says, its numerator and its denominator.
 RATIOS = [
     ("speculative is faster than regular by", "static regular", "static speculative"),
-    ("speculative is faster than assisted generation by", "assisted, constant K", "static speculative"),
+    (
+        "speculative is faster than assisted generation by",
+        "assisted, constant K",
+        "static speculative",
+    ),
     ("regular is faster than generate by", "generate", "static regular"),
     ("regular over its bare forwards", "static regular", "bare regular"),
     ("speculative over its bare forwards", "static speculative", "bare speculative"),
     ("regular is faster than with the eager runner by", "eager regular", "static regular"),
-    ("speculative is faster than with the eager runner by", "eager speculative", "static speculative"),
+    (
+        "speculative is faster than with the eager runner by",
+        "eager speculative",
+        "static speculative",
+    ),
     ("assisted generation is faster than generate by", "generate", "assisted, constant K"),
-    ("compiled speculative is faster than assisted generation by", "assisted, constant K", "compiled speculative"),
-    ("compiled speculative is faster than eager speculative by", "eager speculative", "compiled speculative"),
+    (
+        "compiled speculative is faster than assisted generation by",
+        "assisted, constant K",
+        "compiled speculative",
+    ),
+    (
+        "compiled speculative is faster than eager speculative by",
+        "eager speculative",
+        "compiled speculative",
+    ),
     ("compiled regular is faster than eager regular by", "eager regular", "compiled regular"),
-    ("compiled speculative is faster than compiled regular by", "compiled regular", "compiled speculative"),
+    (
+        "compiled speculative is faster than compiled regular by",
+        "compiled regular",
+        "compiled speculative",
+    ),
 ]
 
 
@@ -54,7 +74,9 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def note(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        calls.append((model, named["past_key_values"].get_seq_length(), named["input_ids"].shape[1]))
+        calls.append(
+            (model, named["past_key_values"].get_seq_length(), named["input_ids"].shape[1])
+        )
 
     with ExitStack() as hooks:
         for model in models:
@@ -74,7 +96,12 @@ def bare_forwards(calls: Sequence[Call]) -> float:
             tokens = torch.ones(1, num_tokens, dtype=torch.long)
             started = time.perf_counter()
             # As in the loop, only the last position's logits of a prompt are needed.
-            model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=0 if num_slots else 1)
+            model(
+                input_ids=tokens,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=0 if num_slots else 1,
+            )
             seconds += time.perf_counter() - started
     return seconds
 
@@ -111,14 +138,22 @@ def main() -> None:
         if options.runner == "static":
             contenders[f"bare {arm.name}"] = partial(bare, engine, arm)
     if options.runner == "static":
-        static = LocalEngine(pair, decoding, runner="static", longest_prompt=max(map(len, token_ids)), say=print)
+        static = LocalEngine(
+            pair, decoding, runner="static", longest_prompt=max(map(len, token_ids)), say=print
+        )
         contenders |= {f"static {arm.name}": partial(ours, static, arm) for arm in static.arms}
     if options.runner == "compiled":
         compiled = LocalEngine(
-            common.load(settings), decoding, runner="compiled", longest_prompt=max(map(len, token_ids)), say=print
+            common.load(settings),
+            decoding,
+            runner="compiled",
+            longest_prompt=max(map(len, token_ids)),
+            say=print,
         )
         print(f"compiled in {compiled.setup_seconds:.0f} s")
-        contenders |= {f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms}
+        contenders |= {
+            f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms
+        }
     peers = common.hugging_face(pair, decoding)
     contenders |= {name: peers[name] for name in ("generate", "assisted, constant K")}
 

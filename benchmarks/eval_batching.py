@@ -55,7 +55,9 @@ def main() -> None:
     batches = []
     for first in range(0, len(prompts), options.batch_size):
         indices = range(first, min(first + options.batch_size, len(prompts)))
-        batches.append(Question([prompts[index] for index in indices], settings.decoding, 0, indices, stop))
+        batches.append(
+            Question([prompts[index] for index in indices], settings.decoding, 0, indices, stop)
+        )
     engine = LocalEngine(
         pair, settings.decoding, runner="eager", batch_size=options.batch_size,
         longest_prompt=max(map(len, prompts)), share_prefix=True,
@@ -65,7 +67,8 @@ def main() -> None:
         answers: list[list[int]] = []
         seconds = common.timed(
             lambda: answers.extend(
-                without_cache(pair.target.model, prompt, options.tokens, stop) for prompt in batch.prompts
+                without_cache(pair.target.model, prompt, options.tokens, stop)
+                for prompt in batch.prompts
             )
         )
         return seconds, answers
@@ -78,7 +81,9 @@ def main() -> None:
     contenders |= {arm.name: functools.partial(batched, arm) for arm in engine.arms}
     answered = common.take_turns(contenders, batches)
     seconds = {name: [duration for duration, _ in answers] for name, answers in answered.items()}
-    tokens = {name: [row for _, rows in answers for row in rows] for name, answers in answered.items()}
+    tokens = {
+        name: [row for _, rows in answers for row in rows] for name, answers in answered.items()
+    }
 
     def per_answer(name: str) -> str:
         return f"{1000 * sum(seconds[name]) / len(prompts):.2f}"
@@ -86,14 +91,31 @@ def main() -> None:
     rows = []
     for arm in engine.arms:
         ratio = common.ratio(seconds["one by one"], seconds[arm.name])
-        differing = sum(mine != theirs for mine, theirs in zip(tokens[arm.name], tokens["one by one"], strict=True))
+        differing = sum(
+            mine != theirs
+            for mine, theirs in zip(tokens[arm.name], tokens["one by one"], strict=True)
+        )
         interval = common.interval(ratio, 1)
         rows.append(
-            (arm.name, per_answer(arm.name), per_answer("one by one"), f"{ratio.estimate:.1f}×", interval, differing)
+            (
+                arm.name,
+                per_answer(arm.name),
+                per_answer("one by one"),
+                f"{ratio.estimate:.1f}×",
+                interval,
+                differing,
+            )
         )
     common.show(
         f"{len(prompts)} questions, batches of {options.batch_size}, {common.versions()}",
-        ["arm, batched with a cache", "ms/answer", "one by one", "faster by", "95 % interval", "differing"],
+        [
+            "arm, batched with a cache",
+            "ms/answer",
+            "one by one",
+            "faster by",
+            "95 % interval",
+            "differing",
+        ],
         rows,
     )
 

@@ -75,7 +75,11 @@ class Case:
     def runners(self, on_gpu: bool) -> tuple[RunnerName, ...]:
         if not on_gpu:
             return ("eager", "static", "compiled") if self.every_runner else ("eager", "static")
-        return ("eager", "compiled", "graphs_only", "graphs") if self.every_runner else ("eager", "graphs")
+        return (
+            ("eager", "compiled", "graphs_only", "graphs")
+            if self.every_runner
+            else ("eager", "graphs")
+        )
 
     def settings(self, num_tokens: int) -> LatencySettings:
         return common.settings(
@@ -109,10 +113,14 @@ def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
             for _ in range(k):
                 drawn.append(warp(draft(drafted, use_cache=False).logits[:, -1]))
                 drafted = torch.cat([drafted, torch.multinomial(drawn[-1], 1)], 1)
-            logits = target(drafted, use_cache=False).logits[:, text.shape[1] - 1 :, : drawn[0].shape[-1]]
+            logits = target(drafted, use_cache=False).logits[
+                :, text.shape[1] - 1 :, : drawn[0].shape[-1]
+            ]
             accept, following = torch.rand(1, k, device=device), torch.rand(1, k + 1, device=device)
             proposed = drafted[:, text.shape[1] :]
-            verdict = verify(Offer(warp(logits), proposed, torch.stack(drawn, 1), accept, following))
+            verdict = verify(
+                Offer(warp(logits), proposed, torch.stack(drawn, 1), accept, following)
+            )
             count = text.shape[1] + int(verdict.num_accepted)
             text = torch.cat([drafted[:, :count], verdict.next_token.view(1, 1)], 1)
 
@@ -121,7 +129,9 @@ def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
 
 def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int) -> list[Question]:
     """Batches of random prompts."""
-    size = min(loaded.model.config.vocab_size for loaded in (pair.target, pair.draft) if loaded is not None)
+    size = min(
+        loaded.model.config.vocab_size for loaded in (pair.target, pair.draft) if loaded is not None
+    )
     generator = torch.Generator().manual_seed(1)
     return [
         Question(
@@ -156,7 +166,12 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     watched: dict[str, tuple[LocalEngine, Arm, Phases]] = {}
     for runner in case.runners(on_gpu):
         engine = LocalEngine(
-            pair, decoding, runner=runner, batch_size=case.batch_size, longest_prompt=PROMPT_TOKENS, say=print
+            pair,
+            decoding,
+            runner=runner,
+            batch_size=case.batch_size,
+            longest_prompt=PROMPT_TOKENS,
+            say=print,
         )
         if f"{engine.runner} regular" in contenders:
             continue
@@ -186,11 +201,17 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         if name in watched:
             engine, _, phases = watched[name]
             step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
-            line |= {"setup_s": engine.setup_seconds, "step_ms": step_ms, "share_8bit": phases.share("forward")}
+            line |= {
+                "setup_s": engine.setup_seconds,
+                "step_ms": step_ms,
+                "share_8bit": phases.share("forward"),
+            }
             regular = name.replace("speculative", "regular")
             regular_ms = watched[regular][2].mean_ms("forward")
             if drafting_ms and step_ms and regular_ms and acceptance.mean_acceptance_length:
-                predicted = predicted_speedup(acceptance.mean_acceptance_length, drafting_ms, step_ms, regular_ms)
+                predicted = predicted_speedup(
+                    acceptance.mean_acceptance_length, drafting_ms, step_ms, regular_ms
+                )
                 line |= {
                     "draft_step_ms": drafting_ms / case.num_draft_tokens,
                     "predicted_speedup": predicted,
@@ -206,7 +227,8 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         "floor_ms": roof.floor_ms,
         "draft_floor_ms": draft_roof.floor_ms,
         "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
-        "peak_memory_bytes": max(one.peak_memory_bytes or 0 for one in generations.values()) or None,
+        "peak_memory_bytes": max(one.peak_memory_bytes or 0 for one in generations.values())
+        or None,
     }
     return [about, *lines]
 
@@ -220,7 +242,11 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
     rows = []
     for line in lines:
         ratio = Interval(**line["faster_by"])
-        predicted = f"{line['predicted_speedup']:.2f}× ({line['reached']:.0%} reached)" if "reached" in line else ""
+        predicted = (
+            f"{line['predicted_speedup']:.2f}× ({line['reached']:.0%} reached)"
+            if "reached" in line
+            else ""
+        )
         rows.append(
             (line["arm"], number(line, "ms_per_token"), f"{ratio.estimate:.2f}×",
              common.interval(ratio, 2), number(line, "step_ms"), number(line, "share_8bit", ".0%"),

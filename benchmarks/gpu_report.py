@@ -58,7 +58,9 @@ def report(results: Mapping[str, Result]) -> str:
         return "no results"
     about = next(iter(results.values())).about
     title = f"{about['devices']}, {about['timestamp'][:10]}"
-    versions = ", ".join(f"{name} {about[f'{name}_version']}" for name in ("torch", "transformers", "bitsandbytes"))
+    versions = ", ".join(
+        f"{name} {about[f'{name}_version']}" for name in ("torch", "transformers", "bitsandbytes")
+    )
     minutes = sum(result.about.get("seconds", 0) for result in results.values()) / 60
     said = f"python benchmarks/gpu_suite.py: {minutes:.0f} minutes, commit {(about['commit'] or '')[:10]}, {versions}."
     parts: list[Table | Line] = [Line(said), targets(results)]
@@ -68,13 +70,20 @@ def report(results: Mapping[str, Result]) -> str:
         else:
             parts.append(TABLES.get(name, pair_table)(result.about, result.lines))
     # A section of a page that has its own title.
-    return "\n".join(f"#{line}" if line.startswith("#") else line for line in markdown(title, [], parts).splitlines())
+    return "\n".join(
+        f"#{line}" if line.startswith("#") else line
+        for line in markdown(title, [], parts).splitlines()
+    )
 
 
 def targets(results: Mapping[str, Result]) -> Table:
     """What was asked for, what was found, and whether that is enough."""
     name = next((one for one in MAIN_PAIRS if one in results), MAIN_PAIRS[0])
-    rows = [*_of_pair(name, results[name])] if name in results and results[name].lines else [(name, "not measured", "")]
+    rows = (
+        [*_of_pair(name, results[name])]
+        if name in results and results[name].lines
+        else [(name, "not measured", "")]
+    )
     if "tests" in results and "exit_code" in results["tests"].about:
         about = results["tests"].about
         green = about["exit_code"] == 0 and "passed" in about["summary"]  # not skipped altogether
@@ -88,7 +97,10 @@ def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:
     lines = {line["arm"]: line for line in result.lines}
     ours = [line for line in lines.values() if line.get("step_ms")]
     regular, speculative = (
-        min((line for line in ours if line["arm"].endswith(arm)), key=lambda line: line["ms_per_token"])
+        min(
+            (line for line in ours if line["arm"].endswith(arm)),
+            key=lambda line: line["ms_per_token"],
+        )
         for arm in (" regular", " speculative")
     )
     if floor := result.about["floor_ms"]:
@@ -100,10 +112,20 @@ def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:
         best = min(assisted, key=lambda line: line["ms_per_token"])
         ratio = common.ratio(best["seconds"], speculative["seconds"])
         arms = f"{speculative['arm']} over {best['arm']}"
-        found = f"{ratio.estimate:.2f}× ({'; '.join(filter(None, (common.interval(ratio, 2), arms)))})"
-        yield f"{name}: speculative at least 2× assisted generation", found, _reached(ratio.estimate >= 2)
+        found = (
+            f"{ratio.estimate:.2f}× ({'; '.join(filter(None, (common.interval(ratio, 2), arms)))})"
+        )
+        yield (
+            f"{name}: speculative at least 2× assisted generation",
+            found,
+            _reached(ratio.estimate >= 2),
+        )
     found = f"{speculative['reached']:.0%} of {speculative['predicted_speedup']:.2f}× ({speculative['arm']})"
-    yield f"{name}: measured at least 95 % of predicted", found, _reached(speculative["reached"] >= 0.95)
+    yield (
+        f"{name}: measured at least 95 % of predicted",
+        found,
+        _reached(speculative["reached"] >= 0.95),
+    )
 
 
 def _reached(holds: bool) -> str:

@@ -68,7 +68,9 @@ class Other:
 def run_tests() -> list[dict[str, Any]]:
     """All that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "--color=no"]
-    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ended = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     lines = ended.stdout.strip().splitlines() or ["no output"]
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return [
@@ -80,7 +82,8 @@ def run_tests() -> list[dict[str, Any]]:
 def run_attention() -> list[dict[str, Any]]:
     on_gpu = torch.cuda.is_available()
     lines = attention.measure(
-        attention.shapes(*attention.default_sizes(on_gpu).values()), torch.device("cuda" if on_gpu else "cpu")
+        attention.shapes(*attention.default_sizes(on_gpu).values()),
+        torch.device("cuda" if on_gpu else "cpu"),
     )
     return [{"case": "attention"}, *lines]
 
@@ -88,7 +91,9 @@ def run_attention() -> list[dict[str, Any]]:
 def run_growth() -> list[dict[str, Any]]:
     """A target with 16 layers of width 1,024 on a GPU, whose cache fits at every point."""
     if torch.cuda.is_available():
-        options = argparse.Namespace(layers=16, hidden_size=1024, device="cuda", processor_time=False)
+        options = argparse.Namespace(
+            layers=16, hidden_size=1024, device="cuda", processor_time=False
+        )
         base, repeats = growth.Point(), 6
         axes = {
             "context": [1024, 4096, 16_384],
@@ -100,8 +105,15 @@ def run_growth() -> list[dict[str, Any]]:
         options = argparse.Namespace(layers=8, hidden_size=256, device="cpu", processor_time=True)
         base, repeats, axes = growth.QUICK, 3, {"context": [256], "batch_size": [1]}
     load = growth.loader(options)
-    lines = [line for axis, values in axes.items() for line in growth.measure_axis(load, axis, values, base, repeats)]
-    return [{"case": "growth", "layers": options.layers, "hidden_size": options.hidden_size}, *lines]
+    lines = [
+        line
+        for axis, values in axes.items()
+        for line in growth.measure_axis(load, axis, values, base, repeats)
+    ]
+    return [
+        {"case": "growth", "layers": options.layers, "hidden_size": options.hidden_size},
+        *lines,
+    ]
 
 
 ATTENTION, GROWTH = Other("attention", 4, run_attention), Other("growth", 3, run_growth)
@@ -138,11 +150,16 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
     print(f"{job.name}: about {job.minutes:g} min", flush=True)
     try:
         about, *lines = job.measure(options)
-        about |= environment_columns([common.device_name()]) | {"seconds": time.perf_counter() - began}
+        about |= environment_columns([common.device_name()]) | {
+            "seconds": time.perf_counter() - began
+        }
         common.print_tables(gpu_report.TABLES.get(job.name, gpu_report.pair_table)(about, lines))
     except Exception as exception:  # the next call goes on with the next case
         error = f"{type(exception).__name__}: {exception}".splitlines()[0]
-        about, lines = {"case": job.name, "error": error, **environment_columns([common.device_name()])}, []
+        about, lines = (
+            {"case": job.name, "error": error, **environment_columns([common.device_name()])},
+            [],
+        )
     save(file, [about, *lines])
     return error and f"{job.name}: {error}"
 
@@ -156,19 +173,29 @@ def save(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
 def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) -> None:
     """Run cases one after the other, each in its own process, as long as one still fits; at least the first."""
     deadline = time.monotonic() + 60 * minutes
-    numbers = [f"--prompts={options.prompts}", f"--tokens={options.tokens}", f"--out={options.out}", "--again"]
+    numbers = [
+        f"--prompts={options.prompts}",
+        f"--tokens={options.tokens}",
+        f"--out={options.out}",
+        "--again",
+    ]
     for job in jobs:
         left = deadline - time.monotonic()
         if job is not jobs[0] and left < 60 * job.minutes:
             continue
-        process = subprocess.Popen([sys.executable, __file__, "--case", job.name, *numbers], start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--case", job.name, *numbers], start_new_session=True
+        )
         try:
             process.wait(left)
         except subprocess.TimeoutExpired:
             print(f"{job.name}: stopped after {left / 60:.1f} min")
             if job is jobs[0]:  # with all the time that there is
                 about = {"case": job.name, "error": f"not done in {left / 60:.1f} min"}
-                save(options.out / f"{job.name}.jsonl", [about | environment_columns([common.device_name()])])
+                save(
+                    options.out / f"{job.name}.jsonl",
+                    [about | environment_columns([common.device_name()])],
+                )
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
@@ -176,13 +203,19 @@ def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) ->
 
 def main() -> None:
     jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the cases with their minutes and end")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the cases with their minutes and end"
+    )
     parser.add_argument("--case", choices=jobs, metavar="NAME")
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--again", action="store_true", help="run cases even if they have a result")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="print the results in DIR as Markdown and end")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="print the results in DIR as Markdown and end"
+    )
     common.add_numbers(parser, prompts=8, tokens=64)
     options = parser.parse_args()
     if options.minutes is not None and options.out is None:
@@ -211,9 +244,15 @@ def print_plan(jobs: Sequence[Job], found: Mapping[str, gpu_report.Result]) -> N
             rows.append(("beyond half an hour:", "", "", ""))
         total += job.minutes
         about = found[job.name].about if job.name in found else None
-        result = "" if about is None else about.get("error") or f"done in {about['seconds'] / 60:.1f} min"
+        result = (
+            ""
+            if about is None
+            else about.get("error") or f"done in {about['seconds'] / 60:.1f} min"
+        )
         rows.append((job.name, f"{job.minutes:g}", f"{total:g}", result))
-    common.show(f"cases on {common.device_name()}", ["case", "minutes\n(guess)", "in all", "result"], rows)
+    common.show(
+        f"cases on {common.device_name()}", ["case", "minutes\n(guess)", "in all", "result"], rows
+    )
 
 
 if __name__ == "__main__":

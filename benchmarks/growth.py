@@ -74,7 +74,12 @@ AXES = {
     "vocabulary": [8_000, 32_000, 128_000, 256_000],
 }
 QUICK = Point(context=256, batch_size=4, vocabulary=8_000)
-QUICK_AXES = {"context": [256, 1024], "batch_size": [1, 16], "num_draft_tokens": [1, 8], "vocabulary": [32_000]}
+QUICK_AXES = {
+    "context": [256, 1024],
+    "batch_size": [1, 16],
+    "num_draft_tokens": [1, 8],
+    "vocabulary": [32_000],
+}
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,13 @@ class Pair:
         self.device = torch.device(options.device)
         self._clock = time.process_time if options.processor_time else time.perf_counter
         draft_layers = max(1, options.layers // 4)
-        self.target, self.draft = (self._build(options, vocabulary, n) for n in (options.layers, draft_layers))
+        self.target, self.draft = (
+            self._build(options, vocabulary, n) for n in (options.layers, draft_layers)
+        )
 
-    def _build(self, options: argparse.Namespace, vocabulary: int, num_layers: int) -> PreTrainedModel:
+    def _build(
+        self, options: argparse.Namespace, vocabulary: int, num_layers: int
+    ) -> PreTrainedModel:
         torch.manual_seed(num_layers)
         config = LlamaConfig(
             vocab_size=vocabulary,
@@ -159,7 +168,9 @@ class Decoder:
 
         def verdict() -> None:
             accept, following = turn.uniforms[:, :k, 1], turn.uniforms[:, :, 2]
-            found = verify(Offer(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following))
+            found = verify(
+                Offer(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following)
+            )
             self._next = found.next_token.tolist()
 
         def roll_back() -> None:
@@ -168,7 +179,12 @@ class Decoder:
 
         times = {"regular": timed(lambda: target.extend(pending))}
         target.keep([0] * num_rows)
-        parts = {"drafting": draft, "verification": forward, "verdict": verdict, "roll-back": roll_back}
+        parts = {
+            "drafting": draft,
+            "verification": forward,
+            "verdict": verdict,
+            "roll-back": roll_back,
+        }
         times |= {part: timed(call) for part, call in parts.items()}
         return times | {"iteration": sum(times[part] for part in parts)}
 
@@ -189,8 +205,12 @@ class Bare:
     def __call__(self, turn: Turn) -> Times:
         def forward(model: PreTrainedModel, num_tokens: int) -> float:
             cache = self._caches[model]
-            tokens = torch.ones(self._point.batch_size, num_tokens, dtype=torch.long, device=self._pair.device)
-            seconds = self._pair.timed(lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True))
+            tokens = torch.ones(
+                self._point.batch_size, num_tokens, dtype=torch.long, device=self._pair.device
+            )
+            seconds = self._pair.timed(
+                lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            )
             cache.crop(-num_tokens)
             return seconds
 
@@ -207,13 +227,17 @@ class Bare:
         }
 
 
-def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], dict[str, dict[str, Interval]]]:
+def measure(
+    pair: Pair, point: Point, repeats: int
+) -> tuple[dict[str, float], dict[str, dict[str, Interval]]]:
     """Milliseconds of the bare forwards by part, and ratios by runner and part."""
     generator = torch.Generator().manual_seed(0)
     shape = (point.batch_size, point.num_draft_tokens + 1, 3)
     turns = [
         Turn(
-            torch.randint(point.num_draft_tokens + 1, (point.batch_size,), generator=generator).tolist(),
+            torch.randint(
+                point.num_draft_tokens + 1, (point.batch_size,), generator=generator
+            ).tolist(),
             torch.rand(shape, generator=generator).to(pair.device),
         )
         for _ in range(repeats + 2)
@@ -227,7 +251,8 @@ def measure(pair: Pair, point: Point, repeats: int) -> tuple[dict[str, float], d
 
     bare_ms = {part: 1000 * sum(seconds("bare", part)) / repeats for part in PARTS}
     ratios = {
-        name: {part: common.ratio(seconds(name, part), seconds("bare", part)) for part in PARTS} for name in decoders
+        name: {part: common.ratio(seconds(name, part), seconds("bare", part)) for part in PARTS}
+        for name in decoders
     }
     return bare_ms, ratios
 
@@ -242,13 +267,18 @@ def measure_axis(
         bare_ms, ratios = measure(load(point.vocabulary), point, repeats)
         for runner, by_part in ratios.items():
             line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
-            lines.append(line | {"ratios": {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}})
+            lines.append(
+                line
+                | {"ratios": {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}}
+            )
     return lines
 
 
 def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     """Of one axis or of several: the sizes that vary, milliseconds, and ratios over the bare forward passes."""
-    varying = [size for size in AXES if len({line[size] for line in lines}) > 1] or [lines[0]["axis"]]
+    varying = [size for size in AXES if len({line[size] for line in lines}) > 1] or [
+        lines[0]["axis"]
+    ]
     rows = [
         (
             *(line[size] for size in varying),
@@ -259,7 +289,9 @@ def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
         for line in lines
     ]
     headings = [size.replace("_", "\n") for size in varying]
-    return common.table(title, [*headings, "runner", "bare verification\nms", "bare regular\nms", *PARTS], rows)
+    return common.table(
+        title, [*headings, "runner", "bare verification\nms", "bare regular\nms", *PARTS], rows
+    )
 
 
 def loader(options: argparse.Namespace) -> Callable[[int], Pair]:
@@ -268,15 +300,25 @@ def loader(options: argparse.Namespace) -> Callable[[int], Pair]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     common.add_numbers(parser, layers=8, hidden_size=256, repeats=10)
     parser.add_argument(
-        "--quick", action="store_true", help="few and small points, half the repeats: under two minutes on two cores"
+        "--quick",
+        action="store_true",
+        help="few and small points, half the repeats: under two minutes on two cores",
     )
-    parser.add_argument("--axis", choices=AXES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--value", type=int, action="append", help="only this one of each axis; may be repeated")
+    parser.add_argument(
+        "--axis", choices=AXES, action="append", help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--value", type=int, action="append", help="only this one of each axis; may be repeated"
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processor-time", action="store_true", help="on a CPU that others use at the same time")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="on a CPU that others use at the same time"
+    )
     parser.add_argument("--out", type=Path, help="append the figures to this file, as JSON lines")
     options = parser.parse_args()
     axes, base = AXES, Point()
@@ -286,7 +328,9 @@ def main() -> None:
     load = loader(options)
     for axis in options.axis or axes:
         lines = measure_axis(load, axis, options.value or axes[axis], base, options.repeats)
-        fixed = ", ".join(f"{name} {size:,}" for name, size in dataclasses.asdict(base).items() if name != axis)
+        fixed = ", ".join(
+            f"{name} {size:,}" for name, size in dataclasses.asdict(base).items() if name != axis
+        )
         title = f"cost against {axis}, over the bare forward passes\n{fixed}, "
         title += f"{options.layers} layers × {options.hidden_size}\n{common.versions()}"
         common.print_tables(table(title, lines))

@@ -16,7 +16,13 @@ from itertools import islice
 
 import common
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    LlamaConfig,
+    PreTrainedModel,
+)
 
 from harness.config.names import PACKAGE
 from harness.decoding.protocols import Drafter, Step
@@ -30,8 +36,12 @@ UNUSED = Step(torch.empty(0))
 
 def text_of(length: int) -> list[int]:
     """Token ids of texts of the tiny language."""
-    texts = (text.removesuffix(END_OF_TEXT) for text in documents(seed=1, products=0.2, additions=0.2))
-    token_ids: list[int] = AutoTokenizer.from_pretrained(TINY)("\n".join(islice(texts, length // 50)))["input_ids"]
+    texts = (
+        text.removesuffix(END_OF_TEXT) for text in documents(seed=1, products=0.2, additions=0.2)
+    )
+    token_ids: list[int] = AutoTokenizer.from_pretrained(TINY)(
+        "\n".join(islice(texts, length // 50))
+    )["input_ids"]
     assert len(token_ids) >= length
     return token_ids[:length]
 
@@ -48,7 +58,9 @@ def drafting(drafter: Drafter, text: list[int], context: int, most: int) -> Call
         def propose() -> None:
             nonlocal kept
             proposed = drafter.propose(most, torch.empty(0)).tokens[0].tolist()
-            kept = next((i for i, token in enumerate(proposed) if token != text[place + i]), len(proposed))
+            kept = next(
+                (i for i, token in enumerate(proposed) if token != text[place + i]), len(proposed)
+            )
             drafter.observe([kept], [text[place + kept]], UNUSED)
 
         seconds = common.timed(propose)
@@ -67,7 +79,9 @@ def step(model: PreTrainedModel, context: int) -> Callable[[int], float]:
 
     def turn(_: int) -> float:
         with torch.inference_mode():
-            seconds = common.timed(partial(model, input_ids=torch.tensor([[7]]), past_key_values=cache))
+            seconds = common.timed(
+                partial(model, input_ids=torch.tensor([[7]]), past_key_values=cache)
+            )
             cache.crop(-1)
         return seconds
 
@@ -75,22 +89,44 @@ def step(model: PreTrainedModel, context: int) -> Callable[[int], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     common.add_numbers(parser, context=10_000, turns=30, tokens=4)
     options = parser.parse_args()
     text = text_of(options.context + (options.turns + 2) * (options.tokens + 1))
-    size = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
-    larger = AutoModelForCausalLM.from_config(LlamaConfig(**size, vocab_size=32_000, tie_word_embeddings=True))
-    models = {"the tiny model": AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), "110 million": larger}
+    size = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    }
+    larger = AutoModelForCausalLM.from_config(
+        LlamaConfig(**size, vocab_size=32_000, tie_word_embeddings=True)
+    )
+    models = {
+        "the tiny model": AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
+        "110 million": larger,
+    }
     drafters = {"lookup": LookupDrafter(), "suffix": SuffixDrafter()}
-    begun = {name: drafting(drafter, text, options.context, options.tokens) for name, drafter in drafters.items()}
+    begun = {
+        name: drafting(drafter, text, options.context, options.tokens)
+        for name, drafter in drafters.items()
+    }
     steps = {name: step(model, options.context) for name, model in models.items()}
     found = common.take_turns(begun | steps, range(options.turns))
-    ratios = [(drafter, target, common.ratio(found[drafter], found[target])) for drafter in begun for target in steps]
+    ratios = [
+        (drafter, target, common.ratio(found[drafter], found[target]))
+        for drafter in begun
+        for target in steps
+    ]
     common.show(
         f"{options.turns} turns after {options.context:,} tokens, {common.versions()}",
         ["proposes", "target", "turn over a step", "95 % interval"],
-        [[drafter, target, f"{one.estimate:.4f}", common.interval(one, 4)] for drafter, target, one in ratios],
+        [
+            [drafter, target, f"{one.estimate:.4f}", common.interval(one, 4)]
+            for drafter, target, one in ratios
+        ],
     )
 
 

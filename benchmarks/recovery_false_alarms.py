@@ -48,13 +48,19 @@ def main() -> None:
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
     contexts = [list(context.token_ids) for context in choose_contexts(engine, prompts, decoding)]
     least = MIN_EXPECTED * len(contexts) / max(options.draws, options.fault_draws)
-    outcomes = [exact_outcomes(engine, context, decoding, options.num_tokens, least) for context in contexts]
+    outcomes = [
+        exact_outcomes(engine, context, decoding, options.num_tokens, least) for context in contexts
+    ]
     test = SampledTest(options.num_tokens, FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
 
-    def draw(faulty: LocalEngine, context: list[int], seed: int, streams: range) -> Iterator[Generation]:
+    def draw(
+        faulty: LocalEngine, context: list[int], seed: int, streams: range
+    ) -> Iterator[Generation]:
         for first in range(0, len(streams), BATCH_SIZE):
             batch = streams[first : first + BATCH_SIZE]
-            yield generate(faulty, faulty.arms[-1], Question([context] * len(batch), decoding, seed, batch))
+            yield generate(
+                faulty, faulty.arms[-1], Question([context] * len(batch), decoding, seed, batch)
+            )
 
     def run(fault: Fault, seed: int) -> list[SampledCheck]:
         """The test of each context, and last that of all contexts together."""
@@ -62,7 +68,9 @@ def main() -> None:
         num_draws = (options.draws if fault == "none" else options.fault_draws) // len(contexts)
         checks = []
         for position, (context, exact) in enumerate(zip(contexts, outcomes, strict=True)):
-            draws = draw(faulty, context, seed, range(position * num_draws, (position + 1) * num_draws))
+            draws = draw(
+                faulty, context, seed, range(position * num_draws, (position + 1) * num_draws)
+            )
             checks.append(test.check(draws, exact))
         return [*checks, together(checks)]
 
@@ -70,7 +78,10 @@ def main() -> None:
     for fault in typing.get_args(Fault):
         started = time.perf_counter()
         with quick_collections():
-            runs = [run(fault, seed) for seed in range(options.runs if fault == "none" else options.fault_runs)]
+            runs = [
+                run(fault, seed)
+                for seed in range(options.runs if fault == "none" else options.fault_runs)
+            ]
         seconds = time.perf_counter() - started
         lossy = sum(any(check.verdict == "lossy" for check in checks) for checks in runs)
         p_values = [min(check.p_value for check in checks) for checks in runs]

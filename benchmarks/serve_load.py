@@ -41,7 +41,10 @@ _BODIES: list[dict[str, Any]] = [
 
 
 async def ask(
-    client: Any, body: dict[str, Any], cut_after: int | None = None, arrived: list[float] | None = None
+    client: Any,
+    body: dict[str, Any],
+    cut_after: int | None = None,
+    arrived: list[float] | None = None,
 ) -> list[int]:
     """The tokens of a streamed answer, up to the chunk after which it is cut off; `arrived` gets their moments."""
     tokens: list[int] = []
@@ -64,7 +67,12 @@ async def _numbered(stream: Any) -> Any:
 
 
 async def throughput(client: Any, counts: list[int], rounds: int, seconds: float, arm: str) -> None:
-    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 64, "extra_body": {"ignore_eos": True}}
+    body = {
+        "prompt": "Once upon a time",
+        "temperature": 0,
+        "max_tokens": 64,
+        "extra_body": {"ignore_eos": True},
+    }
     body["extra_body"]["return_token_ids"] = True
     await ask(client, body)
     rates: dict[int, list[float]] = {count: [] for count in counts}
@@ -81,15 +89,24 @@ async def throughput(client: Any, counts: list[int], rounds: int, seconds: float
             # The first seconds fill the batch, and after the last it empties: neither counts.
             started = time.perf_counter() + seconds / 4
             await asyncio.gather(*(run(own, started + seconds, arrived) for own in bodies))
-            rates[count].append(sum(0 <= moment - started < seconds for moment in arrived) / seconds)
+            rates[count].append(
+                sum(0 <= moment - started < seconds for moment in arrived) / seconds
+            )
     for count in counts:
-        ratios = sorted(ours / one for ours, one in zip(rates[count], rates[counts[0]], strict=True))
+        ratios = sorted(
+            ours / one for ours, one in zip(rates[count], rates[counts[0]], strict=True)
+        )
         middle = statistics.median(ratios)
         text = f"{middle:.2f} times {counts[0]} client ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"{arm}: {count} clients: {statistics.median(rates[count]):.0f} tokens/s, {text}", flush=True)
+        print(
+            f"{arm}: {count} clients: {statistics.median(rates[count]):.0f} tokens/s, {text}",
+            flush=True,
+        )
 
 
-async def mix(client: Any, process: psutil.Process, num_clients: int, minutes: float, cut: float) -> bool:
+async def mix(
+    client: Any, process: psutil.Process, num_clients: int, minutes: float, cut: float
+) -> bool:
     expected = [await ask(client, body) for body in _BODIES]
     deadline = time.monotonic() + 60 * minutes
     whole = cut_off = wrong = failed = 0
@@ -112,7 +129,10 @@ async def mix(client: Any, process: psutil.Process, num_clients: int, minutes: f
 
     async def memory() -> None:
         while time.monotonic() < deadline:
-            print(f"  {process.memory_info().rss / 1e6:.0f} MB after {whole + cut_off} answers", flush=True)
+            print(
+                f"  {process.memory_info().rss / 1e6:.0f} MB after {whole + cut_off} answers",
+                flush=True,
+            )
             await asyncio.sleep(min(30, 10 * minutes))
 
     await asyncio.gather(memory(), *map(client_loop, range(num_clients)))
@@ -122,11 +142,15 @@ async def mix(client: Any, process: psutil.Process, num_clients: int, minutes: f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["throughput", "mix"])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of a round")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of each measurement of a round"
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--cut", type=float, default=0.1)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -141,14 +165,20 @@ def main() -> None:
             async with contextlib.AsyncExitStack() as stack:
                 clients = [
                     await stack.enter_async_context(
-                        openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0, timeout=300)
+                        openai.AsyncOpenAI(
+                            base_url=base, api_key="none", max_retries=0, timeout=300
+                        )
                     )
                     for base in (f"{url}/v1", f"{url}/regular/v1")
                 ]
                 if arguments.what == "mix":
-                    return await mix(clients[0], process, arguments.clients[-1], arguments.minutes, arguments.cut)
+                    return await mix(
+                        clients[0], process, arguments.clients[-1], arguments.minutes, arguments.cut
+                    )
                 for client, arm in zip(clients, ("speculative", "regular"), strict=True):
-                    await throughput(client, arguments.clients, arguments.rounds, arguments.seconds, arm)
+                    await throughput(
+                        client, arguments.clients, arguments.rounds, arguments.seconds, arm
+                    )
                 return True
 
         good = asyncio.run(run())

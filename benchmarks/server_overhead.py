@@ -31,21 +31,31 @@ ECHO_SERVER = Path(__file__).parents[1] / "tests" / "engines" / "echo_server.py"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_numbers(parser, requests=1000, in_flight=64, tokens=16, rounds=5)
     options = parser.parse_args()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 5}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 5}, unk_token="a"))
+    )
     decoding = DecodingSettings(max_new_tokens=options.tokens)
     question = Question([[5] * 16] * options.requests, decoding, 0, range(options.requests))
-    with subprocess.Popen([sys.executable, str(ECHO_SERVER)], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, str(ECHO_SERVER)], stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        engine = ServerEngine(EngineSettings(name="server", url=url), tokenizer, "served", options.in_flight)
+        engine = ServerEngine(
+            EngineSettings(name="server", url=url), tokenizer, "served", options.in_flight
+        )
         client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         spent: dict[str, list[float]] = {}
         with asyncio.Runner() as runner, quick_collections():
             contenders: dict[str, Callable[[], object]] = {
-                "the client alone, lines": lambda: runner.run(_ask_all(client, question, options.in_flight, _lines)),
+                "the client alone, lines": lambda: runner.run(
+                    _ask_all(client, question, options.in_flight, _lines)
+                ),
                 "the engine": lambda: generate(engine, engine.arms[0], question),
                 "the client alone, objects": lambda: runner.run(
                     _ask_all(client, question, options.in_flight, _objects)
@@ -64,7 +74,12 @@ def main() -> None:
         server.terminate()
     least = {name: min(ms) for name, ms in spent.items()}
     rows = [
-        [name, f"{least[name]:.3f}", f"{max(ms):.3f}", f"{least[name] - least['the client alone, lines']:.3f}"]
+        [
+            name,
+            f"{least[name]:.3f}",
+            f"{max(ms):.3f}",
+            f"{least[name] - least['the client alone, lines']:.3f}",
+        ]
         for name, ms in spent.items()
     ]
     title = f"CPU per request of {options.tokens} chunks, {options.in_flight} in flight, ms ({versions()})"
@@ -74,11 +89,18 @@ def main() -> None:
 Read = Callable[[openai.AsyncOpenAI, dict[str, Any]], Awaitable[None]]
 
 
-async def _ask_all(client: openai.AsyncOpenAI, question: Question, num_in_flight: int, read: Read) -> None:
+async def _ask_all(
+    client: openai.AsyncOpenAI, question: Question, num_in_flight: int, read: Read
+) -> None:
     in_flight = asyncio.Semaphore(num_in_flight)
 
     async def ask(prompt: Sequence[int]) -> None:
-        body = {"model": "served", "prompt": prompt, "max_tokens": question.decoding.max_new_tokens, "stream": True}
+        body = {
+            "model": "served",
+            "prompt": prompt,
+            "max_tokens": question.decoding.max_new_tokens,
+            "stream": True,
+        }
         async with in_flight:
             await read(client, body | {"extra_body": {"return_token_ids": True}})
 

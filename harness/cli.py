@@ -156,7 +156,9 @@ def run(command: str, *overrides: str, verbose: bool = False) -> pd.DataFrame:
         _run_hydra(_known(command, COMMANDS), overrides)
     if _outcome.errors:
         raise _outcome.errors[0]
-    return pd.DataFrame([{name: getattr(row, name) for name in row.columns()} for row in _outcome.rows])
+    return pd.DataFrame(
+        [{name: getattr(row, name) for name in row.columns()} for row in _outcome.rows]
+    )
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
@@ -179,7 +181,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
 def _complete(arguments: Sequence[str]) -> None:
     """`harness -sc install=bash` and what it makes the shell ask: Hydra's completion, of the command on the line."""
-    if len(arguments) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", arguments[0]):
+    if len(arguments) != 1 or not re.fullmatch(
+        "(install|uninstall|query)=(bash|zsh|fish)", arguments[0]
+    ):
         rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
         raise SettingError("-sc", rule)
     command, line = "latency", os.environ.get("COMP_LINE", "")
@@ -196,7 +200,9 @@ def _complete(arguments: Sequence[str]) -> None:
 
 def _known(command: str, known: Collection[str]) -> str:
     if command not in known:
-        raise SettingError(command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}")
+        raise SettingError(
+            command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
+        )
     return command
 
 
@@ -222,7 +228,11 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
         # With this set Hydra raises exceptions instead of printing them over many lines.
         variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
         with _reporting(command), env_override(variables):
-            _started(hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(run_job))
+            _started(
+                hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(
+                    run_job
+                )
+            )
     finally:
         sys.argv = argv
         directory, SweepCallback.directory = SweepCallback.directory, None
@@ -239,7 +249,10 @@ def _started(hydra_main: Callable[[], None]) -> None:
 
     try:
         hydra_main()
-        if SweepCallback.directory is not None and not Manifest.read(SweepCallback.directory).num_jobs:
+        if (
+            SweepCallback.directory is not None
+            and not Manifest.read(SweepCallback.directory).num_jobs
+        ):
             raise SettingError("-m", "there are no jobs, because glob(...) matches no preset")
     except OSError as error:
         # A preset that is missing is one to Hydra, without a number.
@@ -250,7 +263,9 @@ def _started(hydra_main: Callable[[], None]) -> None:
         raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error
     except (RecursionError, ValueError) as error:
         if isinstance(error, RecursionError) or "integer string conversion" in str(error):
-            raise SettingError("settings", "a number is too long, or brackets are nested too deeply") from error
+            raise SettingError(
+                "settings", "a number is too long, or brackets are nested too deeply"
+            ) from error
         raise
 
 
@@ -298,7 +313,9 @@ def _run_experiment(config: Any) -> Sequence[Any]:
         plain["draft"] = without_others(plain["draft"], Manifest.read(sweep).methods)
     settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
     if sweep is None and settings.job_timeout_s is not None:
-        raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s)
+        raise SettingError(
+            "job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s
+        )
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 
@@ -311,14 +328,20 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     num_ranks = ranks.num_ranks(settings) if command.measures else 1
     if sweep is None:
         share_cores(num_ranks)
-        own_process = num_ranks > 1 or (settings.engine.may_crash and command.sweeps and command.measures)
+        own_process = num_ranks > 1 or (
+            settings.engine.may_crash and command.sweeps and command.measures
+        )
         return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{name} has no sweeps")
     # joblib and Ray limit the threads of their jobs themselves.
-    at_once = hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
+    at_once = (
+        hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
+    )
     share_cores(num_ranks * (at_once or 1))
-    job = replace(job, sweep=sweep, number=int(hydra.job.num), overrides=tuple(hydra.overrides.task))
+    job = replace(
+        job, sweep=sweep, number=int(hydra.job.num), overrides=tuple(hydra.overrides.task)
+    )
     return jobs.run_job(job, command.measures)
 
 

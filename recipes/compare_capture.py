@@ -28,7 +28,9 @@ WIDTH = 92
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="a directory; the shipped tiny pair unless given")
     parser.add_argument("--draft")
     parser.add_argument("--prompt", default=PROMPT)
@@ -47,7 +49,11 @@ def main() -> None:
         color_system="truecolor",
         highlight=False,
     )
-    pair = [f"{role}={path}" for role, path in (("model", options.model), ("draft", options.draft)) if path]
+    pair = [
+        f"{role}={path}"
+        for role, path in (("model", options.model), ("draft", options.draft))
+        if path
+    ]
     typed = f"python -m harness compare {' '.join(pair)}".rstrip()
     screen.print(Text.assemble(("$ ", "dim"), typed))
     with tempfile.TemporaryDirectory() as directory:

@@ -28,14 +28,20 @@ SETTINGS = [
 
 def held_out() -> list[str]:
     """What the prompt set `tiny` asks: each beginning of a story, and the sum after each prompt's solved examples."""
-    lines = (PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     return [json.loads(line)["prompt"].splitlines()[-1] for line in lines]
 
 
 def write_prompts(file: Path, count: int) -> None:
     """Stories, products and sums that break off within their first words."""
     rng, asked = random.Random(5), held_out()
-    texts = (text.removesuffix(END_OF_TEXT) for text in documents(seed=5, products=0.25, additions=0.15))
+    texts = (
+        text.removesuffix(END_OF_TEXT) for text in documents(seed=5, products=0.25, additions=0.15)
+    )
     unseen = (text for text in texts if not any(question in text for question in asked))
     with file.open("w", encoding="utf-8") as lines:
         for text in islice(unseen, count):
@@ -45,8 +51,12 @@ def write_prompts(file: Path, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, help="a directory; tiny_eagle3/ and the others go below it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "output", type=Path, help="a directory; tiny_eagle3/ and the others go below it"
+    )
     parser.add_argument("--only", choices=[*EPOCHS], help="train one of them")
     parser.add_argument("--prompts", type=int, default=900, help="how many to learn from")
     arguments = parser.parse_args()
@@ -65,7 +75,8 @@ def main() -> None:
             rows = harness.run("distill", "model=tiny", *made, *SETTINGS, verbose=True)
             for row in rows[rows.arm == "speculative"].itertuples():
                 print(
-                    f"tiny_{kind} {row.stage} training: {row.tokens_per_iteration:.2f} tokens an iteration", flush=True
+                    f"tiny_{kind} {row.stage} training: {row.tokens_per_iteration:.2f} tokens an iteration",
+                    flush=True,
                 )
             shutil.copy(output / "answers.jsonl", answers)
 

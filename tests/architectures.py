@@ -45,7 +45,13 @@ _TWO_KINDS = ["linear_attention", "full_attention", "linear_attention"]
 _LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8
 }  # fmt: skip
-_MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+_MAMBA = {
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
 _ATTENTION = {**_LLAMA_SHAPED, "head_dim": 8, "tie_word_embeddings": False}
 
 # Models with a recurrent state that read several tokens at once as they read them one by one.

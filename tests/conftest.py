@@ -37,7 +37,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "fuzz" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("fuzz")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    marked = [item for item in items if item.get_closest_marker("gpu") and "gpus" not in vars(item)["fixturenames"]]
+    marked = [
+        item
+        for item in items
+        if item.get_closest_marker("gpu") and "gpus" not in vars(item)["fixturenames"]
+    ]
     if not marked:
         return
     import torch
@@ -62,7 +66,9 @@ def gpus() -> Iterator[Any]:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Harness:
+def harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Harness:
     """Runs commands in this process, in an empty directory."""
     from in_process import Harness
 
@@ -89,7 +95,9 @@ def save_model(tmp_path: Path) -> Callable[..., ModelSettings]:
     ) -> ModelSettings:
         directory = tmp_path / (name or model_type)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(make_config(model_type, **overrides), dtype=dtype or torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            make_config(model_type, **overrides), dtype=dtype or torch.float32
+        )
         model.save_pretrained(directory)
         (tokenizer or make_tokenizer()).save_pretrained(directory)
         return ModelSettings(name=str(directory), repository=str(directory), **(settings or {}))

@@ -32,9 +32,13 @@ if not hasattr(MtpModel, "forward_layer"):
     del FAMILIES["mellum"]  # an older transformers cannot tell which layers it has
 
 
-def mtp_target(family: str, vocab_size: int = 97, **changes: Any) -> tuple[PreTrainedModel, MtpModel]:
+def mtp_target(
+    family: str, vocab_size: int = 97, **changes: Any
+) -> tuple[PreTrainedModel, MtpModel]:
     """A target whose distributions are flat enough for random layers to be accepted now and then, and its layers."""
-    config = AutoConfig.for_model(family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes))
+    config = AutoConfig.for_model(
+        family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes)
+    )
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.device("meta"):
@@ -60,24 +64,45 @@ def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) ->
         behind = target.config.num_hidden_layers + int(number)
         for part, piece in _experts(rest.removeprefix("mtp_block."), tensor).items():
             if target.config.model_type == "mellum":
-                place = next((f"mtp.{its}" for ours, its in _MELLUM.items() if part.startswith(ours)), "mtp.layers.0")
-                part = part.removeprefix(part.partition(".")[0] + ".") if place != "mtp.layers.0" else part
+                place = next(
+                    (f"mtp.{its}" for ours, its in _MELLUM.items() if part.startswith(ours)),
+                    "mtp.layers.0",
+                )
+                part = (
+                    part.removeprefix(part.partition(".")[0] + ".")
+                    if place != "mtp.layers.0"
+                    else part
+                )
                 stored[f"{place}.{part}"] = piece.clone()
             else:
-                stored[f"model.layers.{behind}.{part.replace('post_norm', 'shared_head.norm')}"] = piece.clone()
-                stored[f"model.layers.{behind}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
-                stored[f"model.layers.{behind}.shared_head.head.weight"] = stored["lm_head.weight"].clone()
+                stored[f"model.layers.{behind}.{part.replace('post_norm', 'shared_head.norm')}"] = (
+                    piece.clone()
+                )
+                stored[f"model.layers.{behind}.embed_tokens.weight"] = stored[
+                    "model.embed_tokens.weight"
+                ].clone()
+                stored[f"model.layers.{behind}.shared_head.head.weight"] = stored[
+                    "lm_head.weight"
+                ].clone()
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-_MELLUM = {"eh_proj.": "fc", "enorm.": "pre_fc_norm_embedding", "hnorm.": "pre_fc_norm_hidden", "post_norm.": "norm"}
+_MELLUM = {
+    "eh_proj.": "fc",
+    "enorm.": "pre_fc_norm_embedding",
+    "hnorm.": "pre_fc_norm_hidden",
+    "post_norm.": "norm",
+}
 
 
 def _experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     owner, _, matrix = name.rpartition(".")
     if matrix == "gate_up_proj":
         halves = [half for expert in tensor for half in expert.chunk(2)]
-        return {f"{owner}.{i // 2}.{('gate', 'up')[i % 2]}_proj.weight": half for i, half in enumerate(halves)}
+        return {
+            f"{owner}.{i // 2}.{('gate', 'up')[i % 2]}_proj.weight": half
+            for i, half in enumerate(halves)
+        }
     if matrix == "down_proj":
         return {f"{owner}.{i}.down_proj.weight": expert for i, expert in enumerate(tensor)}
     return {name: tensor}

@@ -29,7 +29,13 @@ _READING = {
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 
 # Made of other operations; of these all stay on one device and none waits.
-_WHOLE = {_aten.linear, _aten.matmul, _aten.reshape, _aten.flatten, _aten.scaled_dot_product_attention}
+_WHOLE = {
+    _aten.linear,
+    _aten.matmul,
+    _aten.reshape,
+    _aten.flatten,
+    _aten.scaled_dot_product_attention,
+}
 
 
 class _OnGpu(torch.Tensor):
@@ -42,9 +48,14 @@ class _OnGpu(torch.Tensor):
     @staticmethod
     def __new__(cls, held: Tensor, on: torch.device) -> _OnGpu:
         with torch.inference_mode(False):  # whether numbers may change is up to `held`
-            outside = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
+            outside = torch.empty_strided(
+                held.shape, held.stride(), dtype=held.dtype, device="meta"
+            )
             tensor = torch.Tensor._make_subclass(  # type: ignore[call-arg]
-                cls, outside, dispatch_device=True, device_for_backend_keys=torch.device("cpu", on.index)
+                cls,
+                outside,
+                dispatch_device=True,
+                device_for_backend_keys=torch.device("cpu", on.index),
             )
         tensor.held, tensor.on = held, on
         return tensor
@@ -76,7 +87,9 @@ class PretendedGpus(TorchDispatchMode):
         self.waits: list[str] = []
         self.forbidden = False
         self.plans: set[tuple[torch.Size, ...]] = set()
-        self.arriving: list[tuple[Tensor, Tensor]] = []  # what is copied to main memory: where to, and the numbers
+        self.arriving: list[
+            tuple[Tensor, Tensor]
+        ] = []  # what is copied to main memory: where to, and the numbers
         self.recorded: list[Any] | None = None  # by the capture that goes on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,7 +99,9 @@ class PretendedGpus(TorchDispatchMode):
         packet, involved = func.overloadpacket, _within((args, tuple(kwargs.values())))
         wanted = next((_told(value) for value in involved if isinstance(value, torch.device)), None)
         tensors = [value for value in involved if isinstance(value, Tensor)]
-        if not any(isinstance(tensor, _OnGpu) for tensor in tensors) and (wanted is None or wanted.type != "cuda"):
+        if not any(isinstance(tensor, _OnGpu) for tensor in tensors) and (
+            wanted is None or wanted.type != "cuda"
+        ):
             return func(*args, **kwargs)
         if _is_composite(func) and packet not in _WHOLE:
             with self:
@@ -96,16 +111,24 @@ class PretendedGpus(TorchDispatchMode):
         if packet in _INDEXING:
             tensors = [tensor for tensor in tensors if isinstance(tensor, _OnGpu)]
             for index in args[1]:
-                if index is not None and not (isinstance(index, _OnGpu) and index.dtype != torch.bool):
-                    self._wait(packet, "by booleans" if isinstance(index, _OnGpu) else "from main memory")
+                if index is not None and not (
+                    isinstance(index, _OnGpu) and index.dtype != torch.bool
+                ):
+                    self._wait(
+                        packet, "by booleans" if isinstance(index, _OnGpu) else "from main memory"
+                    )
         if packet in _READING:
             self._wait(packet)
             if packet is _aten._local_scalar_dense:
                 return func(args[0].held)
         # A single number in main memory is an argument of a kernel.
-        places = {_place(tensor) for tensor in tensors if isinstance(tensor, _OnGpu) or tensor.dim()} or {wanted}
+        places = {
+            _place(tensor) for tensor in tensors if isinstance(tensor, _OnGpu) or tensor.dim()
+        } or {wanted}
         if len(places) != 1:
-            raise RuntimeError(f"{packet.__name__} of tensors on several devices, {sorted(map(str, places))}")
+            raise RuntimeError(
+                f"{packet.__name__} of tensors on several devices, {sorted(map(str, places))}"
+            )
         return self._run(func, args, kwargs, wanted or places.pop())
 
     def _run(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
@@ -117,7 +140,10 @@ class PretendedGpus(TorchDispatchMode):
                 return value.held
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
-        args, kwargs = _mapped(held, args), {name: _mapped(held, value) for name, value in kwargs.items()}
+        args, kwargs = (
+            _mapped(held, args),
+            {name: _mapped(held, value) for name, value in kwargs.items()},
+        )
         if func is _aten.histc.default:
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:
@@ -126,9 +152,14 @@ class PretendedGpus(TorchDispatchMode):
         results = func(*args, **kwargs)
         if self.recorded is not None:
             self.recorded.append((func, args, kwargs, results))
-        return _mapped(lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one, results)
+        return _mapped(
+            lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one,
+            results,
+        )
 
-    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any], wanted: torch.device | None) -> Any:
+    def _copy(
+        self, func: Any, args: Any, kwargs: dict[str, Any], wanted: torch.device | None
+    ) -> Any:
         into = func is _aten.copy_.default
         here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
         waits = not (kwargs.get("non_blocking") or (into and len(args) > 2 and args[2]))
@@ -229,7 +260,9 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
 def pretended_gpus() -> Iterator[PretendedGpus]:
     """Within it there are two."""
 
-    def tensor(*args: Any, original: Any = torch.tensor, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+    def tensor(
+        *args: Any, original: Any = torch.tensor, pin_memory: bool = False, **kwargs: Any
+    ) -> Tensor:
         made: Any = original(*args, **kwargs)
         made.pinned = pin_memory
         return made
@@ -268,7 +301,11 @@ def _histogram(numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    return type(value)(_mapped(change, one) for one in value) if type(value) in (list, tuple) else change(value)
+    return (
+        type(value)(_mapped(change, one) for one in value)
+        if type(value) in (list, tuple)
+        else change(value)
+    )
 
 
 def _within(value: Any) -> list[Any]:

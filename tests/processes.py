@@ -14,7 +14,11 @@ TIMEOUT_S = 900
 
 
 def run(
-    *arguments: str, cwd: Path, code: int | None = 0, command: list[str] = HARNESS, **environment: str
+    *arguments: str,
+    cwd: Path,
+    code: int | None = 0,
+    command: list[str] = HARNESS,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, which must end with the exit code that is expected."""
     done = subprocess.run(

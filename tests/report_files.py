@@ -21,7 +21,9 @@ _SHARED: dict[str, Any] = {
     "timestamp": "2026-11-20T10:00:00+00:00",
 }  # fmt: skip
 # What a run that failed before it could plan does not know.
-_UNKNOWN = dict.fromkeys(("dtype", "draft_dtype", "devices", "ms_per_token", "num_prompts", "target_step_ms", "runner"))
+_UNKNOWN = dict.fromkeys(
+    ("dtype", "draft_dtype", "devices", "ms_per_token", "num_prompts", "target_step_ms", "runner")
+)
 _numbers = itertools.count()
 
 
@@ -40,7 +42,10 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
     regular = LatencyRow(**figures | shared)
     if regular.status != "ok" and "ms_per_token" not in changes:
         shared |= _UNKNOWN
-        return [LatencyRow(**shared, arm="regular"), LatencyRow(**shared, arm="speculative", num_draft_tokens=k)]
+        return [
+            LatencyRow(**shared, arm="regular"),
+            LatencyRow(**shared, arm="speculative", num_draft_tokens=k),
+        ]
     if regular.draft is None:
         return [regular]
     assert speedup is not None
@@ -54,7 +59,9 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
     return [regular, LatencyRow(**figures | shared)]
 
 
-def prompt_rows(run: Sequence[LatencyRow], prompts: Sequence[tuple[str, float]]) -> list[LatencyPromptRow]:
+def prompt_rows(
+    run: Sequence[LatencyRow], prompts: Sequence[tuple[str, float]]
+) -> list[LatencyPromptRow]:
     """Rows of the prompts file: of each prompt a category and the speculative time in ms; the regular one is 100 ms."""
     return [
         LatencyPromptRow(

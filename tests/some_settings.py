@@ -22,5 +22,7 @@ def settings_of(kind: type, **changes: Any) -> Any:
         "decoding": DecodingSettings(), "placement": PlacementSettings(), "results": ResultSettings(file="results.csv"),
         "prompts": PromptSettings(name="english", file="english.txt"),
     }  # fmt: skip
-    asked = {field.name: parts[field.name] for field in dataclasses.fields(kind) if field.name in parts}
+    asked = {
+        field.name: parts[field.name] for field in dataclasses.fields(kind) if field.name in parts
+    }
     return kind(**(asked | changes))

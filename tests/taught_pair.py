@@ -47,7 +47,10 @@ def save_taught_pair(directory: Path) -> tuple[Path, Path]:
 def _teach(model: GPT2LMHeadModel, tokenizer: object, says: dict[tuple[int, int], str]) -> None:
     prompt = TASKS["multiplication"].prompt
     # Padded with line breaks, which lie behind the end of the line; only what follows the prompt is learnt.
-    texts = [f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n") for (a, b), answer in says.items()]
+    texts = [
+        f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n")
+        for (a, b), answer in says.items()
+    ]
     tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])  # type: ignore[operator]
     labels = tokens.clone()
     labels[:, : len(prompt(1, 1))] = -100

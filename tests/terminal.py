@@ -20,17 +20,27 @@ class Terminal:
     """A harness command in a terminal of a given size. What scrolls off the top is kept."""
 
     def __init__(
-        self, *arguments: str, directory: Path, columns: int = 80, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        directory: Path,
+        columns: int = 80,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, 24, history=10_000)
         self._stream = pyte.Stream(self._screen)
-        inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")}
+        inherited = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
+        }
         self._child = pexpect.spawn(
             sys.executable,
             ["-m", "harness", *arguments],
             cwd=directory,
             dimensions=(24, columns),
-            env=inherited | {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | dict(environment or {}),
+            env=inherited
+            | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+            | dict(environment or {}),
             encoding="utf-8",
         )
         # A terminal replies to a request for the cursor's position.
@@ -39,8 +49,14 @@ class Terminal:
     @property
     def text(self) -> str:
         """Everything that is or was on the screen."""
-        rows = [*self._screen.history.top, *(self._screen.buffer[row] for row in range(self._screen.lines))]
-        lines = ("".join(row[column].data for column in range(self._screen.columns)).rstrip() for row in rows)
+        rows = [
+            *self._screen.history.top,
+            *(self._screen.buffer[row] for row in range(self._screen.lines)),
+        ]
+        lines = (
+            "".join(row[column].data for column in range(self._screen.columns)).rstrip()
+            for row in rows
+        )
         return "\n".join(lines).rstrip()
 
     @property
@@ -73,7 +89,9 @@ class Terminal:
         while self._read():
             assert time.monotonic() < deadline, f"still running:\n{self.text}"
         self._child.close()
-        assert isinstance(self._child.exitstatus, int), f"killed by signal {self._child.signalstatus}"
+        assert isinstance(self._child.exitstatus, int), (
+            f"killed by signal {self._child.signalstatus}"
+        )
         return self._child.exitstatus
 
     def signal(self, number: int) -> None:

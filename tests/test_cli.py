@@ -28,13 +28,18 @@ def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:
 def test_users_bring_their_own_presets(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "ours.yaml").write_text("name: ours\nrepository: team/ours\n")
-    shown = harness("latency", "-cd", "mine", "model=ours_4bit", "draft=ours", "--cfg", "job").stdout
+    shown = harness(
+        "latency", "-cd", "mine", "model=ours_4bit", "draft=ours", "--cfg", "job"
+    ).stdout
     assert "name: ours_4bit" in shown
     assert "quantization: 4bit" in shown
 
 
 def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Harness) -> None:
-    for arguments in (["seed=1,2", "-m", "decoding.top_p=2"], ["-m", "seed=1,2", "decoding.top_p=2"]):
+    for arguments in (
+        ["seed=1,2", "-m", "decoding.top_p=2"],
+        ["-m", "seed=1,2", "decoding.top_p=2"],
+    ):
         said = harness("latency", *arguments, code=2).stderr
         assert "0 of 2 jobs" in said
         # What is wrong in every job is said once.
@@ -48,7 +53,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
-    result = run(f"{sys.executable} -m harness latency --help | head -n 1", cwd=tmp_path, command=["bash", "-c"])
+    result = run(
+        f"{sys.executable} -m harness latency --help | head -n 1",
+        cwd=tmp_path,
+        command=["bash", "-c"],
+    )
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
 
 
@@ -64,4 +73,8 @@ def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> Non
         "try: cli.main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split() == ["2", "False", "False"]
+    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split() == [
+        "2",
+        "False",
+        "False",
+    ]

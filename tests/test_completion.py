@@ -30,7 +30,10 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
     ("line", "expected"),
     [
         ("harness la", ["latency"]),
-        ("harness ", ["latency", "compare", "eval", "recovery", "distill", "plan", "serve", "report"]),
+        (
+            "harness ",
+            ["latency", "compare", "eval", "recovery", "distill", "plan", "serve", "report"],
+        ),
         ("harness latency model=tin", [f"model={name}" for name in TINY]),
         ("harness eval -m draft=ear", ["draft=early_exit"]),
         ("harness recovery decoding.te", ["decoding.temperature="]),
@@ -44,7 +47,9 @@ def test_the_shell_is_offered_commands_settings_and_presets(
     assert harness("-sc", "query=bash").stdout.split() == expected
 
 
-@pytest.mark.parametrize("arguments", [["-sc"], ["latency", "-sc", "instal=bash"], ["-sc", "install=csh"]])
+@pytest.mark.parametrize(
+    "arguments", [["-sc"], ["latency", "-sc", "instal=bash"], ["-sc", "install=csh"]]
+)
 def test_a_wrong_request_says_how(harness: Harness, arguments: list[str]) -> None:
     assert harness.refused(*arguments).startswith("-sc: completes `harness ...` after eval ")
 
@@ -61,5 +66,7 @@ def test_bash_completes(tmp_path: Path, asked: str) -> None:
         "COMP_WORDS=(harness latency draft=tin) COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run([bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        [bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
     assert done.stdout == " ".join(f"draft={name}" for name in TINY) + "\n", done.stderr

@@ -27,13 +27,19 @@ SHARED: dict[str, tuple[list[str], list[str]]] = {
     "decoding.top_p": (["1", "0.9", "0.01"], ["0", "1.1", "[]"]),
     "decoding.num_draft_tokens": (["1", "2", "9"], ["0", "1000000000000", "true"]),
     "decoding.rule": (["deepmind", "google", "block", "typical"], ["", "deep mind", "漢"]),
-    "draft": (["tiny_draft", "none", "lookup", "suffix", "tiny"], ["./nowhere", "tiny_drft", "7C_8bit", "{}"]),
+    "draft": (
+        ["tiny_draft", "none", "lookup", "suffix", "tiny"],
+        ["./nowhere", "tiny_drft", "7C_8bit", "{}"],
+    ),
     "draft.sampling": (["target", "greedy"], ["best"]),
     "dtype": (["float32", "auto"], ["float12"]),
     "runner": (["auto", "eager", "static"], ["graphs", "fast"]),
     "placement": (["auto", "cpu", "single"], ["gpu0"]),
     "placement.reserve_gb": (["0", "3.5"], ["-1", "inf"]),
-    "results.file": (["results/x.csv", "é=#/(x).csv", "null"], ["fifo", "", "/proc/x.csv", "good.txt/x.csv"]),
+    "results.file": (
+        ["results/x.csv", "é=#/(x).csv", "null"],
+        ["fifo", "", "/proc/x.csv", "good.txt/x.csv"],
+    ),
     "nonsense": ([], ["1"]),
 }
 PROMPTS = {
@@ -61,7 +67,10 @@ BY_COMMAND: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "view": (["text", "race", "log"], ["rase"]),
         "json": (["true", "false"], ["maybe"]),
     },
-    "eval": {"task": (["addition", "multiplication"], ["division"]), "batch_size": (["1", "3"], ["0"])},
+    "eval": {
+        "task": (["addition", "multiplication"], ["division"]),
+        "batch_size": (["1", "3"], ["0"]),
+    },
     "plan": {"gpus": (["1", "8"], ["0"]), "gpu_memory": (["40GB", "1TiB"], ["40", "much"])},
     "recovery": {"prompts": (["good.txt"], ["bad.txt"]), "shift": (["0.05"], ["0", "2"])},
 }
@@ -89,7 +98,14 @@ FAILING = (":hlp", ":set top_p=2")
 # What a sweep is over, so that no two of its jobs are the same measurement.
 SWEPT = {"seed": ["1", "2"], "decoding.temperature": ["0.5", "1"]}
 # With which labels in the row the settings must agree.
-LABELS = ["seed", "decoding.temperature", "decoding.top_k", "decoding.top_p", "decoding.rule", "batch_size"]
+LABELS = [
+    "seed",
+    "decoding.temperature",
+    "decoding.top_k",
+    "decoding.top_p",
+    "decoding.rule",
+    "batch_size",
+]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
@@ -110,9 +126,16 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        fixed = [word for word in FIXED[self.command] if word.partition("=")[0] not in self.settings]
+        fixed = [
+            word for word in FIXED[self.command] if word.partition("=")[0] not in self.settings
+        ]
         sweep = ["-m", f"{self.swept}={','.join(SWEPT[self.swept])}"] if self.swept else []
-        return [self.command, *fixed, *sweep, *(f"{key}={value}" for key, value in self.settings.items())]
+        return [
+            self.command,
+            *fixed,
+            *sweep,
+            *(f"{key}={value}" for key, value in self.settings.items()),
+        ]
 
     @property
     def obeyed(self) -> list[str]:
@@ -171,13 +194,21 @@ def check(case: Case, directory: Path) -> str | None:
             run.send_signal(case.number)
     stdout, stderr = (text.decode(errors="replace") for text in run.communicate(timeout=900))
     code = run.returncode
-    if case.number is not None and code == -case.number and not list(directory.glob("*/*/*/*/**/*.csv")):
+    if (
+        case.number is not None
+        and code == -case.number
+        and not list(directory.glob("*/*/*/*/**/*.csv"))
+    ):
         return None  # Before Python handles signals.
     if "Traceback" in stderr or "HYDRA_FULL_ERROR" in stderr:
         return f"an unexplained error: {stderr[-2000:]}"
     if "\x1b" in stdout + stderr:
         return "escape sequences on a stream that is no terminal"
-    allowed = {0, 1, 3} if case.command == "recovery" else {int(any(line in FAILING for line in case.obeyed))}
+    allowed = (
+        {0, 1, 3}
+        if case.command == "recovery"
+        else {int(any(line in FAILING for line in case.obeyed))}
+    )
     if case.wrong:
         # A job of a sweep that fails has a row.
         allowed = {1, 2} if case.swept else {2}
@@ -187,9 +218,9 @@ def check(case: Case, directory: Path) -> str | None:
     if case.wrong and code != 130:
         said = [line for line in stderr.splitlines() if line.startswith("harness: ")]
         return None if len(said) == 1 or case.swept else f"not one line: {stderr}"
-    if case.settings.get("json") == "true" and [json.loads(line)["status"] for line in stdout.splitlines()] != (
-        case.num_races * ["ok"]
-    ):
+    if case.settings.get("json") == "true" and [
+        json.loads(line)["status"] for line in stdout.splitlines()
+    ] != (case.num_races * ["ok"]):
         return None if code == 130 else f"not a record for each prompt: {stdout}"
     return check_rows(case, directory, interrupted=code == 130)
 
@@ -210,13 +241,19 @@ def check_rows(case: Case, directory: Path, *, interrupted: bool) -> str | None:
     elif len(runs) != (len(SWEPT[case.swept]) if case.swept else 1) or "interrupted" in statuses:
         return f"rows of {len(runs)} runs, with status {statuses}"
     name = case.settings.get("results.file", f"results/{case.command}.csv")
-    collected = set() if name == "null" else {row["run"] for row in (read(directory / name) if runs else [])}
+    collected = (
+        set()
+        if name == "null"
+        else {row["run"] for row in (read(directory / name) if runs else [])}
+    )
     if name != "null" and {row["run"] for rows in runs for row in rows} - collected:
         return "a row is not among those collected"
     if name == "null" and list(directory.glob("results/*.csv")):
         return "rows are collected in spite of results.file=null"
     for file in files:
-        if file.name == f"{case.command}.csv" and (reason := check_run(case, file, interrupted=interrupted)):
+        if file.name == f"{case.command}.csv" and (
+            reason := check_run(case, file, interrupted=interrupted)
+        ):
             return reason
     if case.swept and not interrupted:
         column = case.swept.rpartition(".")[2]
@@ -244,14 +281,22 @@ def check_run(case: Case, file: Path, *, interrupted: bool) -> str | None:
                 return f"{setting}={asked} is labelled {label}"
     if case.command != "latency":
         return None
-    prompts = read(file.with_name("latency_prompts.csv")) if file.with_name("latency_prompts.csv").exists() else []
+    prompts = (
+        read(file.with_name("latency_prompts.csv"))
+        if file.with_name("latency_prompts.csv").exists()
+        else []
+    )
     for row in rows:
         own = [prompt for prompt in prompts if prompt["arm"] == row["arm"]]
         if int(row["num_prompts"] or 0) != len(own):
             return f"{len(own)} prompts are labelled {row['num_prompts']}"
         if int(row["num_tokens"] or 0) != sum(int(prompt["num_tokens"]) for prompt in own):
             return "tokens are lost"
-    return "prompts are lost" if not interrupted and {row["num_prompts"] for row in rows} != {"4"} else None
+    return (
+        "prompts are lost"
+        if not interrupted and {row["num_prompts"] for row in rows} != {"4"}
+        else None
+    )
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -262,7 +307,10 @@ def read(file: Path) -> list[dict[str, str]]:
 @pytest.mark.fuzz
 def test_nothing_that_is_drawn_breaks_it(tmp_path: Path) -> None:
     seed = int(os.environ.get("HARNESS_FUZZ_SEED") or time.time())
-    rng, ends = random.Random(seed), time.monotonic() + float(os.environ.get("HARNESS_FUZZ_SECONDS") or 300)
+    rng, ends = (
+        random.Random(seed),
+        time.monotonic() + float(os.environ.get("HARNESS_FUZZ_SECONDS") or 300),
+    )
     broken: list[str] = []
     count = 0
     while time.monotonic() < ends:
@@ -273,7 +321,9 @@ def test_nothing_that_is_drawn_breaks_it(tmp_path: Path) -> None:
         os.mkfifo(directory / "fifo")
         case = draw(rng)
         if reason := check(case, directory):
-            broken.append(f"{case.arguments} signal={case.number} after {case.delay:.2f} s: {reason}")
+            broken.append(
+                f"{case.arguments} signal={case.number} after {case.delay:.2f} s: {reason}"
+            )
             print(broken[-1], flush=True)
         count += 1
     print(f"{count} command lines, seed {seed}")

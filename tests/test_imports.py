@@ -67,7 +67,9 @@ def imports(file: Path, tree: Path) -> list[Import]:
             return
         base = package[: len(package) - node.level + 1] if node.level else ()
         # `from harness import models` imports a room: the name belongs to the path.
-        yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+        yield from (
+            ".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names
+        )
 
     def walk(node: ast.AST, at_import: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -100,7 +102,9 @@ def violations(room: str, tree: Path) -> list[str]:
             )
             too_early = statement.at_import and (room, other) in IN_FUNCTIONS_ONLY
             if heavy or too_early or (ours and other not in MAY_IMPORT[room]):
-                found.append(f"{file.relative_to(tree)}:{statement.line}: {room} imports {statement.module}")
+                found.append(
+                    f"{file.relative_to(tree)}:{statement.line}: {room} imports {statement.module}"
+                )
     return found
 
 
@@ -137,7 +141,9 @@ def test_no_files_import_each_other() -> None:
 @pytest.mark.parametrize(
     "sources",
     [
-        pytest.param({"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"),
+        pytest.param(
+            {"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"
+        ),
         pytest.param(
             {
                 "room/a.py": "from harness.room import b",
@@ -147,7 +153,10 @@ def test_no_files_import_each_other() -> None:
             },
             id="three, in a function and for types",
         ),
-        pytest.param({"__init__.py": "from harness.a import f", "a.py": "from harness import version"}, id="package"),
+        pytest.param(
+            {"__init__.py": "from harness.a import f", "a.py": "from harness import version"},
+            id="package",
+        ),
     ],
 )
 def test_planted_circle_is_found(tmp_path: Path, sources: dict[str, str]) -> None:
@@ -165,7 +174,11 @@ def test_planted_circle_is_found(tmp_path: Path, sources: dict[str, str]) -> Non
 def test_imports_without_a_circle_are_not_reported(tmp_path: Path) -> None:
     package = tmp_path / PACKAGE
     package.mkdir()
-    for name, source in {"a": "from harness import b, c", "b": "from harness.c import f", "c": "import torch"}.items():
+    for name, source in {
+        "a": "from harness import b, c",
+        "b": "from harness.c import f",
+        "c": "import torch",
+    }.items():
         (package / f"{name}.py").write_text(source, encoding="utf-8")
     assert circle(tmp_path) == []
 
@@ -182,23 +195,43 @@ FORBIDDEN = [
     pytest.param("runners/eager.py", "from ..models import load", id="relative"),
     pytest.param("runners/deep/eager.py", "from ...models import load", id="relative, deeper"),
     pytest.param("runners/eager.py", "from .. import models", id="relative, room by name"),
-    pytest.param("models/load.py", "def f():\n    from harness.experiments import latency", id="in a function"),
-    pytest.param("results/rows.py", "if TYPE_CHECKING:\n    from harness.models import load", id="for types"),
+    pytest.param(
+        "models/load.py",
+        "def f():\n    from harness.experiments import latency",
+        id="in a function",
+    ),
+    pytest.param(
+        "results/rows.py", "if TYPE_CHECKING:\n    from harness.models import load", id="for types"
+    ),
     pytest.param("experiments/latency.py", "import harness.cli", id="cli"),
     pytest.param("results/rows.py", "def f():\n    import torch", id="torch in results"),
     pytest.param("report/table.py", "def f():\n    import torch", id="torch in report"),
     pytest.param("results/rows.py", "from harness.report import table", id="report in results"),
-    pytest.param("experiments/latency.py", "from harness.runners.eager import EagerRunner", id="runner"),
-    pytest.param("sweep/jobs.py", "from harness.experiments import session", id="experiments in sweep at import"),
-    pytest.param("config/settings.py", "from transformers import AutoConfig", id="transformers in config"),
-    pytest.param("cli.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"),
+    pytest.param(
+        "experiments/latency.py", "from harness.runners.eager import EagerRunner", id="runner"
+    ),
+    pytest.param(
+        "sweep/jobs.py",
+        "from harness.experiments import session",
+        id="experiments in sweep at import",
+    ),
+    pytest.param(
+        "config/settings.py", "from transformers import AutoConfig", id="transformers in config"
+    ),
+    pytest.param(
+        "cli.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"
+    ),
 ]
 ALLOWED = [
     pytest.param("decoding/loops.py", "import torch\nfrom harness.decoding import warp", id="own"),
     pytest.param("decoding/loops.py", "from . import verify", id="own, relative"),
     pytest.param("results/rows.py", "from harness import __version__", id="version"),
     pytest.param("runners/eager.py", "from ..decoding.protocols import Runner", id="allowed room"),
-    pytest.param("cli.py", "def main():\n    import torch\n    from harness.experiments import latency", id="lazy"),
+    pytest.param(
+        "cli.py",
+        "def main():\n    import torch\n    from harness.experiments import latency",
+        id="lazy",
+    ),
     pytest.param("cli.py", "if TYPE_CHECKING:\n    import torch", id="for types"),
 ]
 
@@ -226,11 +259,15 @@ for module in {quick}:
     heavy = {HEAVY} & set(sys.modules)
     assert not heavy, f"{{module}} imports {{heavy}}"
 """
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 
 def test_importing_harness_imports_nothing_heavy() -> None:
     script = f"import sys, harness; print({HEAVY | {'hydra', 'omegaconf', 'pandas', 'numpy'}} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert run.stdout == "set()\n"

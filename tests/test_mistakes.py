@@ -177,12 +177,16 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("typed", MISTAKES, ids=lambda typed: typed[:80])
-def test_a_mistake_is_one_line(typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_one_line(
+    typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(PlacedPair, "load", None)
     monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (tmp_path / "llama").mkdir()
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "deep.jsonl").write_text('{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n")
+    (tmp_path / "deep.jsonl").write_text(
+        '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"
+    )
     assert harness.refused(*shlex.split(typed)).startswith(MISTAKES[typed])

@@ -13,14 +13,18 @@ from in_process import Harness
 ODD = "odd é=#(~) x"
 
 
-def test_a_run_reads_and_writes_there(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_and_writes_there(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     model = tmp_path / ODD / "mödel=1"
     shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", model)
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
     quick = ["num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
-    outcome = harness("latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1")
+    outcome = harness(
+        "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
+    )
     assert f"{ODD}/mödel=1 with draft ./{ODD}/mödel=1" in outcome.stdout
     assert (tmp_path / "home" / "x=1.csv").exists()
     assert not (tmp_path / "~").exists()

@@ -27,10 +27,16 @@ def two() -> Iterator[PretendedGpus]:
 def test_tensors_on_two_devices_do_not_mix(two: PretendedGpus, other: torch.device) -> None:
     numbers, others = torch.arange(3.0, device=FIRST), torch.ones(3, device=other)
     assert (numbers.device, others.device) == (FIRST, other)
-    for mixed in (lambda: numbers + others, lambda: torch.cat([others, numbers]), lambda: numbers.gather(0, others)):
+    for mixed in (
+        lambda: numbers + others,
+        lambda: torch.cat([others, numbers]),
+        lambda: numbers.gather(0, others),
+    ):
         with pytest.raises(RuntimeError, match="several devices"):
             mixed()
-    assert (numbers + torch.tensor(1.0)).tolist() == [1, 2, 3], "a single number in main memory is none"
+    assert (numbers + torch.tensor(1.0)).tolist() == [1, 2, 3], (
+        "a single number in main memory is none"
+    )
 
 
 READS: list[Callable[[Tensor], object]] = [
@@ -46,7 +52,9 @@ READS: list[Callable[[Tensor], object]] = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_waits_is_noted_and_cannot_be_captured(two: PretendedGpus, read: Callable[[Tensor], object]) -> None:
+def test_what_waits_is_noted_and_cannot_be_captured(
+    two: PretendedGpus, read: Callable[[Tensor], object]
+) -> None:
     numbers = torch.arange(3.0, device=FIRST)
     assert not two.waits
     read(numbers)
@@ -78,7 +86,9 @@ def test_a_graph_does_what_was_captured(two: PretendedGpus) -> None:
         return (held * factor,)
 
     fixed = FixedCall(call, (torch.ones(3, device=FIRST),), Recorder(FIRST))
-    assert all(value != value for output in fixed._outputs for value in output.tolist()), "nothing is computed yet"
+    assert all(value != value for output in fixed._outputs for value in output.tolist()), (
+        "nothing is computed yet"
+    )
     held.zero_()
     factor = 100
     (once,) = fixed(torch.arange(3.0, device=FIRST))

@@ -47,7 +47,9 @@ def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
     GlobalHydra.instance().clear()
     found: list[pd.DataFrame] = []
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        thread = threading.Thread(target=lambda: found.append(harness.run("latency", *SHORT, "draft=none")))
+        thread = threading.Thread(
+            target=lambda: found.append(harness.run("latency", *SHORT, "draft=none"))
+        )
         thread.start()
         thread.join()
     assert len(found[0]) == 1
@@ -59,10 +61,15 @@ def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
         (["latency", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),
         (["latncy"], "latncy: no such command (did you mean latency?)"),
         (["report", "results"], "report: no such command"),
-        (["latency", "-m", "seed=1,2", "decoding.top_p=2"], "decoding.top_p=2.0: must be in (0, 1]"),
+        (
+            ["latency", "-m", "seed=1,2", "decoding.top_p=2"],
+            "decoding.top_p=2.0: must be in (0, 1]",
+        ),
     ],
 )
-def test_a_mistake_is_raised(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_raised(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(harness.SettingError) as error:
         harness.run(*arguments)
     assert str(error.value).startswith(message)
@@ -98,5 +105,7 @@ def test_a_sweep_in_a_script_needs_no_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         f"import harness\nprint(len(harness.run('latency', '-m', 'seed=1,2', *{SHORT!r})))\nprint('end')\n"
     )
-    result = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=900, check=False)
+    result = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=900, check=False
+    )
     assert result.stdout == "4\nend\n", result.stderr

@@ -48,15 +48,32 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_real_runs_become_tables_and_files(measured: Path) -> None:
     result = run("report", "results", "outputs", cwd=measured)
-    headings = ("Speed-up", "Pairs by category of prompts", "The reason", "Accuracy", "Is it lossless?", "Environment")
+    headings = (
+        "Speed-up",
+        "Pairs by category of prompts",
+        "The reason",
+        "Accuracy",
+        "Is it lossless?",
+        "Environment",
+    )
     assert [heading for heading in headings if f"\n{heading}\n" not in result.stdout] == []
     for expected in ("best K", "undecided", "Prompts raced in compare", "./nowhere"):
         assert expected in result.stdout
     assert "tiny with tiny_draft, K=" in result.stdout.splitlines()[0]
-    assert result.stderr == f"written to {Path('results', 'report.md')} and {Path('results', 'report.html')}\n"
+    assert (
+        result.stderr
+        == f"written to {Path('results', 'report.md')} and {Path('results', 'report.html')}\n"
+    )
     # Each run stands in the cumulative file and in its own directory, and counts once.
-    pairs = (measured / "results" / "report.md").read_text().partition("## Speed-up")[2].partition("\n## ")[0]
-    assert [line.split("|")[2].strip(" *") for line in pairs.splitlines() if line.startswith("|")][2:] == ["2", "4"]
+    pairs = (
+        (measured / "results" / "report.md")
+        .read_text()
+        .partition("## Speed-up")[2]
+        .partition("\n## ")[0]
+    )
+    assert [line.split("|")[2].strip(" *") for line in pairs.splitlines() if line.startswith("|")][
+        2:
+    ] == ["2", "4"]
 
 
 @pytest.mark.slow
@@ -83,13 +100,29 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
         "});</script>"
     )
     probed = tmp_path / "probed.html"
-    probed.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    probed.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8"
+    )
     for width in (1280, 500):
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        options += [f"--window-size={width},900", "--virtual-time-budget=2000", "--enable-logging=stderr", "--dump-dom"]
-        result = subprocess.run([browser, *options, probed.as_uri()], capture_output=True, text=True, timeout=60)
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+        ]
+        options += [
+            f"--window-size={width},900",
+            "--virtual-time-budget=2000",
+            "--enable-logging=stderr",
+            "--dump-dom",
+        ]
+        result = subprocess.run(
+            [browser, *options, probed.as_uri()], capture_output=True, text=True, timeout=60
+        )
         assert result.returncode == 0, result.stderr
-        said = {name: int(number) for name, number in re.findall(r'data-(\w+)="(-?\d+)"', result.stdout)}
+        said = {
+            name: int(number) for name, number in re.findall(r'data-(\w+)="(-?\d+)"', result.stdout)
+        }
         # Speed-up, times, against K, by position, accuracy.
         assert said["drawn"] == 6
         assert said["letters"] > 40
@@ -105,7 +138,9 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     (tmp_path / "absent" / "matplotlib" / "__init__.py").write_text(reason)
     write(tmp_path / "results" / "latency.csv", latency_run())
     root = str(Path(__file__).parents[1])
-    result = run("report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root)))
+    result = run(
+        "report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root))
+    )
     assert "2.00×" in result.stdout
     assert "pip install 'harness[report]'" in result.stderr.splitlines()[0]
     page = (tmp_path / "results" / "report.html").read_text()
@@ -143,7 +178,9 @@ def test_files_go_where_they_are_wanted_or_here(harness: Harness, tmp_path: Path
 
 def test_half_of_the_tables_read_leaves_the_files_whole(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", *(latency_run(k, 1 + k / 10) for k in range(1, 60)))
-    result = run(f"{sys.executable} -m harness report | head -n 1", cwd=tmp_path, command=["bash", "-c"])
+    result = run(
+        f"{sys.executable} -m harness report | head -n 1", cwd=tmp_path, command=["bash", "-c"]
+    )
     assert len(result.stdout.splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert (tmp_path / "results" / "report.html").exists()
@@ -161,4 +198,8 @@ def test_it_starts_without_torch(tmp_path: Path) -> None:
         "try: cli.main()\n"
         "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
     )
-    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split()[-3:] == ["False", "False", "0"]
+    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split()[-3:] == [
+        "False",
+        "False",
+        "0",
+    ]

@@ -19,7 +19,13 @@ import pytest
 import harness
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ["setup.sh", "machine-install.sh", "scripts/collect_gpu_wheels.sh", "recipes/report_capture.sh", ".ci/run"]
+SCRIPTS = [
+    "setup.sh",
+    "machine-install.sh",
+    "scripts/collect_gpu_wheels.sh",
+    "recipes/report_capture.sh",
+    ".ci/run",
+]
 # What the scripts call, for a PATH that holds nothing else.
 TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
 
@@ -39,7 +45,11 @@ print("Successfully installed a lot of packages")
 def run(
     *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HARNESS_", "VIRTUAL_ENV"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HARNESS_", "VIRTUAL_ENV"))
+    }
     return subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -109,10 +119,15 @@ def source(request: pytest.FixtureRequest) -> Source:
     return sourced
 
 
-def test_sourced_twice_installs_once_and_leaves_the_environment_active(prepared: Path, source: Source) -> None:
+def test_sourced_twice_installs_once_and_leaves_the_environment_active(
+    prepared: Path, source: Source
+) -> None:
     shown = source(prepared, '. "$SETUP" && . "$SETUP" && command -v python && echo "$VIRTUAL_ENV"')
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.splitlines() == [str(prepared / ".venv/bin/python"), str(prepared / ".venv")]
+    assert shown.stdout.splitlines() == [
+        str(prepared / ".venv/bin/python"),
+        str(prepared / ".venv"),
+    ]
     assert pip_calls(prepared) == 1
     assert "Successfully installed" not in shown.stdout + shown.stderr
 
@@ -148,7 +163,9 @@ def test_the_shell_is_left_as_it_was(prepared: Path, source: Source) -> None:
     shown = source(prepared, state)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.strip() == "one two"
-    before, after = (set((prepared / name).read_text().splitlines()) for name in ("before", "after"))
+    before, after = (
+        set((prepared / name).read_text().splitlines()) for name in ("before", "after")
+    )
     assert before <= after
     activation = {"deactivate", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PS1"}
     assert {name for name in after - before if not name.startswith("_OLD_VIRTUAL")} <= activation
@@ -163,7 +180,9 @@ def test_a_change_of_the_dependencies_installs_again(prepared: Path, changed: st
     assert pip_calls(prepared) == 2
 
 
-def test_a_failed_installation_is_told_and_mended_by_the_next_run(prepared: Path, source: Source) -> None:
+def test_a_failed_installation_is_told_and_mended_by_the_next_run(
+    prepared: Path, source: Source
+) -> None:
     (prepared / "pip-fails").touch()
     failed = source(prepared, '. "$SETUP"; echo "status $?, active ${VIRTUAL_ENV-no}"')
     assert failed.stdout.strip() == "status 1, active no"
@@ -187,7 +206,9 @@ def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
     run("bash", prepared / "setup.sh")
     moved = prepared.rename(prepared.with_name("elsewhere"))
     # The new environment has the real pip, which is kept from the network and so fails.
-    shown = run("bash", moved / "setup.sh", env={"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
+    shown = run(
+        "bash", moved / "setup.sh", env={"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    )
     assert "making .venv with Python" in shown.stderr
     assert shown.returncode == 1
     assert str(moved) in (moved / ".venv/bin/activate").read_text(encoding="utf-8")
@@ -200,10 +221,16 @@ def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
         pytest.param(None, "no python3 that runs", id="none"),
         pytest.param("echo 3.9", "python3 is 3.9", id="too old"),
         pytest.param("echo 3.14", "python3 is 3.14", id="too new"),
-        pytest.param('case "$2" in *ensurepip*) exit 1 ;; esac; echo 3.12', "the venv module is missing", id="no venv"),
+        pytest.param(
+            'case "$2" in *ensurepip*) exit 1 ;; esac; echo 3.12',
+            "the venv module is missing",
+            id="no venv",
+        ),
     ],
 )
-def test_without_a_python_it_says_what_is_missing(tree: Path, source: Source, python: str | None, said: str) -> None:
+def test_without_a_python_it_says_what_is_missing(
+    tree: Path, source: Source, python: str | None, said: str
+) -> None:
     path = tools(tree.parent / "tools")
     if python is not None:
         executable(path / "python3", f"#!{shutil.which('bash')}\n{python}\n")
@@ -228,7 +255,10 @@ class Machine:
         self.systemd.mkdir()
         self.script = directory / "a tree/machine-install.sh"
         # A real interpreter with venv, and git.
-        for name, real in {"python3": sys.executable, "git": shutil.which("git") or "/bin/true"}.items():
+        for name, real in {
+            "python3": sys.executable,
+            "git": shutil.which("git") or "/bin/true",
+        }.items():
             executable(self.path / name, f'#!/usr/bin/env bash\nexec "{real}" "$@"\n')
         # What changes the machine must not run in a dry run.
         self.command("sudo", 'exec "$@"')
@@ -252,8 +282,12 @@ class Machine:
 
     def driver(self, version: str, cuda: str, name: str, count: int = 8) -> None:
         rows = "\\n".join([f"{version}, {name}"] * count)
-        header = f"| NVIDIA-SMI {version}    Driver Version: {version}    CUDA Version: {cuda}     |"
-        self.command("nvidia-smi", f"if [ $# -gt 0 ]; then echo -e '{rows}'; else echo '{header}'; fi")
+        header = (
+            f"| NVIDIA-SMI {version}    Driver Version: {version}    CUDA Version: {cuda}     |"
+        )
+        self.command(
+            "nvidia-smi", f"if [ $# -gt 0 ]; then echo -e '{rows}'; else echo '{header}'; fi"
+        )
 
     def install(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         places = {
@@ -304,12 +338,17 @@ def test_machine_install_installs_a_missing_python(machine: Machine) -> None:
     )
     shown = machine.install("--dry-run")
     assert shown.returncode == 0, shown.stdout
-    assert "install --no-install-recommends python3.12 python3.12-venv python3.12-dev\n" in shown.stdout
+    assert (
+        "install --no-install-recommends python3.12 python3.12-venv python3.12-dev\n"
+        in shown.stdout
+    )
     assert not machine.changes.exists()
 
 
 @pytest.mark.parametrize("missing", ["gcc", "g++"])
-def test_machine_install_installs_a_compiler_and_the_headers_of_this_python(machine: Machine, missing: str) -> None:
+def test_machine_install_installs_a_compiler_and_the_headers_of_this_python(
+    machine: Machine, missing: str
+) -> None:
     machine.command(missing, "exit 1")
     shown = machine.install("--dry-run")
     assert shown.returncode == 0, shown.stdout
@@ -318,10 +357,14 @@ def test_machine_install_installs_a_compiler_and_the_headers_of_this_python(mach
     assert not machine.changes.exists()
 
 
-def test_machine_install_compiles_with_the_headers_of_the_python_it_found(machine: Machine, tmp_path: Path) -> None:
+def test_machine_install_compiles_with_the_headers_of_the_python_it_found(
+    machine: Machine, tmp_path: Path
+) -> None:
     machine.command("gcc", f'echo "$*" >"{tmp_path}/called"; [ "$(cat)" = "#include <Python.h>" ]')
     assert machine.install("--dry-run").returncode == 0
-    assert f"-I{sysconfig.get_path('include')} " in (tmp_path / "called").read_text(encoding="utf-8")
+    assert f"-I{sysconfig.get_path('include')} " in (tmp_path / "called").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_machine_install_says_when_the_compiler_still_does_not_work(machine: Machine) -> None:
@@ -394,7 +437,9 @@ def test_machine_install_knows_boards_whose_switches_are_not_on_the_bus(
     shown = machine.install("--dry-run")
     assert shown.returncode == 0, shown.stdout
     assert ("install nvlsm" in shown.stdout) is needed
-    assert ("install --allow-downgrades nvidia-fabricmanager-580=580.95.05-1" in shown.stdout) is needed
+    assert (
+        "install --allow-downgrades nvidia-fabricmanager-580=580.95.05-1" in shown.stdout
+    ) is needed
 
 
 def test_machine_install_without_apt_is_one_clear_line(machine: Machine) -> None:
@@ -426,7 +471,9 @@ touch "{tmp_path}/wheels/$3.whl"
 """,
     )
     script = ROOT / "scripts/collect_gpu_wheels.sh"
-    return lambda *arguments: run(script, *arguments, cwd=tmp_path, env={"HARNESS_PYTHON": str(python)})
+    return lambda *arguments: run(
+        script, *arguments, cwd=tmp_path, env={"HARNESS_PYTHON": str(python)}
+    )
 
 
 def test_wheels_are_downloaded_with_the_pinned_versions_for_the_python_of_the_image(
@@ -477,11 +524,15 @@ def test_wheels_are_refused_in_one_line(
 
 
 def test_the_citation_names_this_version() -> None:
-    assert f"\nversion: {harness.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {harness.__version__}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_scripts_pass_shellcheck() -> None:
-    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    shellcheck = shutil.which(
+        "shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )
     if shellcheck is None:
         pytest.skip("no shellcheck here")
     checked = run(shellcheck, "-x", *SCRIPTS, cwd=ROOT)
@@ -492,7 +543,9 @@ def test_scripts_pass_shellcheck() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
     directory = tmp_path_factory.mktemp("wheel")
-    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT)
+    built = run(
+        sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT
+    )
     assert built.returncode == 0, built.stderr
     (file,) = directory.glob("*.whl")
     return file
@@ -501,14 +554,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) -> None:
     def files(directory: str) -> set[str]:
-        found = (file for file in (ROOT / directory).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        found = (
+            file
+            for file in (ROOT / directory).rglob("*")
+            if file.is_file() and "__pycache__" not in file.parts
+        )
         return {file.relative_to(ROOT).as_posix() for file in found}
 
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == files("harness") | {f"harness/{name}" for name in files("conf")}
     assert "harness/conf/latency.yaml" in inside
-    assert any(name.startswith("harness/models/shipped/") and name.endswith(".safetensors") for name in inside)
-    assert any(name.startswith("harness/experiments/prompt_sets/") and name.endswith(".jsonl") for name in inside)
+    assert any(
+        name.startswith("harness/models/shipped/") and name.endswith(".safetensors")
+        for name in inside
+    )
+    assert any(
+        name.startswith("harness/experiments/prompt_sets/") and name.endswith(".jsonl")
+        for name in inside
+    )
 
 
 @pytest.mark.slow

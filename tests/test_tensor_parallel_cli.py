@@ -13,19 +13,37 @@ import torch
 
 from processes import run, start
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "harness"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "harness",
+]
 SHORT = "latency decoding=greedy num_prompts=2 num_warmup=0 num_resamples=100 decoding.max_new_tokens=8".split()
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def completions(directory: Path) -> pd.DataFrame:
     rows = pd.read_csv(directory / "latency_prompts.csv")
-    return rows[["prompt_index", "prompt", "arm", "completion", "num_tokens", "acceptance_histogram"]]
+    return rows[
+        ["prompt_index", "prompt", "arm", "completion", "num_tokens", "acceptance_histogram"]
+    ]
 
 
 def runners_after_both(tmp_path: Path, **environment: str) -> list[str]:
     """Which runners one process and two had, once they are known to have written the same, and once each."""
-    run(*SHORT, "placement=single,tensor_parallel", "placement.gpus=2", "-m", cwd=tmp_path, **environment)
+    run(
+        *SHORT,
+        "placement=single,tensor_parallel",
+        "placement.gpus=2",
+        "-m",
+        cwd=tmp_path,
+        **environment,
+    )
     one, two = sorted(tmp_path.glob("multirun/*/*/*/[01]"))
     pd.testing.assert_frame_equal(completions(one), completions(two))
     assert {file.name for file in one.iterdir()} == {file.name for file in two.iterdir()}
@@ -60,7 +78,9 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_failed_row(tmp_path: Path) ->
     running = start(*long, cwd=tmp_path, until="**/environment.json", command=TORCHRUN, **NO_GPU)
     time.sleep(1)
     everybody = psutil.Process(running.pid).children(recursive=True)
-    ranks = [process for process in everybody if "harness.sweep.worker" in " ".join(process.cmdline())]
+    ranks = [
+        process for process in everybody if "harness.sweep.worker" in " ".join(process.cmdline())
+    ]
     assert len(ranks) == 2
     max(ranks, key=lambda process: (process.create_time(), process.pid)).kill()
     # Far less than the minutes for which ranks wait for each other.
@@ -75,4 +95,6 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_failed_row(tmp_path: Path) ->
 
 def test_two_processes_for_another_placement_are_refused(tmp_path: Path) -> None:
     refused = run(*SHORT, cwd=tmp_path, code=1, command=TORCHRUN, **NO_GPU)
-    assert "harness: placement.strategy=auto: must be tensor_parallel under torchrun" in refused.stderr
+    assert (
+        "harness: placement.strategy=auto: must be tensor_parallel under torchrun" in refused.stderr
+    )

@@ -39,13 +39,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def make_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
-    tokens = {"vocab_size": VOCABULARY_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    return AutoConfig.for_model(model_type, **(ARCHITECTURES.get(model_type, {}) | tokens | overrides))
+    tokens = {
+        "vocab_size": VOCABULARY_SIZE,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+    }
+    return AutoConfig.for_model(
+        model_type, **(ARCHITECTURES.get(model_type, {}) | tokens | overrides)
+    )
 
 
-def make_tokenizer(extra_tokens: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    extra_tokens: tuple[str, ...] = (), chat_template: str | None = None
+) -> PreTrainedTokenizerFast:
     """Bytes, two special tokens, and whatever is added; encodes any text."""
-    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocabulary = {
+        token: i
+        for i, token in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -70,12 +82,18 @@ def save_talkative_pair(directory: Path, num_bytes: int) -> list[str]:
         model.save_pretrained(directory / name)
         make_tokenizer().save_pretrained(directory / name)
     (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
-    return [f"model={directory}/target", f"draft={directory}/draft", f"prompts={directory}/prompts.txt"]
+    return [
+        f"model={directory}/target",
+        f"draft={directory}/draft",
+        f"prompts={directory}/prompts.txt",
+    ]
 
 
 def as_checkpoint(config: PreTrainedConfig, role: str = "model", **settings: Any) -> Checkpoint:
     """A checkpoint that exists as a configuration only."""
-    return Checkpoint(role, ModelSettings(**({"name": "13B", "repository": "nobody/13B"} | settings)), config)
+    return Checkpoint(
+        role, ModelSettings(**({"name": "13B", "repository": "nobody/13B"} | settings)), config
+    )
 
 
 def held_bytes(model: torch.nn.Module) -> int:
@@ -100,11 +118,16 @@ def held_bytes(model: torch.nn.Module) -> int:
 
 
 # One row of a prompt and a few new tokens.
-SMALL_DEMAND = Demand(batch_size=1, prompt_tokens=16, new_tokens=16, num_draft_tokens=4, runner="eager")
+SMALL_DEMAND = Demand(
+    batch_size=1, prompt_tokens=16, new_tokens=16, num_draft_tokens=4, runner="eager"
+)
 
 
 def load_pair(
-    target: ModelSettings, draft: ModelSettings | None, placement: PlacementSettings, dtype: Dtype = "auto"
+    target: ModelSettings,
+    draft: ModelSettings | None,
+    placement: PlacementSettings,
+    dtype: Dtype = "auto",
 ) -> Pair:
     """Plan, place and load in one step."""
     return plan_pair(target, draft, placement, dtype).place(SMALL_DEMAND).load()

@@ -43,7 +43,9 @@ class LatencySettings(PromptedSettings):
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
         # All of them are in memory at once.
-        require(self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples)
+        require(
+            self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +76,42 @@ class DistillSettings(LatencySettings):
     TRAINS = True
     # The weights depend on these, beyond the models.
     LEARNED = (
-        *("model", "draft", "prompts", "num_prompts", "decoding", "dtype", "seed", "chat_template", "temperatures"),
+        *(
+            "model",
+            "draft",
+            "prompts",
+            "num_prompts",
+            "decoding",
+            "dtype",
+            "seed",
+            "chat_template",
+            "temperatures",
+        ),
         *("answer_tokens", "epochs", "texts_per_step", "learning_rate", "chain"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
-        require(self.engine.name == "local", "engine", "must be local: others cannot be trained", self.engine.name)
+        require(
+            self.engine.name == "local",
+            "engine",
+            "must be local: others cannot be trained",
+            self.engine.name,
+        )
         require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
-        require(self.weights == "stored", "weights", "must be stored: random ones have nothing to teach", self.weights)
-        require(self.draft is not None, "draft", "must be a model, a head, or eagle3, dflash or medusa", "none")
+        require(
+            self.weights == "stored",
+            "weights",
+            "must be stored: random ones have nothing to teach",
+            self.weights,
+        )
+        require(
+            self.draft is not None,
+            "draft",
+            "must be a model, a head, or eagle3, dflash or medusa",
+            "none",
+        )
         assert self.draft is not None
         learns = self.draft.method in ("model", "new_head")
         require(learns, "draft", "has no weights to train", self.draft.name)
@@ -95,7 +122,12 @@ class DistillSettings(LatencySettings):
         require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
         hottest, temperatures = max(self.temperatures, default=-1), list(self.temperatures)
         least = min(self.temperatures, default=-1)
-        require(0 <= least <= hottest, "temperatures", "must be a list of at least one, none negative", temperatures)
+        require(
+            0 <= least <= hottest,
+            "temperatures",
+            "must be a list of at least one, none negative",
+            temperatures,
+        )
 
     @property
     def pair(self) -> tuple[object, ...]:
@@ -106,7 +138,10 @@ class DistillSettings(LatencySettings):
     def directory(self) -> str:
         """Of the trained draft."""
         names = [model.name for model in (self.model, self.draft) if model is not None]
-        return self.output or f"drafts/{'-'.join(re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.') for name in names)}"
+        return (
+            self.output
+            or f"drafts/{'-'.join(re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.') for name in names)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +162,18 @@ class CompareSettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.batch_size == 1, "batch_size", "must be 1: compare decodes one prompt at a time", self.batch_size)
-        require(self.prompt is None or bool(self.prompt.strip()), "prompt", "must hold text", self.prompt)
+        require(
+            self.batch_size == 1,
+            "batch_size",
+            "must be 1: compare decodes one prompt at a time",
+            self.batch_size,
+        )
+        require(
+            self.prompt is None or bool(self.prompt.strip()),
+            "prompt",
+            "must hold text",
+            self.prompt,
+        )
         # Stray bytes of a command line become half characters, which no tokenizer takes.
         is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
         require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
@@ -157,11 +202,21 @@ class EvalSettings(RunSettings):
         require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
         operands, seeds = list(self.operands), list(self.seeds)
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
-        require(len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9, "operands", rule, operands)
+        require(
+            len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,
+            "operands",
+            rule,
+            operands,
+        )
         require(bool(seeds), "seeds", "must name at least one seed", seeds)
         require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
         require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
-        require(self.weights == "stored", "weights", "must be stored: random weights know no answers", self.weights)
+        require(
+            self.weights == "stored",
+            "weights",
+            "must be stored: random weights know no answers",
+            self.weights,
+        )
         bias = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(bias is None, "decoding.synthetic_acceptance", rule, bias)
@@ -196,15 +251,36 @@ class RecoverySettings(PromptedSettings):
         require(self.draft is not None or sampled, "draft", rule, "none")
         require_at_least(self, num_prompts=1, num_draws=1000)
         both = self.engine.computes_here or self.engine.regular_url is not None
-        require(both, "engine.regular_url", "must be set for recovery, which compares with its texts", None)
-        require(self.fault == "none" or self.engine.name == "local", "fault", "needs engine=local", self.fault)
+        require(
+            both,
+            "engine.regular_url",
+            "must be set for recovery, which compares with its texts",
+            None,
+        )
+        require(
+            self.fault == "none" or self.engine.name == "local",
+            "fault",
+            "needs engine=local",
+            self.fault,
+        )
         require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
-        require(0 < self.false_alarm_rate < 1, "false_alarm_rate", "must be in (0, 1)", self.false_alarm_rate)
+        require(
+            0 < self.false_alarm_rate < 1,
+            "false_alarm_rate",
+            "must be in (0, 1)",
+            self.false_alarm_rate,
+        )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
         decoding = self.decoding
         rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
-        require(self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault)
-        shows = decoding.temperature > 0 or self.fault in ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+        require(
+            self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault
+        )
+        shows = decoding.temperature > 0 or self.fault in (
+            "none",
+            "bonus_from_wrong_position",
+            "rollback_off_by_one",
+        )
         require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
         rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
@@ -232,9 +308,18 @@ class PlanSettings(RunSettings):
         super().__post_init__()
         require_at_least(self, gpus=1, prompt_length=1)
         require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
-        hint = f" (did you mean {self.gpu_memory}GB?)" if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "") else ""
+        hint = (
+            f" (did you mean {self.gpu_memory}GB?)"
+            if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "")
+            else ""
+        )
         rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
-        require(self.gpu_memory is None or bool(self.gpu_memory_bytes), "gpu_memory", rule, self.gpu_memory)
+        require(
+            self.gpu_memory is None or bool(self.gpu_memory_bytes),
+            "gpu_memory",
+            rule,
+            self.gpu_memory,
+        )
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
 
@@ -242,8 +327,12 @@ class PlanSettings(RunSettings):
     def gpu_memory_bytes(self) -> int | None:
         """`gpu_memory` in bytes; None where it is not set or is no amount."""
         units = {"m": 2, "g": 3, "t": 4}
-        found = re.fullmatch(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE)
-        return found and round(float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()])
+        found = re.fullmatch(
+            r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE
+        )
+        return found and round(
+            float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +362,29 @@ class ServeSettings(RunSettings):
         super().__post_init__()
         require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
         require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
-        require(0 < self.max_body_mb <= 1000, "max_body_mb", "must be positive, and at most 1000", self.max_body_mb)
-        require(self.engine.name == "local", "engine", "must be local: serve runs our own loop", self.engine.name)
-        require(not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel")
+        require(
+            0 < self.max_body_mb <= 1000,
+            "max_body_mb",
+            "must be positive, and at most 1000",
+            self.max_body_mb,
+        )
+        require(
+            self.engine.name == "local",
+            "engine",
+            "must be local: serve runs our own loop",
+            self.engine.name,
+        )
+        require(
+            not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel"
+        )
         default = self.decoding.max_new_tokens
         rule = f"must be at most max_new_tokens={self.max_new_tokens}"
         require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)
         loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
         rule = "must name a variable with a key, because others can reach this host"
-        require(loopback or self.api_key_variable is not None, "api_key_variable", rule, self.api_key_variable)
+        require(
+            loopback or self.api_key_variable is not None,
+            "api_key_variable",
+            rule,
+            self.api_key_variable,
+        )

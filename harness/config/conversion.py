@@ -17,7 +17,9 @@ SettingsType = TypeVar("SettingsType")
 _MOST = 2**63 - 1
 
 
-def from_config(kind: type[SettingsType], config: Mapping[str, Any], prefix: str = "") -> SettingsType:
+def from_config(
+    kind: type[SettingsType], config: Mapping[str, Any], prefix: str = ""
+) -> SettingsType:
     """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
 
     Raises:
@@ -65,7 +67,11 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         return _convert(arguments[0], value, setting)
     if origin is Literal:
         if value not in arguments:
-            raise SettingError(setting, f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}", value)
+            raise SettingError(
+                setting,
+                f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}",
+                value,
+            )
         return value
     if origin is tuple:
         if type(value) is int:

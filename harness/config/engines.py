@@ -75,9 +75,19 @@ class EngineSettings:
     def __post_init__(self) -> None:
         require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
         for setting, engine in _ONLY.items():
-            value, default = getattr(self, setting), type(self).__dataclass_fields__[setting].default
-            require(value == default or self.name == engine, setting, f"needs engine={engine}", value)
-        require(self.name != "server" or self.url is not None, "url", "must be set with engine=server", self.url)
+            value, default = (
+                getattr(self, setting),
+                type(self).__dataclass_fields__[setting].default,
+            )
+            require(
+                value == default or self.name == engine, setting, f"needs engine={engine}", value
+            )
+        require(
+            self.name != "server" or self.url is not None,
+            "url",
+            "must be set with engine=server",
+            self.url,
+        )
         for setting in ("url", "regular_url"):
             self._check_url(setting)
         require(0 < self.timeout_s < float("inf"), "timeout_s", "must be positive", self.timeout_s)

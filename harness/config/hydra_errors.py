@@ -14,7 +14,13 @@ from harness.config.errors import SettingError, nearest
 from harness.config.model_names import without_suffixes
 
 # The extra that installs a launcher or sweeper that our presets use.
-_EXTRAS = {"joblib": "joblib", "optuna": "optuna", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+_EXTRAS = {
+    "joblib": "joblib",
+    "optuna": "optuna",
+    "ray": "ray",
+    "submitit_local": "slurm",
+    "submitit_slurm": "slurm",
+}
 
 
 def explained(error: Exception, command: str, settings: type) -> SettingError | None:
@@ -37,8 +43,12 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
             return SettingError(key, cause)
         return _no_such_setting(key, command, conversion.setting_names(settings))
     if "Ambiguous value for argument" in text:
-        return SettingError(text.split("'")[1], "several values need -m (a sweep) or brackets (a list)")
-    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith("hydra"):
+        return SettingError(
+            text.split("'")[1], "several values need -m (a sweep) or brackets (a list)"
+        )
+    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith(
+        "hydra"
+    ):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None
 
@@ -52,8 +62,14 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
     if group == "model" and _names_draft(choice):
         # Every model is a draft, so Hydra looked there.
         group, known = "draft", [*known, *names.DRAFTS]
-    presets = f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
-    close = f" (did you mean ./{choice}?)" if choice and Path(choice).exists() else nearest(choice, known)
+    presets = (
+        f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
+    )
+    close = (
+        f" (did you mean ./{choice}?)"
+        if choice and Path(choice).exists()
+        else nearest(choice, known)
+    )
     return SettingError(group, f"no such preset{close}; {presets}", choice)
 
 
@@ -62,7 +78,9 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
     if key in known and group:
         # Another preset of the group has it: a setting of one engine, for example.
         files = [*(names.CONF / group).glob("*.yaml")]
-        having = sorted(file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8"))
+        having = sorted(
+            file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8")
+        )
         return SettingError(key, f"needs {group}={' or '.join(having)}")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
     last = "num_draft_tokens" if key == "K" else own
@@ -74,6 +92,16 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
 def _names_draft(choice: str) -> bool:
     """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
     given = [word.lstrip("+").partition("=") for word in sys.argv]
-    drafts = [one for key, _, value in given if key == "draft" for one in value.replace("'", "").split(",")]
-    drafts += [pair.partition("+")[2] for key, _, value in given if key == "pair" for pair in value.split(",")]
+    drafts = [
+        one
+        for key, _, value in given
+        if key == "draft"
+        for one in value.replace("'", "").split(",")
+    ]
+    drafts += [
+        pair.partition("+")[2]
+        for key, _, value in given
+        if key == "pair"
+        for pair in value.split(",")
+    ]
     return choice in map(without_suffixes, drafts)

@@ -46,7 +46,10 @@ def gpu_names() -> list[str]:
         return names
     chosen = [device.strip() for device in visible.split(",") if device.strip()]
     # Identifiers other than indices (UUIDs, MIG) are taken as they are.
-    return [names[int(device)] if device.isdigit() and int(device) < len(names) else device for device in chosen]
+    return [
+        names[int(device)] if device.isdigit() and int(device) < len(names) else device
+        for device in chosen
+    ]
 
 
 def num_usable_cores() -> int:
@@ -83,11 +86,15 @@ def command_line() -> str:
     return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
 
 
-def output_of(command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10) -> str | None:
+def output_of(
+    command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10
+) -> str | None:
     """A program's output, or None where it is absent, fails or hangs."""
     null = subprocess.DEVNULL
     try:
-        printed = subprocess.check_output(command, env=variables, stdin=null, stderr=null, timeout=limit_s)
+        printed = subprocess.check_output(
+            command, env=variables, stdin=null, stderr=null, timeout=limit_s
+        )
         return printed.decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -104,7 +111,9 @@ def _all_gpus() -> list[str]:
     if not _DRIVER.exists():
         return []
     # A container may lack the driver's management library. torch does without, in another process: CUDA starts there.
-    variables = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    variables = {
+        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
+    }
     script = "import torch; [print(torch.cuda.get_device_name(n)) for n in range(torch.cuda.device_count())]"
     return (output_of([sys.executable, "-c", script], variables, limit_s=120) or "").splitlines()
 
@@ -113,7 +122,9 @@ def _num_visible_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
+) -> float | None:
     """Cores' worth of time that this process may use, by its cgroups (version 1 or 2); None without a limit."""
     found = []
     for line in _text(groups).splitlines():
@@ -123,7 +134,9 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
         # A limit of a group holds for the groups in it. In a container only the outermost may be visible.
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):
             folder = root / ("cpu" if controllers else "") / group.relative_to("/")
-            version_1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+            version_1 = (
+                f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+            )
             match (version_1 if controllers else _text(folder / "cpu.max")).split():
                 case [quota, period] if quota.isdigit() and int(period):
                     found.append(int(quota) / int(period))

@@ -34,7 +34,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-_METHODS = tuple(method for method in typing.get_args(Method) if method not in ("model", "new_head"))
+_METHODS = tuple(
+    method for method in typing.get_args(Method) if method not in ("model", "new_head")
+)
 # What `draft=` takes apart from models.
 DRAFTS = ("none", *_METHODS)
 # That `distill` trains from nothing.
@@ -48,7 +50,11 @@ def _model(name: str) -> dict[str, Any] | None:
             return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
         return {"name": name, "repository": name}
     preset, bits, gpus = split_suffixes(name)
-    own = {key: value for key, value in {"name": name, "quantization": bits, "gpus": gpus}.items() if value}
+    own = {
+        key: value
+        for key, value in {"name": name, "quantization": bits, "gpus": gpus}.items()
+        if value
+    }
     return {"defaults": [preset, "_self_"], **own} if preset != name else None
 
 
@@ -68,7 +74,11 @@ def method_of(draft: str) -> str:
 
 
 def _prompts(name: str) -> dict[str, Any] | None:
-    return {"name": Path(name).stem, "file": name} if "/" in name or name.endswith((".txt", ".jsonl")) else None
+    return (
+        {"name": Path(name).stem, "file": name}
+        if "/" in name or name.endswith((".txt", ".jsonl"))
+        else None
+    )
 
 
 def _pair(name: str) -> dict[str, Any]:
@@ -126,9 +136,15 @@ def register() -> None:
     resolvers: dict[str, Callable[..., Any]] = {
         # The tiny pair is a pair, and a server may draft; others are measured alone unless a draft is named.
         "default_draft": lambda model, engine: (
-            "tiny_draft" if without_suffixes(model) == "tiny" else "server" if engine == "server" else "none"
+            "tiny_draft"
+            if without_suffixes(model) == "tiny"
+            else "server"
+            if engine == "server"
+            else "none"
         ),
-        "default_prompts": lambda model: "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english",
+        "default_prompts": lambda model: (
+            "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
+        ),
         # For launchers: `${num_gpus:1}` is at least one.
         "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
         "shipped": lambda name: str(PACKAGE / "models" / "shipped" / name),

@@ -23,11 +23,15 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 
 # Settings whose values are names or paths, several with commas between them; and those that are one path.
-_NAMES = re.compile(r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)")
+_NAMES = re.compile(
+    r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
+)
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
 # What Hydra reads as it is meant: plain text, quoted text, lists and functions. A mapping would change some settings
 # of a preset and keep its name.
-_PLAIN = re.compile(r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|(choice|glob|range|shuffle|sort|tag)\(.*\)")
+_PLAIN = re.compile(
+    r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|(choice|glob|range|shuffle|sort|tag)\(.*\)"
+)
 
 
 def quote_text(argument: str) -> str:
@@ -57,7 +61,11 @@ def _path(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
+    return (
+        "'"
+        + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+        + "'"
+    )
 
 
 def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> Settings:
@@ -84,7 +92,9 @@ def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> 
         matches = [name for name in allowed if name == key or name.rpartition(".")[2] == key]
         if not matches:
             if key in known:
-                raise SettingError(key, f"cannot be changed in a session, only {', '.join(allowed)}")
+                raise SettingError(
+                    key, f"cannot be changed in a session, only {', '.join(allowed)}"
+                )
             suggestion = nearest(key, [*allowed, *(name.rpartition(".")[2] for name in allowed)])
             raise SettingError(key, f"no such setting{suggestion}; there are {', '.join(allowed)}")
         try:

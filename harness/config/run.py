@@ -72,12 +72,22 @@ class RunSettings:
         by_server = self.draft is not None and self.draft.method == "server"
         require(not by_server or self.engine.regular_url is not None, "draft", rule, "server")
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-        require(self.engine.name != "huggingface" or self.batch_size == 1, "batch_size", rule, self.batch_size)
+        require(
+            self.engine.name != "huggingface" or self.batch_size == 1,
+            "batch_size",
+            rule,
+            self.batch_size,
+        )
         new = self.draft is not None and self.draft.method == "new_head" and not self.TRAINS
         rule = "is a head to be trained first: python -m harness distill"
         require(not new, "draft", rule, self.draft and self.draft.name)
         drafts = _OF_HEADS.intersection(self.model.architecture or ())
-        require(not drafts, "model", "is a head that drafts for another model: name it with draft=", self.model.name)
+        require(
+            not drafts,
+            "model",
+            "is a head that drafts for another model: name it with draft=",
+            self.model.name,
+        )
         self._check_auto()
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
@@ -94,7 +104,11 @@ class RunSettings:
     def strategies(self) -> dict[str, Strategy]:
         """How each model is placed, by its role."""
         models = {"model": self.model, "draft": self.draft}
-        return {role: self.placement.strategy_for(role, model) for role, model in models.items() if model is not None}
+        return {
+            role: self.placement.strategy_for(role, model)
+            for role, model in models.items()
+            if model is not None
+        }
 
     @property
     def strategy(self) -> Strategy:
@@ -120,7 +134,11 @@ class RunSettings:
         """Refuse what only our own loop does."""
         decoding, name = self.decoding, self.engine.name
         require(self.runner in ("auto", "eager"), "runner", "needs engine=local", self.runner)
-        for setting, plain in (("rule", "deepmind"), ("lenience", 1), ("synthetic_acceptance", None)):
+        for setting, plain in (
+            ("rule", "deepmind"),
+            ("lenience", 1),
+            ("synthetic_acceptance", None),
+        ):
             value = getattr(decoding, setting)
             require(value == plain, f"decoding.{setting}", "needs engine=local", value)
         if name == "server" and self.engine.regular_url is None:
@@ -134,7 +152,8 @@ class RunSettings:
     def _check_auto(self) -> None:
         k, name = self.decoding.num_draft_tokens, "decoding.num_draft_tokens"
         rule = (
-            f"must be a number with engine={self.engine.name} (huggingface has its own way: engine.schedule=adaptive)"
+            f"must be a number with engine={self.engine.name} "
+            "(huggingface has its own way: engine.schedule=adaptive)"
         )
         require(k != "auto" or self.engine.name == "local", name, rule, k)
         rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
@@ -144,12 +163,21 @@ class RunSettings:
         combined = "cannot be combined with tensor_parallel"
         offload, device_map = self.placement.offload, self.placement.device_map
         require(offload == "none", "placement.offload", combined, offload)
-        require(device_map is None, "placement.device_map", f"{combined}, which needs none", device_map)
+        require(
+            device_map is None, "placement.device_map", f"{combined}, which needs none", device_map
+        )
         for role, strategy in self.strategies.items():
             model, split = getattr(self, role), strategy == "tensor_parallel"
             plain = f"{combined}, which splits plain weights only"
-            require(not split or model.quantization == "none", f"{role}.quantization", plain, model.quantization)
-            require(not split or model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file)
+            require(
+                not split or model.quantization == "none",
+                f"{role}.quantization",
+                plain,
+                model.quantization,
+            )
+            require(
+                not split or model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file
+            )
             rule = f"{combined}: a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
             require(split or strategy in ("single", "cpu"), f"{role}.placement", rule, strategy)
 

@@ -115,21 +115,38 @@ class DraftSettings(ModelSettings):
         require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
         for field in fields(self):
             own, value = _OF_METHODS.get(field.name, (self.method,)), getattr(self, field.name)
-            rule = f"is for {' and '.join(own).replace('model', 'heads')}, not for draft={self.name}"
+            rule = (
+                f"is for {' and '.join(own).replace('model', 'heads')}, not for draft={self.name}"
+            )
             require(self.method in own or value == field.default, field.name, rule, value)
         rule = "must be one number, of the target's layers that draft"
-        require(self.method != "early_exit" or len(self.layers or (1,)) == 1, "layers", rule, self.layers)
+        require(
+            self.method != "early_exit" or len(self.layers or (1,)) == 1,
+            "layers",
+            rule,
+            self.layers,
+        )
 
     @property
     def least_chance(self) -> float:
         """`threshold`, or what the method has without one."""
-        return self.threshold if self.threshold is not None else 0.1 if self.method == "suffix" else 0.0
+        return (
+            self.threshold
+            if self.threshold is not None
+            else 0.1
+            if self.method == "suffix"
+            else 0.0
+        )
 
 
 def without_others(draft: Mapping[str, Any], methods: Collection[str]) -> dict[str, Any]:
     """The configuration of a draft without settings that are for other ones of these methods, and not for its own."""
     own = {draft.get("method", "model")}
-    others = {key for key, of in _OF_METHODS.items() if not own.intersection(of) and set(of).intersection(methods)}
+    others = {
+        key
+        for key, of in _OF_METHODS.items()
+        if not own.intersection(of) and set(of).intersection(methods)
+    }
     return {key: value for key, value in draft.items() if key not in others}
 
 
@@ -196,11 +213,20 @@ class DecodingSettings:
         k = self.num_draft_tokens
         rule = "must be at least 1, or auto (draft=none measures without a draft)"
         require(k == "auto" or k >= 1, "num_draft_tokens", rule, k)
-        require(k == "auto" or k <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", k)
-        require(self.temperature >= 0, "temperature", "must not be negative (0 is greedy)", self.temperature)
+        require(
+            k == "auto" or k <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", k
+        )
+        require(
+            self.temperature >= 0,
+            "temperature",
+            "must not be negative (0 is greedy)",
+            self.temperature,
+        )
         # Dividing by less would overflow.
         rule = "must be 0 (greedy) or at least 0.0001"
-        require(self.temperature == 0 or self.temperature >= 1e-4, "temperature", rule, self.temperature)
+        require(
+            self.temperature == 0 or self.temperature >= 1e-4, "temperature", rule, self.temperature
+        )
         require(self.top_k >= 0, "top_k", "must not be negative (0 keeps all)", self.top_k)
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)

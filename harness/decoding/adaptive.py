@@ -69,7 +69,9 @@ class Adaptive(DraftLength):
         clock: seconds, monotonic.
     """
 
-    def __init__(self, choices: Sequence[int], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, choices: Sequence[int], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._choices, self._clock = list(choices), clock
         self.most = self._choices[-1]
         self._accepted = _Chain(self.most)
@@ -95,7 +97,9 @@ class Adaptive(DraftLength):
             return 0
         best = self._best()
         if turn % _ROUND == _ROUND // 2 or turn & (turn - 1) == 0:
-            return next((choice for choice in self._choices if choice >= max(1, 2 * best)), self.most)
+            return next(
+                (choice for choice in self._choices if choice >= max(1, 2 * best)), self.most
+            )
         return best
 
     def _best(self) -> int:

@@ -108,12 +108,19 @@ class Rows:
         parts = logits.split([len(request.prompts) for request in joining])
         tokens = []
         for request, part in zip(joining, parts, strict=True):
-            tokens += self.agree(inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET])).tolist()
+            tokens += self.agree(
+                inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET])
+            ).tolist()
         self.vocabulary_size = logits.shape[-1]
         self.check_finite(tokens, [0] * len(tokens))
-        parts = [*([self.uniforms] if self.numbers else []), *(request.uniforms for request in joining)]
+        parts = [
+            *([self.uniforms] if self.numbers else []),
+            *(request.uniforms for request in joining),
+        ]
         length = max(part.shape[1] for part in parts)
-        self.uniforms = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
+        self.uniforms = torch.cat(
+            [torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts]
+        )
         numbers = [self.num_joined + index for index in range(len(tokens))]
         self.num_joined += len(tokens)
         self.numbers = self.numbers + numbers
@@ -121,7 +128,9 @@ class Rows:
         self.num_generated += [1] * len(tokens)
         self.num_iterations += [0] * len(tokens)
         self.next_tokens = self.next_tokens + tokens
-        ended = [request.cut([token], 0)[1] for request, token in zip(requests, tokens, strict=True)]
+        ended = [
+            request.cut([token], 0)[1] for request, token in zip(requests, tokens, strict=True)
+        ]
         self.ended = [False] * len(self.ended) + ended
         self.warp.rows = [one.warp for one in self.requests]
         return regular_record(numbers, [[token] for token in tokens])
@@ -157,7 +166,9 @@ class Rows:
 
     def going_on(self, ended: Collection[int] = ()) -> list[int]:
         """The rows that have not ended, nor are among these numbers, as positions in the lists."""
-        return [i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended]
+        return [
+            i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended
+        ]
 
     def select(self, kept: list[int]) -> None:
         self.numbers = [self.numbers[i] for i in kept]
@@ -175,7 +186,9 @@ class Rows:
         uniforms = self.uniforms
         if not isinstance(positions, Arriving) and len(set(positions)) == 1:
             return uniforms[:, positions[0] : positions[0] + count]
-        index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(count, device=uniforms.device)
+        index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(
+            count, device=uniforms.device
+        )
         # A row near its end may not need them all; positions beyond the stream are never decided.
         index = index.clamp(max=uniforms.shape[1] - 1)
         return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]

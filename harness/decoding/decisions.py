@@ -57,7 +57,9 @@ class Judge(Decision):
     lenience: float = 1.0
     is_deterministic: bool = False
 
-    def __call__(self, logits: Tensor, *inputs: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, logits: Tensor, *inputs: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         draft_tokens, accept_uniforms, next_uniforms, *probabilities = inputs
         draft_probabilities = None if self.is_deterministic else probabilities[0]
         offer = Offer(
@@ -71,7 +73,9 @@ class Judge(Decision):
         )
         verdict = self.verification(offer)
         chosen = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
-        num_sound = (chosen == chosen).cumprod(-1, dtype=torch.int64).sum(-1)  # only nan differs from itself
+        num_sound = (
+            (chosen == chosen).cumprod(-1, dtype=torch.int64).sum(-1)
+        )  # only nan differs from itself
         decided = torch.stack([verdict.num_accepted, verdict.next_token], dim=1)
         return torch.cat([decided, num_sound, draft_tokens], dim=1), *chosen.unbind(1)
 

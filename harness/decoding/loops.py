@@ -21,7 +21,9 @@ from harness.decoding.warp import RowWarp
 
 
 @torch.inference_mode()
-def autoregressive(target: Runner, request: Request, ahead: bool = False, agree: Agree = itself) -> Records:
+def autoregressive(
+    target: Runner, request: Request, ahead: bool = False, agree: Agree = itself
+) -> Records:
     """Regular decoding: one token per row and forward pass.
 
     With `ahead` the device goes on while the host reads: a step is queued before the tokens of the one before it are
@@ -33,7 +35,10 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False, agree:
     change: Change | None = Change(joining=[request])
     while rows.numbers or (change and change.joining):
         if change and change.joining:
-            record = rows.join(change.joining, (target.add if rows.numbers else target.start)(change.prompts).logits)
+            record = rows.join(
+                change.joining,
+                (target.add if rows.numbers else target.start)(change.prompts).logits,
+            )
         else:
             if queued is None:
                 pending = to_device(rows.next_tokens, rows.uniforms.device)
@@ -42,11 +47,15 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False, agree:
             if ahead and change is None and rows.all_outlast(1):
                 # A token that does not exist is noticed when it is read, and no model survives to be fed it.
                 pending = drawn.clamp(max=rows.vocabulary_size - 1)
-                _, queued = regular_step(target, rows, pending, [count + 1 for count in rows.num_generated])
+                _, queued = regular_step(
+                    target, rows, pending, [count + 1 for count in rows.num_generated]
+                )
             record = rows.take_drawn(read())
         change = yield record
         going_on = rows.going_on(change.ended if change else ())
-        if queued is not None and (len(going_on) < len(rows.numbers) or (change and change.joining)):
+        if queued is not None and (
+            len(going_on) < len(rows.numbers) or (change and change.joining)
+        ):
             raise ValueError("a batch that is worked on ahead cannot change")
         if len(going_on) < len(rows.numbers):
             if going_on:

@@ -69,8 +69,12 @@ class Proposal:
     """What a drafter proposes."""
 
     tokens: Tensor  # [B, K], K >= 0
-    probabilities: Tensor | None = None  # [B, K, V] float32, what the tokens were drawn from; None: deterministic
-    lengths: Sequence[int] | None = None  # how many of the K tokens each row is offered, 0 to K; None: all
+    probabilities: Tensor | None = (
+        None  # [B, K, V] float32, what the tokens were drawn from; None: deterministic
+    )
+    lengths: Sequence[int] | None = (
+        None  # how many of the K tokens each row is offered, 0 to K; None: all
+    )
 
 
 class Drafter(Protocol):
@@ -78,11 +82,15 @@ class Drafter(Protocol):
 
     layers: tuple[int, ...]
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         """Begin a new batch: B prompts, the token the target decided after each, and the target's `start`."""
         ...
 
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         """Add rows behind the others; arguments as in `start`."""
         ...
 

@@ -53,7 +53,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     size = weights.shape[-1]
     if size <= _SCANNED:
         cumulative = weights.cumsum(-1, dtype=torch.float64)
-        return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+        return torch.searchsorted(
+            cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True
+        ).squeeze(-1)
     # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times as long.
     whole = size // _BLOCK * _BLOCK
     # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them first.
@@ -66,7 +68,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     found = block < cumulative.shape[-1]
     block = block.where(found, 0)
     index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    within = weights.gather(-1, index.clamp(max=size - 1)).double().where(index < size, 0).cumsum(-1)
+    within = (
+        weights.gather(-1, index.clamp(max=size - 1)).double().where(index < size, 0).cumsum(-1)
+    )
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
     place = torch.searchsorted(within, wanted - before, right=True)
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
@@ -80,7 +84,10 @@ def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw(
-    extend: Callable[[Tensor], Tensor], tokens: Tensor, uniforms: Tensor, warp: Callable[[Tensor], Tensor]
+    extend: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    uniforms: Tensor,
+    warp: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Draw K tokens per row after tokens [B, n], with uniforms [B, K], K >= 1, one after the other.
 

@@ -19,9 +19,15 @@ def verify_block(offer: Offer) -> Verdict:
     kept, even if a shorter one did not. The token after it is drawn from that residual. Deterministic proposals are
     accepted as often as by `verify`. Lenience divides the ratios, and is lossy.
     """
-    target_probability, draft_probability, lengths = offer.target_probability, offer.draft_probability, offer.lengths
+    target_probability, draft_probability, lengths = (
+        offer.target_probability,
+        offer.draft_probability,
+        offer.lengths,
+    )
     # Behind a row's own offer the draft probability may be zero.
-    ratios = target_probability / (offer.lenience * draft_probability).clamp(min=torch.finfo(torch.float32).tiny)
+    ratios = target_probability / (offer.lenience * draft_probability).clamp(
+        min=torch.finfo(torch.float32).tiny
+    )
     products = [torch.ones_like(offer.next_uniforms[:, 0])]
     for ratio in ratios.unbind(1):
         products.append((products[-1] * ratio).clamp(max=1))
@@ -56,7 +62,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     """
     target, target_probability = offer.target_probabilities, offer.target_probability
     entropy = torch.special.entr(target[:, :-1]).sum(-1)
-    num_accepted = prefix_length(target_probability > (delta * (-entropy).exp()).clamp(max=epsilon), offer.lengths)
+    num_accepted = prefix_length(
+        target_probability > (delta * (-entropy).exp()).clamp(max=epsilon), offer.lengths
+    )
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     next_token = inverse_cdf(target[rows, num_accepted], offer.next_uniforms[rows, num_accepted])
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 
-def to_device(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
+def to_device(
+    numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str
+) -> Tensor:
     """Whole numbers [n] or [B, n] as a tensor (int64) on `device`.
 
     `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a copy from pinned
@@ -76,7 +78,9 @@ def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
     if not isinstance(numbers, Arriving):
         return [one + other for one, other in zip(numbers, terms, strict=True)]
     summand = more if isinstance(more, int) else to_device(more, numbers.tensor.device)
-    return Arriving(numbers.tensor + summand, lambda: added(list(numbers), terms), numbers.most + max(terms))
+    return Arriving(
+        numbers.tensor + summand, lambda: added(list(numbers), terms), numbers.most + max(terms)
+    )
 
 
 def first_columns(tensor: Tensor, count: int) -> Tensor:

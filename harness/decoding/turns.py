@@ -12,13 +12,23 @@ from torch import Tensor
 from harness.decoding.adaptive import DraftLength
 from harness.decoding.batch import Rows
 from harness.decoding.decisions import Draw, Judge
-from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Proposal, Runner, Step
+from harness.decoding.protocols import (
+    Drafter,
+    Iteration,
+    NonFiniteError,
+    Origin,
+    Proposal,
+    Runner,
+    Step,
+)
 from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, added, first_columns, to_device, to_host
 from harness.decoding.verify import Offer, Verdict, verify
 
 
-def regular_step(target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]) -> tuple[Step, Tensor]:
+def regular_step(
+    target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]
+) -> tuple[Step, Tensor]:
     """Queue one turn of regular decoding over the last token of each row -> also the tokens [B] at these positions."""
     uniforms = rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET]
     step, (drawn,) = target.decide(pending.unsqueeze(1), Draw(rows.warp), uniforms)
@@ -48,7 +58,10 @@ class Turn:
 
     def arriving(self, vocabulary_size: int) -> tuple[Sequence[int], Sequence[int]]:
         """`num_accepted` and `next_token`, for a device that goes on with them, and with none that does not exist."""
-        accepted, following = self.verdict.num_accepted, self.verdict.next_token.clamp(max=vocabulary_size - 1)
+        accepted, following = (
+            self.verdict.num_accepted,
+            self.verdict.next_token.clamp(max=vocabulary_size - 1),
+        )
         return (
             Arriving(accepted, lambda: [row[0] for row in self.decided], max(self.lengths)),
             Arriving(following, lambda: [row[1] for row in self.decided], vocabulary_size - 1),
@@ -67,7 +80,9 @@ class Turn:
                     raise NonFiniteError(role, count + row[column])
         rows.check_finite(next_tokens, added(rows.num_generated, num_accepted))
         accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
-        tokens = rows.take([[*kept, last] for kept, last in zip(accepted, next_tokens, strict=True)])
+        tokens = rows.take(
+            [[*kept, last] for kept, last in zip(accepted, next_tokens, strict=True)]
+        )
         origins = [
             [*[Origin.DRAFT] * count, _last_origin(count, offered)][: len(new)]
             for count, offered, new in zip(num_accepted, self.lengths, tokens, strict=True)
@@ -87,7 +102,9 @@ class Turns:
     verification: Callable[[Offer], Verdict]
     redraw: bool
 
-    def queue(self, num_draft_tokens: int, before: tuple[Sequence[int], Sequence[int]] | None = None) -> Turn:
+    def queue(
+        self, num_draft_tokens: int, before: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> Turn:
         """Draft and verify, behind all that `rows` knows of, or also behind the verdict `before`, far from the end."""
         rows, num_rows = self.rows, len(self.rows.numbers)
         num_generated: Sequence[int] = rows.num_generated
@@ -106,7 +123,9 @@ class Turns:
                 for request, count in zip(rows.requests, rows.num_generated, strict=True)
             ]
         # In the order of `Purpose`.
-        to_draft, to_accept, to_follow = rows.uniforms_from(num_generated, max(limits) + 1).unbind(-1)
+        to_draft, to_accept, to_follow = rows.uniforms_from(num_generated, max(limits) + 1).unbind(
+            -1
+        )
         if self.redraw:
             unused = [
                 request.max_new_tokens + 1 + (1 + count) * self.draft_length.most
@@ -116,21 +135,34 @@ class Turns:
         if max(limits):
             proposal = self.drafter.propose(max(limits), first_columns(to_draft, max(limits)))
         else:
-            proposal = Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=rows.uniforms.device))
+            proposal = Proposal(
+                torch.empty(num_rows, 0, dtype=torch.long, device=rows.uniforms.device)
+            )
         offered: Sequence[int] = [proposal.tokens.shape[1]] * num_rows
         if proposal.lengths is not None:
             offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
         lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
         width = max(lengths)
-        draft_tokens, probabilities = rows.agree(first_columns(proposal.tokens, width)), proposal.probabilities
-        inputs = [draft_tokens, first_columns(to_accept, width), first_columns(to_follow, width + 1)]
+        draft_tokens, probabilities = (
+            rows.agree(first_columns(proposal.tokens, width)),
+            proposal.probabilities,
+        )
+        inputs = [
+            draft_tokens,
+            first_columns(to_accept, width),
+            first_columns(to_follow, width + 1),
+        ]
         inputs += [] if probabilities is None else [first_columns(probabilities, width)]
         rule = self.verification if width else verify
-        decision: Callable[..., tuple[Tensor, ...]] = Judge(rows.warp, rule, self.lenience, probabilities is None)
+        decision: Callable[..., tuple[Tensor, ...]] = Judge(
+            rows.warp, rule, self.lenience, probabilities is None
+        )
         if min(lengths) < width:
             decision = partial(decision, lengths=to_device(lengths, draft_tokens.device))
         pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)
-        step, (figures, *chosen) = self.target.decide(torch.cat([pending, draft_tokens], dim=1), decision, *inputs)
+        step, (figures, *chosen) = self.target.decide(
+            torch.cat([pending, draft_tokens], dim=1), decision, *inputs
+        )
         figures = rows.agree(figures)
         verdict = Verdict(*figures.unbind(1)[:2], *chosen)
         return Turn(limits, lengths, step, verdict, to_host(figures))

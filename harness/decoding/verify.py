@@ -65,7 +65,9 @@ class Verdict:
     num_accepted: Tensor  # [B] length of the accepted prefix, 0 to K
     next_token: Tensor  # [B] the token after that prefix: bonus where the whole offer was accepted, else recovered
     target_probability: Tensor  # [B, K] of each draft token under the target
-    draft_probability: Tensor  # [B, K] of each draft token under the drafter; ones for a deterministic drafter
+    draft_probability: (
+        Tensor  # [B, K] of each draft token under the drafter; ones for a deterministic drafter
+    )
 
 
 def verify(offer: Offer) -> Verdict:
@@ -96,7 +98,9 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     weights = offer.target_probabilities[rows, num_accepted]
     if num_draft_tokens:
         rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
-        place = num_accepted.clamp(max=num_draft_tokens - 1)  # of the rejected token, where there is one
+        place = num_accepted.clamp(
+            max=num_draft_tokens - 1
+        )  # of the rejected token, where there is one
         if offer.draft_probabilities is None:
             residual = weights.scatter(-1, offer.draft_tokens[rows, place].unsqueeze(-1), 0.0)
         else:

@@ -42,7 +42,9 @@ class Warp:
             top_p = max(self.top_p, 1e-30)  # less is 0 in float32
             # A token stays if the mass of all likelier ones has not reached top_p yet; so the likeliest always stays.
             likelier_mass = descending.cumsum(-1) - descending
-            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(-1, order, likelier_mass < top_p)
+            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(
+                -1, order, likelier_mass < top_p
+            )
             probabilities = probabilities * kept
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities

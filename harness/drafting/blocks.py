@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.kernels import without_plans
@@ -62,8 +66,14 @@ class Head(nn.Module):
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocabulary_size, width) if config.own_embedding else None
-        self.lm_head = nn.Linear(width, config.draft_vocabulary_size, bias=False) if config.own_output else None
+        self.embed_tokens = (
+            nn.Embedding(config.vocabulary_size, width) if config.own_embedding else None
+        )
+        self.lm_head = (
+            nn.Linear(width, config.draft_vocabulary_size, bias=False)
+            if config.own_output
+            else None
+        )
         # Added to a token of the head it gives the target's.
         reduced = config.draft_vocabulary_size != config.vocabulary_size
         offsets = torch.zeros(config.draft_vocabulary_size, dtype=torch.long) if reduced else None
@@ -92,7 +102,10 @@ class LayeredHead(Head):
 def windows(own: PreTrainedConfig) -> list[int | None]:
     """The sliding window of each layer, None without one."""
     kinds = getattr(own, "layer_types", None) or ["full_attention"] * own.num_hidden_layers
-    return [getattr(own, "sliding_window", None) if kind.startswith("sliding") else None for kind in kinds]
+    return [
+        getattr(own, "sliding_window", None) if kind.startswith("sliding") else None
+        for kind in kinds
+    ]
 
 
 class SlotCache:
@@ -107,7 +120,9 @@ class SlotCache:
         self.positions = torch.empty(0, dtype=torch.long)  # [B, n] of what `update` writes next
         self.num_slots = 0  # that queries may see
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write [B, heads, n, D] each -> all slots, [B, heads, S, D]. Called by transformers' attention."""
         new, held = (keys, values), self._layers.get(layer)
         if held is None or held[0].shape[2] < self.num_slots:
@@ -124,7 +139,8 @@ class SlotCache:
         """Add empty rows behind the others."""
         padding = (0, 0, 0, 0, 0, 0, 0, num_rows)
         self._layers = {
-            layer: tuple(nn.functional.pad(one, padding) for one in held) for layer, held in self._layers.items()
+            layer: tuple(nn.functional.pad(one, padding) for one in held)
+            for layer, held in self._layers.items()
         }
 
     @property
@@ -143,7 +159,9 @@ class SlotCache:
         return ((slots >= first.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))).unsqueeze(1)
 
     def select(self, rows: Tensor) -> None:
-        self._layers = {layer: tuple(one[rows] for one in held) for layer, held in self._layers.items()}
+        self._layers = {
+            layer: tuple(one[rows] for one in held) for layer, held in self._layers.items()
+        }
 
 
 class HeadDrafter(Drafter):
@@ -165,9 +183,15 @@ class HeadDrafter(Drafter):
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
         # Of the target, for each output of the head.
-        self._tokens = None if head.d2t is None else head.d2t + torch.arange(len(head.d2t), device=self._device)
+        self._tokens = (
+            None
+            if head.d2t is None
+            else head.d2t + torch.arange(len(head.d2t), device=self._device)
+        )
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self._vocabulary_size = step.logits.shape[-1]
         self._cache = SlotCache()
         self._lengths: Sequence[int] = []  # entries of each row in the cache
@@ -177,18 +201,25 @@ class HeadDrafter(Drafter):
         self._new: Sequence[int] = []  # how many these are
         self.add(prompts, first_tokens, step)
 
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         self._home = step.hidden.device
         features, following = [*self._features], [*self._following]
-        for states, prompt, first in zip(step.hidden.to(self._device), prompts, first_tokens, strict=True):
+        for states, prompt, first in zip(
+            step.hidden.to(self._device), prompts, first_tokens, strict=True
+        ):
             # What padded the row on the left may be no number at all, and must not reach the cache.
             features.append(states[-len(prompt) :].flatten(1))
             following.append(to_device([*prompt[1:], first], self._device))
         self._features = pad_sequence(features, batch_first=True)
         self._following = pad_sequence(following, batch_first=True)
         self._proposed = self._following[:, :0]  # [B, K]
-        self._new, self._lengths = [*self._new, *map(len, prompts)], [*self._lengths, *[0] * len(prompts)]
+        self._new, self._lengths = (
+            [*self._new, *map(len, prompts)],
+            [*self._lengths, *[0] * len(prompts)],
+        )
         self._first = [0] * len(self._new)
         self._cache.add(len(prompts))
 
@@ -198,7 +229,9 @@ class HeadDrafter(Drafter):
             proposal = self._draft(num_draft_tokens, uniforms)
         self._proposed, probabilities = proposal.tokens, proposal.probabilities
         assert probabilities is not None
-        return Proposal(self._proposed.to(self._home), probabilities.to(self._home), proposal.lengths)
+        return Proposal(
+            self._proposed.to(self._home), probabilities.to(self._home), proposal.lengths
+        )
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -207,10 +240,14 @@ class HeadDrafter(Drafter):
                 self._read()
         assert step.hidden is not None
         longest = most(num_accepted)
-        decided = torch.cat([self._proposed[:, :longest], self._proposed.new_zeros(len(next_tokens), 1)], dim=1)
+        decided = torch.cat(
+            [self._proposed[:, :longest], self._proposed.new_zeros(len(next_tokens), 1)], dim=1
+        )
         last = to_device(num_accepted, self._device).unsqueeze(1)
         decided = decided.scatter_(1, last, to_device(next_tokens, self._device).unsqueeze(1))
-        self._features = self._behind(self._features, step.hidden[:, : longest + 1].flatten(2).to(self._device))
+        self._features = self._behind(
+            self._features, step.hidden[:, : longest + 1].flatten(2).to(self._device)
+        )
         self._following, self._proposed = self._behind(self._following, decided), decided[:, :0]
         self._lengths = list(self._lengths)  # of an earlier verdict the host has read them by now
         self._new = added(num_accepted, [new + 1 for new in self._new])
@@ -220,7 +257,10 @@ class HeadDrafter(Drafter):
         index = to_device(rows, self._device)
         self._cache.select(index)
         self._features, self._following = self._features[index], self._following[index]
-        self._lengths, self._new = [self._lengths[row] for row in rows], [self._new[row] for row in rows]
+        self._lengths, self._new = (
+            [self._lengths[row] for row in rows],
+            [self._new[row] for row in rows],
+        )
         self._first = [0] * len(rows)
         self._proposed = self._following[:, :0]
 
@@ -246,7 +286,9 @@ class HeadDrafter(Drafter):
     def _place_new(self, num_masks: int = 0) -> None:
         """The cache writes next the new features, which are new no longer, and masks after them."""
         self._place(self._features.shape[1] + num_masks)
-        again = [min(self._again, new) for new in self._new] if self._again else [0] * len(self._new)
+        again = (
+            [min(self._again, new) for new in self._new] if self._again else [0] * len(self._new)
+        )
         self._first = added(self._new, [-count for count in again])
         self._lengths, self._new = added(self._first, self._lengths), again
 
@@ -254,7 +296,9 @@ class HeadDrafter(Drafter):
         """Entries [B, n, ...] that are to be read, then the ones [B, m, ...] that a verdict adds; left-aligned."""
         if not max(self._new):
             return found
-        first, count = (to_device(numbers, held.device).unsqueeze(1) for numbers in (self._first, self._new))
+        first, count = (
+            to_device(numbers, held.device).unsqueeze(1) for numbers in (self._first, self._new)
+        )
         index = torch.arange(max(self._new) + found.shape[1], device=held.device)
         sources = index + torch.where(index < count, first, held.shape[1] - count)
         joined = torch.cat([held, found], dim=1)

@@ -83,10 +83,16 @@ class BlockHead(LayeredHead):
         positions = cache.positions
         rotary, start, end = self.rotary_emb(states, positions), positions[:, :1], positions[:, -1:]
         for layer, window in zip(self.layers, self.windows, strict=True):
-            first = torch.zeros_like(positions) if window is None else (start - window).expand_as(positions)
+            first = (
+                torch.zeros_like(positions)
+                if window is None
+                else (start - window).expand_as(positions)
+            )
             causal = window is not None and self.config.causal_windows
             mask = cache.seen(first, positions if causal else end.expand_as(positions))
-            states = layer(states, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+            states = layer(
+                states, attention_mask=mask, position_embeddings=rotary, past_key_values=cache
+            )
         return self.norm(states)
 
     def drafter(self, target: PreTrainedModel, warp: Warp, confidence: float = 0.0) -> BlockDrafter:
@@ -104,24 +110,35 @@ class BlockDrafter(HeadDrafter):
             probability; 0 offers all.
     """
 
-    def __init__(self, head: BlockHead, target: PreTrainedModel, warp: Warp, confidence: float = 0.0) -> None:
+    def __init__(
+        self, head: BlockHead, target: PreTrainedModel, warp: Warp, confidence: float = 0.0
+    ) -> None:
         super().__init__(head, target, warp)
         self._config, self._confidence = head.config, confidence
 
     def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        config, last = self._config, self._following[self._ends()]  # the token just decided, which has no features yet
+        config, last = (
+            self._config,
+            self._following[self._ends()],
+        )  # the token just decided, which has no features yet
         self._read()
         masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
         queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
         self._place(config.block_size)
-        states = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :][:, :num_draft_tokens]
+        states = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :][
+            :, :num_draft_tokens
+        ]
         logits, uniforms = self._logits(states), uniforms[:, : states.shape[1]]
         if self._head.markov_head is None:
             return self._offer(last, states, *self._draw(logits, uniforms))
         drawn: list[tuple[Tensor, Tensor]] = []
         for count in range(states.shape[1]):
-            bias = self._head.markov_head["markov_w2"](self._previous(drawn[-1][0] if drawn else last))
-            drawn.append(self._draw(logits[:, count] + bias[..., : logits.shape[-1]], uniforms[:, count]))
+            bias = self._head.markov_head["markov_w2"](
+                self._previous(drawn[-1][0] if drawn else last)
+            )
+            drawn.append(
+                self._draw(logits[:, count] + bias[..., : logits.shape[-1]], uniforms[:, count])
+            )
         return self._offer(last, states, *one_by_one(drawn))
 
     def _read(self) -> None:
@@ -132,7 +149,9 @@ class BlockDrafter(HeadDrafter):
         assert self._head.markov_head is not None
         return self._head.markov_head["markov_w1"](tokens)
 
-    def _offer(self, last: Tensor, states: Tensor, tokens: Tensor, probabilities: Tensor) -> Proposal:
+    def _offer(
+        self, last: Tensor, states: Tensor, tokens: Tensor, probabilities: Tensor
+    ) -> Proposal:
         """All tokens, or as many as the confidence head supports. It sees a token's predecessors, never the token."""
         if not self._confidence or self._head.confidence_head is None:
             return Proposal(tokens, probabilities)

@@ -67,7 +67,9 @@ class EagleHead(LayeredHead):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             parts = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            features = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         return self.fc(features)
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
@@ -117,15 +119,22 @@ class EagleDrafter(HeadDrafter):
 
     def _read(self, num_masks: int = 0) -> Tensor:
         """Read the new features and the masks after them -> the states [B, 1 + masks, width] from the last one on."""
-        counts, device = to_device(self._new, self._features.device).unsqueeze(1), self._features.device
+        counts, device = (
+            to_device(self._new, self._features.device).unsqueeze(1),
+            self._features.device,
+        )
         states, tokens = self._head.join(self._features), self._following
         if num_masks:
             padding = (0, num_masks)
             index = torch.arange(states.shape[1] + num_masks, device=device)
             masked = index >= counts
-            tokens = nn.functional.pad(tokens, padding).masked_fill(masked, self._head.config.mask_token_id or 0)
+            tokens = nn.functional.pad(tokens, padding).masked_fill(
+                masked, self._head.config.mask_token_id or 0
+            )
             states = nn.functional.pad(states, (0, 0, *padding))
-            states = torch.where(masked.unsqueeze(-1), self._head.join(self._head.mask_hidden), states)
+            states = torch.where(
+                masked.unsqueeze(-1), self._head.join(self._head.mask_hidden), states
+            )
         self._place_new(num_masks)
         states = self._head(self._embed(tokens), states, self._cache)
         wanted = counts - 1 + torch.arange(1 + num_masks, device=device)

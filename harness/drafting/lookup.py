@@ -15,7 +15,9 @@ class LookupText(Text):
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._tokens: list[int] = []
-        self._following: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest continuation begins
+        self._following: dict[
+            tuple[int, ...], int
+        ] = {}  # n-gram -> where its latest continuation begins
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -49,5 +51,7 @@ class LookupDrafter(TextDrafter):
         device: the target's.
     """
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, max_ngram: int = 3, min_ngram: int = 1, device: torch.device | str = "cpu"
+    ) -> None:
         super().__init__(lambda: LookupText(max_ngram, min_ngram), device)

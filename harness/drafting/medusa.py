@@ -75,5 +75,9 @@ class MedusaDrafter(HeadDrafter):
             output = blocks.pop() if self._head.config.own_outputs else None
             for block in blocks:
                 states = block(states)
-            logits.append(self._logits(states) if output is None else output(states)[..., : self._vocabulary_size])
+            logits.append(
+                self._logits(states)
+                if output is None
+                else output(states)[..., : self._vocabulary_size]
+            )
         return Proposal(*self._draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)]))

@@ -29,15 +29,21 @@ class ModelDrafter(Drafter):
         self._runner = runner
         self._warp = warp
         self._device = device
-        self._unseen = torch.empty(0)  # [B, at least 1] decided tokens that the runner has not been fed
+        self._unseen = torch.empty(
+            0
+        )  # [B, at least 1] decided tokens that the runner has not been fed
         self._proposed = torch.empty(0)  # [B, K]
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
         self._proposed = self._unseen[:, :0]
 
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         if (missing := self._unseen.shape[1] - 1) > 0:  # new rows trail by one
             self._runner.extend(self._unseen[:, :-1])
             self._runner.keep([missing] * len(self._unseen))

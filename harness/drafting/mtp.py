@@ -35,7 +35,9 @@ class MtpHead(EagleHead):
         rotary: Any = type(model.rotary_emb)
         self.rotary_emb = rotary(config.transformer)  # the target's may be on another device
         self.windows = windows(config.transformer)
-        kinds = config.transformer.layer_types if getattr(model, "has_per_layer_rope", False) else ()
+        kinds = (
+            config.transformer.layer_types if getattr(model, "has_per_layer_rope", False) else ()
+        )
         self._rotary_of = [{"layer_type": kind} for kind in kinds] or [{}] * len(model.layers)
 
     def join(self, features: Tensor) -> Tensor:
@@ -79,7 +81,9 @@ class MtpDrafter(EagleDrafter):
         self._through_layers(0, torch.empty(0))
         return self._features
 
-    def _through_layers(self, num_draft_tokens: int, uniforms: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _through_layers(
+        self, num_draft_tokens: int, uniforms: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
         """Read the new features in every layer, which later needs its own keys and values, and draw from the first."""
         states, tokens, drawn = self._features, self._following, list[tuple[Tensor, Tensor]]()
         ends = self._ends()

@@ -69,7 +69,9 @@ class SuffixTrie:
         children = (node.children.get(token) for node in matches[: self._max_depth])
         return [self.root, *(self._expanded(child) for child in children if child)]
 
-    def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> tuple[float, list[int]]:
+    def continuation(
+        self, matches: Sequence[_Node], most: int, threshold: float
+    ) -> tuple[float, list[int]]:
         """The likeliest tokens after the longest match, and how many of them the counts expect to be right.
 
         At most as many as the match is long, which is the default of the authors' own code, and while their joint
@@ -106,12 +108,17 @@ class SuffixText(Text):
     def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
         self._threshold = threshold
         self.trie = SuffixTrie(max_depth)
-        self._tries = [(self.trie, self.trie.append)] + ([] if shared is None else [(shared, shared.follow)])
+        self._tries = [(self.trie, self.trie.append)] + (
+            [] if shared is None else [(shared, shared.follow)]
+        )
         self.matches = [[trie.root] for trie, _ in self._tries]
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self.matches = [go_on(held, token) for (_, go_on), held in zip(self._tries, self.matches, strict=True)]
+            self.matches = [
+                go_on(held, token)
+                for (_, go_on), held in zip(self._tries, self.matches, strict=True)
+            ]
 
     def continuation(self, most: int) -> list[int]:
         found = [
@@ -142,9 +149,13 @@ class SuffixDrafter(TextDrafter):
     ) -> None:
         self._shared = SuffixTrie(max_depth) if shared else None
         super().__init__(lambda: SuffixText(max_depth, threshold, self._shared), device)
-        self._answers: list[tuple[SuffixText, int]] = []  # of the batch, with the lengths of their prompts
+        self._answers: list[
+            tuple[SuffixText, int]
+        ] = []  # of the batch, with the lengths of their prompts
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         if self._shared is not None:
             # Not before their batch has ended: an answer must not depend on the other rows of its batch.
             for text, num_prompt in self._answers:
@@ -152,4 +163,6 @@ class SuffixDrafter(TextDrafter):
                 for token in [*text.trie.tokens[num_prompt:], END]:
                     matches = self._shared.append(matches, token)
         super().start(prompts, first_tokens, step)
-        self._answers = [(text, len(prompt)) for (text, _), prompt in zip(self._rows, prompts, strict=True)]
+        self._answers = [
+            (text, len(prompt)) for (text, _), prompt in zip(self._rows, prompts, strict=True)
+        ]

@@ -30,11 +30,15 @@ class TextDrafter(Drafter):
     def __init__(self, new: Callable[[], Text], device: torch.device | str = "cpu") -> None:
         self._new, self._device = new, device
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self._rows: list[tuple[Any, list[int]]] = []  # texts, with what was proposed last
         self.add(prompts, first_tokens, step)
 
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self._new()
             text.extend([*prompt, first])
@@ -43,8 +47,12 @@ class TextDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         self._rows = [(text, text.continuation(num_draft_tokens)) for text, _ in self._rows]
         lengths = [len(found) for _, found in self._rows]
-        padded = [token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))]
-        return Proposal(to_device(padded, self._device).view(len(lengths), max(lengths)), None, lengths)
+        padded = [
+            token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))
+        ]
+        return Proposal(
+            to_device(padded, self._device).view(len(lengths), max(lengths)), None, lengths
+        )
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         for (text, found), count, token in zip(self._rows, num_accepted, next_tokens, strict=True):

@@ -57,24 +57,47 @@ class TranslatedDrafter(Drafter):
     layers = ()
 
     def __init__(
-        self, runner: Runner, translation: Translation, warp: Warp, device: torch.device | str = "cpu"
+        self,
+        runner: Runner,
+        translation: Translation,
+        warp: Warp,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self._runner, self._translation, self._warp, self._device = runner, translation, warp, device
+        self._runner, self._translation, self._warp, self._device = (
+            runner,
+            translation,
+            warp,
+            device,
+        )
         self._theirs = {own: target for target, own in translation.common}
-        self._unread: list[list[int]] = []  # the target's tokens of each row that are not translated yet
-        self._pending: list[list[int]] = []  # the draft's tokens of each row that its runner has not been fed
-        self._drafted: list[list[int]] = []  # the draft's tokens of the last proposal; the runner lacks the last one
+        self._unread: list[
+            list[int]
+        ] = []  # the target's tokens of each row that are not translated yet
+        self._pending: list[
+            list[int]
+        ] = []  # the draft's tokens of each row that its runner has not been fed
+        self._drafted: list[
+            list[int]
+        ] = []  # the draft's tokens of the last proposal; the runner lacks the last one
         self._offered: list[list[int]] = []  # the target's
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self._unread, self._pending, self._drafted, self._offered = [], [], [], []
-        logits = self._runner.start([self._translation.read_prompt(prompt) for prompt in prompts]).logits
+        logits = self._runner.start(
+            [self._translation.read_prompt(prompt) for prompt in prompts]
+        ).logits
         # The tokens that both have, on the device where each is used.
-        targets, own = zip(*self._translation.common, strict=True) if self._translation.common else ((), ())
+        targets, own = (
+            zip(*self._translation.common, strict=True) if self._translation.common else ((), ())
+        )
         self._common, self._own = to_device(targets, self._device), to_device(own, logits.device)
         self._join(first_tokens)
 
-    def add(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self._runner.add([self._translation.read_prompt(prompt) for prompt in prompts])
         self._join(first_tokens)
 
@@ -139,7 +162,10 @@ class TranslatedDrafter(Drafter):
             spread = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
             spread.index_copy_(-1, self._common, common)
         most = len(drawn_from)
-        self._offered = [translate(row)[:most] if one else [] for row, one in zip(self._drafted, ready, strict=True)]
+        self._offered = [
+            translate(row)[:most] if one else []
+            for row, one in zip(self._drafted, ready, strict=True)
+        ]
         padded = [row + [0] * (most - len(row)) for row in self._offered]
         return Proposal(to_device(padded, self._device), spread, list(map(len, self._offered)))
 

@@ -36,7 +36,10 @@ class Divergence:
 
 
 def first_divergence(
-    reference: Reference | None, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
+    reference: Reference | None,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    actual: Sequence[int],
 ) -> Divergence | None:
     """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target.
 

@@ -24,7 +24,9 @@ def draft_model(pair: Pair) -> LoadedModel | None:
     settings = pair.drafting
     if settings is None or settings.method != "early_exit" or settings.layers is None:
         return pair.draft
-    return dataclasses.replace(pair.target, settings=settings, model=truncated(pair.target.model, settings.layers[0]))
+    return dataclasses.replace(
+        pair.target, settings=settings, model=truncated(pair.target.model, settings.layers[0])
+    )
 
 
 def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
@@ -54,6 +56,8 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
         return lambda warp: LookupDrafter(settings.max_ngram, settings.min_ngram, device=device)
     if settings.shared:
         # One for all questions, because it searches the answers to those before.
-        shared = SuffixDrafter(settings.least_chance, settings.max_depth, shared=True, device=device)
+        shared = SuffixDrafter(
+            settings.least_chance, settings.max_depth, shared=True, device=device
+        )
         return lambda warp: shared
     return lambda warp: SuffixDrafter(settings.least_chance, settings.max_depth, device=device)

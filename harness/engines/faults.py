@@ -39,7 +39,11 @@ def faulty_verification(fault: Fault, warp: Warp, verification: Verification) ->
 
 def residual_warped_twice(warp: Warp, verification: Verification, offer: Offer) -> Verdict:
     """The residual, made of warped distributions, goes through temperature, top-k and top-p once more."""
-    verdict, target, draft = verification(offer), offer.target_probabilities, offer.draft_probabilities
+    verdict, target, draft = (
+        verification(offer),
+        offer.target_probabilities,
+        offer.draft_probabilities,
+    )
     num_rows, num_draft_tokens = offer.draft_tokens.shape
     if draft is None:
         draft = one_hot(offer.draft_tokens, target.shape[-1])

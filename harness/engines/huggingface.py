@@ -35,19 +35,31 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Sched
     require(drafts or method in ("lookup", "early_exit"), "draft", rule, name)
     rule = "must be constant: prompt lookup has no other"
     require(method != "lookup" or schedule == "constant", "engine.schedule", rule, schedule)
-    stateful = [one.settings.name for one in planned.checkpoints if recurrent_kind(one.config) is not None]
+    stateful = [
+        one.settings.name for one in planned.checkpoints if recurrent_kind(one.config) is not None
+    ]
     rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
     require(drafting is None or not stateful, "draft", rule, name)
-    hows = {one.role: planned.placement.strategy_for(one.role, one.settings) for one in planned.checkpoints}
+    hows = {
+        one.role: planned.placement.strategy_for(one.role, one.settings)
+        for one in planned.checkpoints
+    }
     rule = "must be tensor_parallel like the other model: copies may round differently, and ranks hang in generate()"
     for role, how in hows.items():
-        require(how == "tensor_parallel" or "tensor_parallel" not in hows.values(), f"{role}.placement", rule, how)
+        require(
+            how == "tensor_parallel" or "tensor_parallel" not in hows.values(),
+            f"{role}.placement",
+            rule,
+            how,
+        )
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
         require(decoding.temperature == 0, "draft", rule, name)
     else:
-        rule = "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
+        rule = (
+            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
+        )
         require(planned.translation is None, "draft", rule, name)
 
 
@@ -62,14 +74,24 @@ class HuggingFaceEngine(LocalEngine):
         schedule: of the number of draft tokens, see `EngineSettings`.
     """
 
-    def __init__(self, pair: Pair, decoding: DecodingSettings, *, schedule: Schedule = "constant", **options: Any):
+    def __init__(
+        self,
+        pair: Pair,
+        decoding: DecodingSettings,
+        *,
+        schedule: Schedule = "constant",
+        **options: Any,
+    ):
         drafting, assistant = pair.drafting, pair.draft and pair.draft.model
         arguments: dict[str, Any] = {"assistant_model": assistant}
         if drafting is not None and drafting.method == "lookup":
             arguments = {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
         elif drafting is not None and drafting.method == "early_exit" and drafting.layers:
             assistant, arguments = pair.target.model, {"assistant_early_exit": drafting.layers[0]}
-        elif pair.draft is not None and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1:
+        elif (
+            pair.draft is not None
+            and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1
+        ):
             # By these numbers `generate` tells whether both have one tokenizer.
             other = load_tokenizer(pair.draft.settings, "draft")
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
@@ -79,7 +101,9 @@ class HuggingFaceEngine(LocalEngine):
         self._thread = ThreadPoolExecutor(1, "generate")
         self.arms = [HuggingFaceArm("regular", pair, self._thread)]
         if drafting is not None:
-            self.arms.append(HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule))
+            self.arms.append(
+                HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule)
+            )
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`. What `generate` spends its time on is not told."""
@@ -118,7 +142,10 @@ class HuggingFaceArm(Arm):
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
             configs[self.assistant] = _assistant_config(decoding, self.schedule)
-        arguments = self.arguments | {"attention_mask": torch.ones_like(prompt_ids), "generation_config": config}
+        arguments = self.arguments | {
+            "attention_mask": torch.ones_like(prompt_ids),
+            "generation_config": config,
+        }
         recorder = _Recorder(decoding.max_new_tokens)
 
         def generate() -> None:
@@ -127,7 +154,9 @@ class HuggingFaceArm(Arm):
                 for model, its_own in configs.items():
                     undo.callback(setattr, model, "generation_config", model.generation_config)
                     model.generation_config = its_own
-                    undo.callback(recorder.sum_logits("model" if model is target else "draft", model))
+                    undo.callback(
+                        recorder.sum_logits("model" if model is target else "draft", model)
+                    )
                 torch.manual_seed(question.seed_of(index))
                 target.generate(prompt_ids, streamer=recorder, **arguments)
 
@@ -178,9 +207,17 @@ class _Recorder(BaseStreamer):
         self.num_generated += len(tokens)
         self.proposed = []
         pairs = zip(proposed, tokens, strict=False)
-        count = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), len(proposed))
+        count = next(
+            (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), len(proposed)
+        )
         count = min(count, len(tokens))
-        last = Origin.TARGET if not proposed else Origin.RECOVERED if count < len(proposed) else Origin.BONUS
+        last = (
+            Origin.TARGET
+            if not proposed
+            else Origin.RECOVERED
+            if count < len(proposed)
+            else Origin.BONUS
+        )
         origins = [*[Origin.DRAFT] * count, last][: len(tokens)]
         self.queue.put(Iteration([0], [tokens], [origins], [proposed], [count]))
 
@@ -195,7 +232,9 @@ class _Recorder(BaseStreamer):
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
-            self.sums.append((role, self.num_generated or 0, output.logits.sum(dtype=torch.float32)))
+            self.sums.append(
+                (role, self.num_generated or 0, output.logits.sum(dtype=torch.float32))
+            )
             output.logits.nan_to_num_(0.0, 0.0)
 
         return model.register_forward_hook(note).remove
@@ -231,7 +270,10 @@ def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) 
     if decoding.temperature > 0:
         warp = {"do_sample": True, "temperature": decoding.temperature}
         warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
-    limits = {"max_new_tokens": decoding.max_new_tokens, "eos_token_id": sorted(stop_tokens) or None}
+    limits = {
+        "max_new_tokens": decoding.max_new_tokens,
+        "eos_token_id": sorted(stop_tokens) or None,
+    }
     return GenerationConfig(**limits, **warp, pad_token_id=0)
 
 

@@ -65,7 +65,9 @@ class LocalArm(Arm):
             num_positions *= decoding.most_draft_tokens + 1
         return Request(
             prompts=question.prompts,
-            uniforms=uniforms(question.seed, question.indices, num_positions, self.pair.target.input_device),
+            uniforms=uniforms(
+                question.seed, question.indices, num_positions, self.pair.target.input_device
+            ),
             warp=_warp(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=question.stop_tokens,
@@ -111,7 +113,11 @@ class LocalEngine(Engine):
         slots = longest_prompt + decoding.max_new_tokens + k + 1
         auto = decoding.num_draft_tokens == "auto"
         numbers = [count for count in _PREPARED if count <= k] if auto else [k]
-        widths = (1,) if pair.drafting is None and pair.draft is None else (1, *(count + 1 for count in numbers))
+        widths = (
+            (1,)
+            if pair.drafting is None and pair.draft is None
+            else (1, *(count + 1 for count in numbers))
+        )
         layers = () if pair.head is None else pair.head.config.layers
         build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
         shapes = (batch_size, slots, widths, (), warp, _decisions(pair, decoding, widths))
@@ -120,18 +126,29 @@ class LocalEngine(Engine):
         self.runner = str(name)
         if (model := draft_model(pair)) is not None:
             drawn: Sequence[int] = numbers
-            if pair.translation is not None:  # its logits are those of its own tokens, and others draw from them
-                build, drawn = functools.partial(build, vocabulary_size=vocabulary_size(model.model.config)), ()
-            draft_runner, draft_name = build(model, shapes=(batch_size, slots, (1, 2), drawn, warp), drafts=True)
+            if (
+                pair.translation is not None
+            ):  # its logits are those of its own tokens, and others draw from them
+                build, drawn = (
+                    functools.partial(build, vocabulary_size=vocabulary_size(model.model.config)),
+                    (),
+                )
+            draft_runner, draft_name = build(
+                model, shapes=(batch_size, slots, (1, 2), drawn, warp), drafts=True
+            )
             self.runner = name if name == draft_name else f"{name}+{draft_name}"
         runners = (self._target, draft_runner)
         prepared = any(isinstance(runner, PreparedRunner) for runner in runners)
         if prepared and pair.head is not None and pair.drafting is not None:
-            say(f"{pair.drafting.name} drafts without runner={name}, which no head can have: it could be faster")
+            say(
+                f"{pair.drafting.name} drafts without runner={name}, which no head can have: it could be faster"
+            )
         self._choices = [0, *numbers] if prepared else range(k + 1)
         # Only there does a device wait for the host. Elsewhere working ahead would just delay records.
         self._ahead = prepared and self._device.type == "cuda"
-        self.setup_seconds = sum(runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner))
+        self.setup_seconds = sum(
+            runner.setup_seconds for runner in runners if isinstance(runner, PreparedRunner)
+        )
         if share_prefix:
             self._target = sharing(self._target)
             draft_runner = draft_runner and sharing(draft_runner)
@@ -161,11 +178,15 @@ class LocalEngine(Engine):
         clocks = [Phases(self.devices) for _ in self.arms]
         return [(self._arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 
-    def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def logits(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """See `Reference.logits`."""
         logits = self._target.start(prompts).logits
         if continuations is not None and continuations[0]:
-            logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[:, -1]
+            logits = self._target.extend(torch.tensor(continuations, device=logits.device)).logits[
+                :, -1
+            ]
         if not (finite := logits.amax(-1).isfinite()).all():
             row = finite.tolist().index(False)
             length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
@@ -173,14 +194,19 @@ class LocalEngine(Engine):
         return logits.float()
 
     def draft_probabilities(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
     ) -> Tensor | None:
         """See `Reference.draft_probabilities`."""
         if self._make_drafter is None:
             return None
         drafter = self._make_drafter(_warp(decoding))
         drafter.start(prompts, first_tokens, self._target.start(prompts))
-        probabilities = drafter.propose(1, torch.zeros(len(prompts), 1, device=self._device)).probabilities
+        probabilities = drafter.propose(
+            1, torch.zeros(len(prompts), 1, device=self._device)
+        ).probabilities
         return None if probabilities is None else probabilities[:, 0]
 
     def _arms(self, phases: Phases | None = None) -> list[Arm]:
@@ -188,7 +214,9 @@ class LocalEngine(Engine):
         policy = Adaptive(self._choices)
         target: Any = self._target
         if phases:
-            target = phases.watch("forward", target, "extend", eight_bit_layers(self._pair.target.model))
+            target = phases.watch(
+                "forward", target, "extend", eight_bit_layers(self._pair.target.model)
+            )
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
             return autoregressive(target, request, self._ahead, of_rank_0)
@@ -199,9 +227,15 @@ class LocalEngine(Engine):
             drafter: Any = self._make_drafter(warp)
             if phases:
                 model = draft_model(self._pair)
-                drafter = phases.watch("drafting", drafter, "propose", eight_bit_layers(model.model) if model else ())
+                drafter = phases.watch(
+                    "drafting", drafter, "propose", eight_bit_layers(model.model) if model else ()
+                )
             bias, k = decoding.synthetic_acceptance, decoding.num_draft_tokens
-            rule = _RULES.get(decoding.rule, verify) if bias is None else functools.partial(verify_by_coin, bias)
+            rule = (
+                _RULES.get(decoding.rule, verify)
+                if bias is None
+                else functools.partial(verify_by_coin, bias)
+            )
             return speculative(
                 rollback_off_by_one(target) if self._fault == "rollback_off_by_one" else target,
                 drafter,
@@ -216,23 +250,37 @@ class LocalEngine(Engine):
             )
 
         arms: list[Arm] = [LocalArm("regular", regular, self._pair)]
-        return arms if self._make_drafter is None else [*arms, LocalArm("speculative", with_draft, self._pair)]
+        return (
+            arms
+            if self._make_drafter is None
+            else [*arms, LocalArm("speculative", with_draft, self._pair)]
+        )
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:
     """The error for logits of a model, by its role, that are no numbers."""
     loaded = pair.draft if role == "draft" and pair.draft is not None else pair.target
-    name = pair.drafting.name if role == "draft" and pair.drafting is not None else loaded.settings.name
+    name = (
+        pair.drafting.name
+        if role == "draft" and pair.drafting is not None
+        else loaded.settings.name
+    )
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
     # bfloat16 has the range of float32; a draft that is no model computes in the target's format.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
     setting = "model.dtype" if loaded is pair.target else "draft.dtype"
-    advice = f"its numbers overflow: try {setting}={wider}, or check its weights" if wider else "check its weights"
+    advice = (
+        f"its numbers overflow: try {setting}={wider}, or check its weights"
+        if wider
+        else "check its weights"
+    )
     return RunError(f"{what}; {advice}")
 
 
-def _decisions(pair: Pair, decoding: DecodingSettings, widths: Sequence[int]) -> dict[int, Decision]:
+def _decisions(
+    pair: Pair, decoding: DecodingSettings, widths: Sequence[int]
+) -> dict[int, Decision]:
     """What the loops decide after extensions of these widths, without a fault and with a whole offer for every row."""
     # Only what finds its tokens in texts gives no probabilities.
     is_deterministic = pair.drafting is not None and pair.drafting.method in ("lookup", "suffix")

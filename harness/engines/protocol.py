@@ -71,7 +71,9 @@ class Reference(Protocol):
     @property
     def logit_rounding(self) -> float: ...
 
-    def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def logits(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """The target's logits [B, V] (float32) after each prompt.
 
         Args:
@@ -79,7 +81,10 @@ class Reference(Protocol):
         """
 
     def draft_probabilities(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
     ) -> Tensor | None:
         """The distribution [B, V] of the first draft token behind each prompt and its first token; None without one."""
 

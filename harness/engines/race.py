@@ -28,7 +28,9 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
     return {f"{arm}_{name}": value for name, value in columns.items()}
 
 
-def outcome(engine: Engine, question: Question, regular: Generation, speculative: Generation) -> dict[str, Any]:
+def outcome(
+    engine: Engine, question: Question, regular: Generation, speculative: Generation
+) -> dict[str, Any]:
     """The columns of `CompareRow` that take both arms, but for the rejections."""
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = engine.reference if question.decoding.temperature == 0 else None
@@ -48,10 +50,16 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
     found = []
     num_generated = 0
     for iteration in lap.iterations:
-        accepted, proposed, new = iteration.num_accepted[0], iteration.proposed[0], iteration.tokens[0]
+        accepted, proposed, new = (
+            iteration.num_accepted[0],
+            iteration.proposed[0],
+            iteration.tokens[0],
+        )
         # A text that ended with an accepted token never came to the rejection behind it.
         if accepted < len(proposed) and len(new) > accepted:
-            rejected, replacement = (token_text(tokenizer, tokens[accepted]) for tokens in (proposed, new))
+            rejected, replacement = (
+                token_text(tokenizer, tokens[accepted]) for tokens in (proposed, new)
+            )
             target = draft = None
             if iteration.verdict is not None:
                 target = float(iteration.verdict.target_probability[0, accepted])
@@ -65,20 +73,28 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     """A token by itself, for a reader; part of a character is shown as the tokenizer's vocabulary writes it."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
-    return str(tokenizer.convert_ids_to_tokens(token)) if "\N{REPLACEMENT CHARACTER}" in text else text
+    return (
+        str(tokenizer.convert_ids_to_tokens(token)) if "\N{REPLACEMENT CHARACTER}" in text else text
+    )
 
 
-def told(lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> dict[str, Any]:
+def told(
+    lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
+) -> dict[str, Any]:
     """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced."""
     detokenizer = Detokenizer(tokenizer, prompt)
-    rejections = {rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)}
+    rejections = {
+        rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)
+    }
     steps: list[dict[str, Any]] = []
     position = 0
     for record, at in zip(lap.iterations, lap.decided, strict=True):
         tokens: list[dict[str, Any]] = []
         for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
             piece = {"text": detokenizer.add(token) or "", "origin": origin}
-            tokens.append(piece | ({"rejection": rejections[position]} if position in rejections else {}))
+            tokens.append(
+                piece | ({"rejection": rejections[position]} if position in rejections else {})
+            )
             position += 1
         steps.append({"at": at, "tokens": tokens})
     tokens[-1]["text"] += detokenizer.flush()

@@ -66,7 +66,11 @@ class RequestRecord:
     @property
     def inter_token_ms(self) -> float | None:
         """Mean time between two tokens after the first, however many come at once."""
-        return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+        return (
+            1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
+            if self.num_tokens > 1
+            else None
+        )
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
         """Note tokens that arrived together."""
@@ -94,7 +98,9 @@ class RequestRecord:
         num_iterations = sum(histogram or ())
         if not self.outcomes and num_iterations and self.sums[0] % num_iterations == 0:
             each = self.sums[0] // num_iterations
-            self.outcomes = [(each, accepted) for accepted, times in enumerate(histogram) for _ in range(times)]
+            self.outcomes = [
+                (each, accepted) for accepted, times in enumerate(histogram) for _ in range(times)
+            ]
 
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
@@ -120,10 +126,20 @@ class RequestRecord:
             "time_to_first_token": (self.time_to_first_token_ms, "ms"),
             "request_latency": (1000 * self.seconds, "ms"),
             "inter_token_latency": (between, "ms"),
-            "output_token_throughput_per_user": (1000 / between if between else None, "tokens/sec/user"),
-            "inter_chunk_latency": ([1000 * (b - a) for a, b in itertools.pairwise(self.arrivals)] or None, "ms"),
+            "output_token_throughput_per_user": (
+                1000 / between if between else None,
+                "tokens/sec/user",
+            ),
+            "inter_chunk_latency": (
+                [1000 * (b - a) for a, b in itertools.pairwise(self.arrivals)] or None,
+                "ms",
+            ),
         }
-        metrics = {name: {"value": value, "unit": unit} for name, (value, unit) in figures.items() if value is not None}
+        metrics = {
+            name: {"value": value, "unit": unit}
+            for name, (value, unit) in figures.items()
+            if value is not None
+        }
         return {"metadata": metadata, "metrics": metrics, "error": None}
 
 
@@ -138,7 +154,9 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
         if new and not waiting:
             rows = sorted(new)
             origins = [[Origin.TARGET] * len(new[row]) for row in rows]
-            yield Iteration(rows, [new[row] for row in rows], origins, [[] for _ in rows], [0] * len(rows))
+            yield Iteration(
+                rows, [new[row] for row in rows], origins, [[] for _ in rows], [0] * len(rows)
+            )
             new = {}
 
 
@@ -148,14 +166,18 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
     columns: dict[str, Any] = {
         "requests_per_second": len(answered) / seconds,
         "num_failed": len(requests) - len(answered),
-        "num_timed_out": sum(request.error is not None and request.error.code == 408 for request in requests),
+        "num_timed_out": sum(
+            request.error is not None and request.error.code == 408 for request in requests
+        ),
     }
     firsts = [request.time_to_first_token_ms for request in answered]
     gaps = [request.inter_token_ms for request in answered]
     for name, times in (("time_to_first_token", firsts), ("time_between_tokens", gaps)):
         known = [time for time in times if time is not None]
         for percent in (50, 90, 99):
-            columns[f"{name}_p{percent}_ms"] = float(np.percentile(known, percent)) if known else None
+            columns[f"{name}_p{percent}_ms"] = (
+                float(np.percentile(known, percent)) if known else None
+            )
     return columns | acceptance_columns(answered)
 
 
@@ -164,5 +186,7 @@ def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     told = [request for request in requests if request.outcomes or request.sums]
     if all(request.outcomes for request in told):
         return Acceptance.of(outcome for request in told for outcome in request.outcomes).columns()
-    proposed, accepted = (sum(counts) for counts in zip(*(request.sums or () for request in told), strict=True))
+    proposed, accepted = (
+        sum(counts) for counts in zip(*(request.sums or () for request in told), strict=True)
+    )
     return {"acceptance_rate": accepted / proposed if proposed else None}

@@ -99,7 +99,9 @@ def is_spoiled() -> bool:
     return Recorder.has_failed
 
 
-def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]) -> Runner:
+def _snapshot_runner(
+    loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
+) -> Runner:
     """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or padding, wrongly."""
     num_rows, widths, role = shapes[0], shapes[2], "draft" if drafts else "model"
     takes_back, name = max(widths) > 1, loaded.settings.name
@@ -109,7 +111,9 @@ def _snapshot_runner(loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bo
     except UnsupportedModelError as reason:
         advice = "choose another" if drafts or not takes_back else "draft=none measures it alone"
         tokens = "several tokens at once" if takes_back else "token by token"
-        raise SettingError(role, f"cannot be used: reading {tokens}, it {reason}; {advice}", name) from reason
+        raise SettingError(
+            role, f"cannot be used: reading {tokens}, it {reason}; {advice}", name
+        ) from reason
     try:
         runner.check(num_rows)
     except UnsupportedModelError as reason:

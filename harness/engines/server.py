@@ -46,23 +46,33 @@ class ServerEngine(Engine):
     queues = True
 
     def __init__(
-        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase, model: str, batch_size: int = 1
+        self,
+        settings: EngineSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        model: str,
+        batch_size: int = 1,
     ) -> None:
         try:
             import openai
         except ImportError as error:
-            raise SettingError("engine", "needs the openai package: pip install 'harness[server]'", "server") from error
+            raise SettingError(
+                "engine", "needs the openai package: pip install 'harness[server]'", "server"
+            ) from error
         variable = settings.api_key_variable
         key = os.environ.get(variable) if variable else "none"
         if not key:
-            raise SettingError("engine.api_key_variable", "must name a variable of the environment", variable)
+            raise SettingError(
+                "engine.api_key_variable", "must name a variable of the environment", variable
+            )
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         urls = [url for url in (settings.regular_url, settings.url) if url]
         # A failed request is a result: it is counted, not repeated.
-        client = functools.partial(openai.AsyncOpenAI, api_key=key, timeout=settings.timeout_s, max_retries=0)
+        client = functools.partial(
+            openai.AsyncOpenAI, api_key=key, timeout=settings.timeout_s, max_retries=0
+        )
         self.arms: list[ServerArm] = [
             ServerArm(name, client(base_url=url), tokenizer, settings, batch_size, self._loop)
             for name, url in zip(("regular", "speculative"), urls, strict=False)
@@ -108,7 +118,9 @@ class ServerArm(Arm):
         arrivals = _Arrivals(self.loop)
 
         def records() -> Iterator[Iteration]:
-            running = asyncio.run_coroutine_threadsafe(self._ask_all(question.seed, bodies, arrivals), self.loop)
+            running = asyncio.run_coroutine_threadsafe(
+                self._ask_all(question.seed, bodies, arrivals), self.loop
+            )
             running.add_done_callback(lambda _: arrivals.queue.put(None))
             try:
                 yield from as_records(iter(arrivals.queue.get, None), len(bodies))
@@ -125,7 +137,9 @@ class ServerArm(Arm):
             models = [found async for found in self.client.models.list()]
             self._model = model if model in [found.id for found in models] else models[0].id
             self._is_ours = models[0].owned_by == "harness"
-        except Exception:  # some servers have no such list; the request below shows whether this one works
+        except (
+            Exception
+        ):  # some servers have no such list; the request below shows whether this one works
             pass
         ids = self.tokenizer("a")["input_ids"]
         question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
@@ -137,7 +151,11 @@ class ServerArm(Arm):
                 return
             if request.error.code not in (400, 404, 422):
                 break
-        setting = "engine.regular_url" if self.name == "regular" and self.settings.regular_url else "engine.url"
+        setting = (
+            "engine.regular_url"
+            if self.name == "regular" and self.settings.regular_url
+            else "engine.url"
+        )
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
     def _body(self, question: Question, prompt: Sequence[int], index: int) -> dict[str, Any]:
@@ -170,10 +188,14 @@ class ServerArm(Arm):
                 # The random numbers of `engine=local`.
                 body["extra_body"] |= {"seed": question.seed, "index": index}
         elif decoding.top_k:
-            raise SettingError("decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k)
+            raise SettingError(
+                "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
+            )
         return body
 
-    async def _ask_all(self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals) -> None:
+    async def _ask_all(
+        self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals
+    ) -> None:
         """Send all requests: `batch_size` at a time, or at random times, the same ones for both arms."""
         rate, drawn, requests = self.settings.rate, random.Random(seed), self.last_requests
         gaps = [0.0, *(drawn.expovariate(rate) if rate else 0.0 for _ in bodies[1:])]
@@ -186,7 +208,9 @@ class ServerArm(Arm):
 
         await asyncio.gather(*(ask(row, due) for row, due in enumerate(itertools.accumulate(gaps))))
 
-    async def _ask(self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]) -> None:
+    async def _ask(
+        self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
+    ) -> None:
         """Send one request, and record its course in `request`; `add` gets its tokens, or none at its end."""
         request.started_ns, started = time.time_ns(), time.perf_counter()
         finished, timeout_s = False, self.settings.timeout_s
@@ -205,7 +229,9 @@ class ServerArm(Arm):
                             request.token_ids += tokens
                             add(tokens)
                         finished = finished or choice.get("finish_reason") is not None
-                    request.num_tokens = (chunk.get("usage") or {}).get("completion_tokens") or request.num_tokens
+                    request.num_tokens = (chunk.get("usage") or {}).get(
+                        "completion_tokens"
+                    ) or request.num_tokens
                     request.read_drafts(chunk)
             if not finished:
                 raise RunError("the answer ended early")
@@ -216,7 +242,9 @@ class ServerArm(Arm):
             raise
         except Exception as error:
             message = " ".join(str(error).replace(self.client.api_key, "***").split())
-            request.error = RequestError(getattr(error, "status_code", 0), type(error).__name__, message)
+            request.error = RequestError(
+                getattr(error, "status_code", 0), type(error).__name__, message
+            )
         finally:
             request.seconds = time.perf_counter() - started
         if not request.token_ids:

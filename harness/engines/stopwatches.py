@@ -68,7 +68,11 @@ class Phases:
         kernels of the layer, and the time between them in which the GPU is idle because the layer waits for the host.
         The marks take a few microseconds per layer, which count for the phase.
         """
-        return self.seconds_in_layers[phase] / self.seconds[phase] if self.seconds_in_layers[phase] else None
+        return (
+            self.seconds_in_layers[phase] / self.seconds[phase]
+            if self.seconds_in_layers[phase]
+            else None
+        )
 
 
 @contextmanager
@@ -84,7 +88,11 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
         else:
             marks.append(time.perf_counter())
 
-    hooks = [hook for one in layers for hook in (one.register_forward_pre_hook(mark), one.register_forward_hook(mark))]
+    hooks = [
+        hook
+        for one in layers
+        for hook in (one.register_forward_pre_hook(mark), one.register_forward_hook(mark))
+    ]
     try:
         yield marks
     finally:

@@ -58,14 +58,21 @@ class Generation:
     @property
     def ms_per_token(self) -> float:
         """The time over the mean number of tokens in a row, the wait of a reader of one row."""
-        return 1000 * self.seconds * len(self.requests) / sum(request.num_tokens for request in self.requests)
+        return (
+            1000
+            * self.seconds
+            * len(self.requests)
+            / sum(request.num_tokens for request in self.requests)
+        )
 
     @property
     def times(self) -> dict[int, float]:
         """`ms_per_token` of the batch under its first index; of each answered request where they were sent."""
         if not self.sent:
             return {self.requests[0].index: self.ms_per_token}
-        return {one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered}
+        return {
+            one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered
+        }
 
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
         """Set `requests`, from the arm's own records of them, else as if its rows had been requests."""
@@ -74,10 +81,14 @@ class Generation:
             return
         self.requests = [RequestRecord(row, 0, self.started_ns) for row in self.iterations[0].rows]
         if self.question is not None:
-            for request, index, prompt in zip(self.requests, self.question.indices, self.question.prompts, strict=True):
+            for request, index, prompt in zip(
+                self.requests, self.question.indices, self.question.prompts, strict=True
+            ):
                 request.index, request.num_prompt_tokens = index, len(prompt)
         for seconds, one in zip(self.decided, self.iterations, strict=True):
-            for row, new, proposed, accepted in zip(one.rows, one.tokens, one.proposed, one.num_accepted, strict=True):
+            for row, new, proposed, accepted in zip(
+                one.rows, one.tokens, one.proposed, one.num_accepted, strict=True
+            ):
                 self.requests[row].add(new, seconds)
                 if proposed or one.verdict is not None:
                     self.requests[row].outcomes.append((len(proposed), accepted))
@@ -129,7 +140,9 @@ def run_lap(
     Raises:
         RunError: processes that share the models came to different tokens, or a request failed.
     """
-    generation = Generation(arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues)
+    generation = Generation(
+        arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues
+    )
     next_frame = 0.0
     devices.reset_peak_memory(engine.devices)
     with without_garbage_collection():
@@ -162,7 +175,9 @@ def run_lap(
     return generation
 
 
-def generate(engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False) -> Generation:
+def generate(
+    engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False
+) -> Generation:
     """As `run_lap`, without the records."""
     generation = run_lap(engine, arm, question, allow_failures=allow_failures)
     generation.iterations = []

@@ -26,7 +26,11 @@ from harness.models.tokenizers import max_context
 
 # Unless the user says otherwise: it computes in this process, so that its failures have a reason; it prints errors
 # alone, and reports to nobody.
-_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 _QUANTIZATIONS = {"4bit": "bitsandbytes"}
 # Tokens in a block of its caches, at most. One block is never used.
 _BLOCK = 128
@@ -46,19 +50,39 @@ class VllmEngine(Engine):
     """
 
     def __init__(
-        self, settings: RunSettings, decoding: DecodingSettings, planned: PlannedPair, batch_size: int, longest: int
+        self,
+        settings: RunSettings,
+        decoding: DecodingSettings,
+        planned: PlannedPair,
+        batch_size: int,
+        longest: int,
     ) -> None:
         _check(settings, planned)
-        os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+        os.environ.update(
+            {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+        )
         try:
             import vllm
         except ImportError as error:
             raise SettingError(
-                "engine", "needs the vllm package: install it into an environment together with harness", "vllm"
+                "engine",
+                "needs the vllm package: install it into an environment together with harness",
+                "vllm",
             ) from error
-        length = longest + decoding.max_new_tokens + (decoding.most_draft_tokens if settings.draft else 0) + 1
-        length = min(length, *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)))
-        common = _arguments(settings, planned) | {"max_model_len": length, "max_num_seqs": batch_size}
+        length = (
+            longest
+            + decoding.max_new_tokens
+            + (decoding.most_draft_tokens if settings.draft else 0)
+            + 1
+        )
+        length = min(
+            length,
+            *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)),
+        )
+        common = _arguments(settings, planned) | {
+            "max_model_len": length,
+            "max_num_seqs": batch_size,
+        }
         if not planned.gpus:
             # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be set back.
             common["max_num_batched_tokens"] = max(2048, batch_size * length)
@@ -71,7 +95,12 @@ class VllmEngine(Engine):
             # What vLLM keeps of recurrent models it sizes itself.
             stateless = not any(sketch.state_bytes for sketch in sketches)
             arguments |= {"kv_cache_memory_bytes": (cache // split or None) if stateless else None}
-            return VllmArm(name, self, common | arguments, cache + sum(sketch.weight_bytes for sketch in sketches))
+            return VllmArm(
+                name,
+                self,
+                common | arguments,
+                cache + sum(sketch.weight_bytes for sketch in sketches),
+            )
 
         target, *drafts = planned.sketches
         self.arms: list[VllmArm] = [arm("regular", [target])]
@@ -82,10 +111,14 @@ class VllmEngine(Engine):
             self.arms.append(arm("speculative", [target, *drafts], **config))
         free = free_memory(planned.gpus)
         room = min((free[gpu] for gpu in planned.gpus), default=free["cpu"] // split) * split
-        needed = sum(arm.num_bytes + round(settings.placement.reserve_gb * 1e9) * split for arm in self.arms)
+        needed = sum(
+            arm.num_bytes + round(settings.placement.reserve_gb * 1e9) * split for arm in self.arms
+        )
         # Then each arm is asked everything at once, and both are loaded only once.
         self.queues = len(self.arms) > 1 and needed > room
-        notes = [", eager"] * (settings.runner == "eager") + [", one arm after the other"] * self.queues
+        notes = [", eager"] * (settings.runner == "eager") + [
+            ", one arm after the other"
+        ] * self.queues
         self.runner = f"vLLM {vllm.__version__}" + "".join(notes)
         self.setup_seconds = 0.0
         for loaded in self.arms[: 1 if self.queues else None]:
@@ -135,9 +168,16 @@ class VllmArm(Arm):
         """See `Arm.stream`. There is a record for each of vLLM's steps that decided tokens."""
         ours = self.arguments.get("speculative_config", {}).get("num_speculative_tokens")
         k = question.decoding.num_draft_tokens
-        require(ours in (None, k), "decoding.num_draft_tokens", f"must be {ours}, for which vLLM was started", k)
+        require(
+            ours in (None, k),
+            "decoding.num_draft_tokens",
+            f"must be {ours}, for which vLLM was started",
+            k,
+        )
         llm, pairs = self.engine.start(self), zip(question.indices, question.prompts, strict=True)
-        requests = self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
+        requests = self.last_requests = [
+            RequestRecord(index, len(prompt)) for index, prompt in pairs
+        ]
         parameters = [_sampling_parameters(question, index) for index in question.indices]
 
         def arrivals() -> Iterator[dict[int, list[int]]]:
@@ -146,18 +186,26 @@ class VllmArm(Arm):
                 for row, prompt in enumerate(question.prompts):
                     rows[identity := f"{self.name}-{next(self._ids)}"] = row
                     requests[row].started_ns = time.time_ns()
-                    llm.add_request(identity, {"type": "token", "prompt_token_ids": list(prompt)}, parameters[row])
+                    llm.add_request(
+                        identity,
+                        {"type": "token", "prompt_token_ids": list(prompt)},
+                        parameters[row],
+                    )
                 while rows:
                     new = {}
                     for output in llm.step():
                         row, completion = rows[output.request_id], output.outputs[0]
                         if tokens := list(completion.token_ids):
-                            requests[row].add(tokens, (time.time_ns() - requests[row].started_ns) / 1e9)
+                            requests[row].add(
+                                tokens, (time.time_ns() - requests[row].started_ns) / 1e9
+                            )
                             new[row] = tokens
                         if output.finished:
                             del rows[output.request_id]
                             if (metrics := completion.spec_decode_metrics) is not None:
-                                requests[row].read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+                                requests[row].read_drafts(
+                                    {"metrics": {"speculative_decoding": metrics.to_dict()}}
+                                )
                     yield new
             except Exception as exception:
                 raise _explained(exception) from exception
@@ -173,10 +221,17 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
     draft: Any = planned.drafting
     config: dict[str, Any] = {"num_speculative_tokens": decoding.num_draft_tokens}
     if draft.method == "lookup":
-        return config | {"method": "ngram", "prompt_lookup_max": draft.max_ngram, "prompt_lookup_min": draft.min_ngram}
+        return config | {
+            "method": "ngram",
+            "prompt_lookup_max": draft.max_ngram,
+            "prompt_lookup_min": draft.min_ngram,
+        }
     if draft.method == "suffix":
         cached = 10_000 if draft.shared else 0
-        config |= {"suffix_decoding_max_tree_depth": draft.max_depth, "suffix_decoding_max_cached_requests": cached}
+        config |= {
+            "suffix_decoding_max_tree_depth": draft.max_depth,
+            "suffix_decoding_max_cached_requests": cached,
+        }
         return config | {"method": "suffix", "suffix_decoding_min_token_prob": draft.least_chance}
     config["draft_sample_method"] = "greedy" if draft.sampling == "greedy" else "probabilistic"
     if draft.method == "mtp":
@@ -197,15 +252,25 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
     if (draft := settings.draft) is not None:
-        k, rule = settings.decoding.num_draft_tokens, "must be a model, a head, lookup, suffix or mtp with engine=vllm"
+        k, rule = (
+            settings.decoding.num_draft_tokens,
+            "must be a model, a head, lookup, suffix or mtp with engine=vllm",
+        )
         require(draft.method != "early_exit", "draft", rule, draft.name)
         rule = "must have the model's tokenizer with engine=vllm"
         require(planned.translation is None, "draft", rule, draft.name)
         rule = "must be null with engine=vllm, which reads the head's"
         require(draft.layers is None, "draft.layers", rule, draft.layers)
         rule = "is for suffix with engine=vllm"
-        require(draft.threshold is None or draft.method == "suffix", "draft.threshold", rule, draft.threshold)
-        require(isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k)
+        require(
+            draft.threshold is None or draft.method == "suffix",
+            "draft.threshold",
+            rule,
+            draft.threshold,
+        )
+        require(
+            isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k
+        )
     for role, model in {"model": settings.model, **({"draft": draft} if draft else {})}.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
         rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"

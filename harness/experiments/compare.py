@@ -36,7 +36,9 @@ from harness.results.schema import CompareRow
 _WARMUP_TOKENS = 8
 # A prepared runner decodes longer prompts as well, but more slowly.
 _LONGEST_FAST_PROMPT = 512
-_WELCOME = "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
+_WELCOME = (
+    "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
+)
 # What can change while the models stay loaded.
 _CHANGEABLE = [name for name in setting_names(CompareSettings) if name.startswith("decoding.")]
 _CHANGEABLE += ["view", "seed", "chat_template"]
@@ -58,7 +60,9 @@ class Compare(Experiment):
         self._examples = load_prompts(settings.prompts).prompts
         self._interactive = settings.prompt is None and sys.stdin.isatty()
         # With json=true stdout is for records alone.
-        self._console = plain_console(stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+        self._console = plain_console(
+            stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH
+        )
         self._num_races = 0
         self._opened: DecodingSettings | None = None
         self._written: str | None = None
@@ -78,7 +82,9 @@ class Compare(Experiment):
                     self._say(_describe(session), "bold")
                     self._say(_WELCOME)
                     history = session.kept_in / ".compare_history"
-                    self._hold(session, typed_lines(history, [example.text for example in self._examples]))
+                    self._hold(
+                        session, typed_lines(history, [example.text for example in self._examples])
+                    )
                 else:
                     self._hold(session, piped_lines())
         finally:
@@ -119,7 +125,9 @@ class Compare(Experiment):
                 if self.settings.json and not line.startswith(":"):
                     _print_json({"prompt": line, "status": "failed", "error": str(error)})
         if num_lines == 0 and not self._interactive:
-            raise SettingError("prompt", "must be given without a terminal: prompt=..., or one per line on stdin")
+            raise SettingError(
+                "prompt", "must be given without a terminal: prompt=..., or one per line on stdin"
+            )
         if num_failed and not self._interactive:
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
@@ -131,7 +139,11 @@ class Compare(Experiment):
             self._say(f"> {prompt}", "bold")
         laps: dict[str, Generation] = {}
         rejected: list[Rejection] = []
-        found: dict[str, Any] = {"prompt_index": self._num_races, "prompt": prompt, "num_prompt_tokens": len(token_ids)}
+        found: dict[str, Any] = {
+            "prompt_index": self._num_races,
+            "prompt": prompt,
+            "num_prompt_tokens": len(token_ids),
+        }
         session.status, session.error = "ok", None
         try:
             with session.watch():
@@ -163,7 +175,9 @@ class Compare(Experiment):
         settings: Any = session.settings
         if settings.json or settings.view == "race":
             return run_lap(engine, arm, question)
-        lane = Lane(self._console, arm.name, session.tokenizer, question.prompts[0], "origins" in arm.tells)
+        lane = Lane(
+            self._console, arm.name, session.tokenizer, question.prompts[0], "origins" in arm.tells
+        )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)
             lane.show(lap)
@@ -196,7 +210,9 @@ def _obey(line: str, session: Session) -> str:
     if word == ":help":
         return _HELP
     if word != ":set":
-        raise SettingError(word, f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}")
+        raise SettingError(
+            word, f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
+        )
     if rest:
         session.settings = changed(session.settings, rest[0], _CHANGEABLE)
         return _describe(session)
@@ -213,14 +229,22 @@ def _describe(session: Session) -> str:
 
 
 def _record(
-    row: CompareRow, speculative: Generation | None, rejected: Sequence[Rejection], tokenizer: PreTrainedTokenizerBase
+    row: CompareRow,
+    speculative: Generation | None,
+    rejected: Sequence[Rejection],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
     """The row as JSON, with the origin of each token, and every rejection."""
     record = {name: getattr(row, name) for name in row.columns()}
     if speculative is not None:
-        pairs = [pair for one in speculative.iterations for pair in zip(one.tokens[0], one.origins[0], strict=True)]
+        pairs = [
+            pair
+            for one in speculative.iterations
+            for pair in zip(one.tokens[0], one.origins[0], strict=True)
+        ]
         record["speculative_tokens"] = [
-            {"token": token, "text": token_text(tokenizer, token), "origin": origin} for token, origin in pairs
+            {"token": token, "text": token_text(tokenizer, token), "origin": origin}
+            for token, origin in pairs
         ]
         record["origins"] = {origin: sum(each == origin for _, each in pairs) for origin in Origin}
         record["rejections"] = [rejection._asdict() for rejection in rejected]
@@ -229,7 +253,10 @@ def _record(
 
 def _print_json(record: dict[str, Any]) -> None:
     # At once: a program may wait for it.
-    print(json.dumps(record, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")), flush=True)
+    print(
+        json.dumps(record, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")),
+        flush=True,
+    )
 
 
 EXPERIMENT = Compare

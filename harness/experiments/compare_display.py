@@ -45,7 +45,9 @@ def plain_console(**arguments: Any) -> LastingConsole:
     """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
     # Rich obeys a NO_COLOR that is set but empty; https://no-color.org asks for one that is not empty.
     no_color = bool(os.environ.get("NO_COLOR"))
-    return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **arguments)
+    return LastingConsole(
+        highlight=False, markup=False, emoji=False, no_color=no_color, **arguments
+    )
 
 
 class Lane:
@@ -56,7 +58,12 @@ class Lane:
     """
 
     def __init__(
-        self, console: Console, arm: str, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], legend: bool = True
+        self,
+        console: Console,
+        arm: str,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Sequence[int],
+        legend: bool = True,
     ) -> None:
         self.console = console
         self.num_tokens = 0
@@ -89,9 +96,14 @@ class Lane:
         self._append(self._detokenizer.flush())
         self._text.rstrip()
 
-    def parts(self, width: int, height: int | None) -> tuple[RenderableType, RenderableType, RenderableType]:
+    def parts(
+        self, width: int, height: int | None
+    ) -> tuple[RenderableType, RenderableType, RenderableType]:
         """Heading, text and clock, with no more of the text's last lines than `height` has room for."""
-        clock = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}", f"{self._seconds:.2f} s"]
+        clock = [
+            f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}",
+            f"{self._seconds:.2f} s",
+        ]
         if self.num_tokens and self._seconds:
             clock.append(f"{self.num_tokens / self._seconds:.1f} tokens/s")
         if self._seconds_to_first_token is not None:
@@ -166,7 +178,13 @@ def show_race(
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
-        pace = f"{1 / speed:.2g}× slower" if speed < 1 else f"{speed:.2g}× faster" if speed > 1 else "at real speed"
+        pace = (
+            f"{1 / speed:.2g}× slower"
+            if speed < 1
+            else f"{speed:.2g}× faster"
+            if speed > 1
+            else "at real speed"
+        )
         console.print(f"Both were measured, one after the other. Replayed {pace}.", style="dim")
         with _screen(console) as screen, contextlib.suppress(KeyboardInterrupt):
             began, at = time.perf_counter(), 0.0
@@ -184,7 +202,9 @@ def show_race(
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
     """Gives the function that draws lanes in place; they are gone at the end of the block."""
-    with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as screen:
+    with Live(
+        console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
+    ) as screen:
         yield lambda lanes: screen.update(view(lanes, console.height), refresh=True)
 
 

@@ -48,17 +48,23 @@ def choose_contexts(
         ]
         for index, prompt in enumerate(prompts)
     ]
-    openness = dict.fromkeys((context.token_ids for contexts in places for context in contexts), 0.0)
+    openness = dict.fromkeys(
+        (context.token_ids for contexts in places for context in contexts), 0.0
+    )
     for batch in in_batches(list(openness), REFERENCE_BATCH):
         # Ranks may round differently, and must not read different contexts.
-        openness |= zip(batch, of_rank_0(recovered_entropy(reference, batch, decoding)).tolist(), strict=True)
+        openness |= zip(
+            batch, of_rank_0(recovered_entropy(reference, batch, decoding)).tolist(), strict=True
+        )
     chosen: dict[tuple[int, ...], Context] = {}
     for contexts in places:
         # Prompts that begin alike have contexts in common; only one of them draws from each.
         if left := [context for context in contexts if context.token_ids not in chosen]:
             best = max(left, key=lambda context: openness[context.token_ids])
             chosen[best.token_ids] = best
-    return sorted(chosen.values(), key=lambda context: openness[context.token_ids], reverse=True)[:NUM_CONTEXTS]
+    return sorted(chosen.values(), key=lambda context: openness[context.token_ids], reverse=True)[
+        :NUM_CONTEXTS
+    ]
 
 
 def last_contexts(prompts: Sequence[Sequence[int]]) -> list[Context]:
@@ -70,7 +76,9 @@ def last_contexts(prompts: Sequence[Sequence[int]]) -> list[Context]:
     return list(found.values())[:NUM_CONTEXTS]
 
 
-def recovered_entropy(reference: Reference, contexts: Sequence[Sequence[int]], decoding: DecodingSettings) -> Tensor:
+def recovered_entropy(
+    reference: Reference, contexts: Sequence[Sequence[int]], decoding: DecodingSettings
+) -> Tensor:
     """How much is left to the recovered token after each context: [B], in nats.
 
     The chance that the likeliest first token is drawn and the proposal behind it rejected, times the entropy of what a
@@ -85,5 +93,7 @@ def recovered_entropy(reference: Reference, contexts: Sequence[Sequence[int]], d
         residual = (residual - drafted).clamp(min=0)
     rejection = residual.sum(-1, keepdim=True)
     # Where nothing can be rejected there is no recovered token.
-    entropy = torch.special.entr(residual / rejection.clamp(min=torch.finfo(residual.dtype).tiny)).sum(-1)
+    entropy = torch.special.entr(
+        residual / rejection.clamp(min=torch.finfo(residual.dtype).tiny)
+    ).sum(-1)
     return first.values * rejection.squeeze(-1) * entropy

@@ -52,16 +52,24 @@ class Distill(Experiment):
         measured = session.encode(before.prompts)
         rows = max(settings.batch_size, settings.texts_per_step)
         longest = max(map(len, (*token_ids, *measured)))
-        placed = session.place(rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens))
+        placed = session.place(
+            rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens)
+        )
         assert placed is not None
         assert settings.draft is not None
         if placed.head is not None and placed.head.kind not in ("eagle3", "dflash", "medusa"):
-            rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {placed.head.kind}"
+            rule = (
+                f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {placed.head.kind}"
+            )
             raise SettingError("draft", rule, settings.draft.name)
         pair = session.pair
-        module: Any = pair.draft.model if pair.head is None and pair.draft is not None else pair.head
+        module: Any = (
+            pair.draft.model if pair.head is None and pair.draft is not None else pair.head
+        )
         if pair.head is not None:
-            module.to(pair.target.input_device)  # where it is trained; a GPU with more room may have been found for it
+            module.to(
+                pair.target.input_device
+            )  # where it is trained; a GPU with more room may have been found for it
         dtype = next(module.parameters()).dtype
         if settings.draft.method == "new_head":
             torch.manual_seed(settings.seed)
@@ -86,7 +94,8 @@ class Distill(Experiment):
         tail = losses[-max(1, len(losses) // 10) :]
         self.figures = {
             "num_texts": len(texts),
-            "num_learned_tokens": settings.epochs * sum(len(text.tokens) - text.prompt_length for text in texts),
+            "num_learned_tokens": settings.epochs
+            * sum(len(text.tokens) - text.prompt_length for text in texts),
             "num_steps": len(losses),
             "loss": sum(tail) / len(tail),
             "training_s": time.perf_counter() - started,
@@ -107,7 +116,9 @@ class Distill(Experiment):
                 rows.append(DistillRow(**(asked | measured | figures)))
         return rows
 
-    def _answers(self, session: Session, token_ids: Sequence[Sequence[int]], longest: int) -> list[Text]:
+    def _answers(
+        self, session: Session, token_ids: Sequence[Sequence[int]], longest: int
+    ) -> list[Text]:
         """The target's answer to each prompt at each temperature; those that are there already are read."""
         settings, file = self.settings, self.work / "answers.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
@@ -115,18 +126,28 @@ class Distill(Experiment):
         kept = [line for line in lines if line.endswith("\n")]
         answered = [json.loads(line) for line in kept]
         indices = in_batches(range(len(token_ids)), settings.texts_per_step)
-        batches = [(temperature, batch) for temperature in settings.temperatures for batch in indices]
+        batches = [
+            (temperature, batch) for temperature in settings.temperatures for batch in indices
+        ]
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.answer_tokens)
         engine = session.open(settings.texts_per_step, longest, decoding)
-        with file.open("w", encoding="utf-8") as store, progress("answering", len(batches)) as advance:
+        with (
+            file.open("w", encoding="utf-8") as store,
+            progress("answering", len(batches)) as advance,
+        ):
             store.writelines(kept)
             for number, (temperature, batch) in enumerate(batches):
                 if number >= len(answered):
                     # Each answer has its own random numbers, apart from those of the measured prompts.
                     first = settings.num_prompts + number * settings.texts_per_step
                     how = dataclasses.replace(decoding, temperature=temperature)
-                    prompts, streams = [token_ids[index] for index in batch], range(first, first + len(batch))
-                    tokens = generate(engine, engine.arms[0], session.ask(prompts, streams, how)).tokens
+                    prompts, streams = (
+                        [token_ids[index] for index in batch],
+                        range(first, first + len(batch)),
+                    )
+                    tokens = generate(
+                        engine, engine.arms[0], session.ask(prompts, streams, how)
+                    ).tokens
                     answered.append(tokens)
                     store.write(json.dumps(tokens) + "\n")
                     store.flush()
@@ -146,19 +167,29 @@ class Distill(Experiment):
             assert session.placed is not None
             assert session.placed.head is not None
             save_head(session.placed.head.raw, module, self.work / "draft", torch.bfloat16)
-        for file in sorted((self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"):
+        for file in sorted(
+            (self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"
+        ):
             file.replace(self.output / file.name)
         (self.work / "answers.jsonl").replace(self.output / "answers.jsonl")
         shutil.rmtree(self.work)
-        say(f"trained draft: draft=./{self.output}" if not self.output.is_absolute() else f"draft={self.output}")
+        say(
+            f"trained draft: draft=./{self.output}"
+            if not self.output.is_absolute()
+            else f"draft={self.output}"
+        )
 
     def _claim(self) -> None:
         """Take the output directory, or go on with the same training that it holds."""
         if (self.output / "config.json").exists():
-            raise SettingError("output", "holds a draft already: choose another directory", str(self.output))
+            raise SettingError(
+                "output", "holds a draft already: choose another directory", str(self.output)
+            )
         settings = dataclasses.asdict(self.settings)
         digest = hashlib.sha256(
-            json.dumps([settings[name] for name in self.settings.LEARNED], default=str, sort_keys=True).encode()
+            json.dumps(
+                [settings[name] for name in self.settings.LEARNED], default=str, sort_keys=True
+            ).encode()
         ).hexdigest()
         file = self.work / "settings"
         if self.settings.resume and file.exists() and file.read_text(encoding="utf-8") != digest:

@@ -33,7 +33,10 @@ def encode_set(
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{found} and are left out")
         kept = sorted(set(range(len(prompts))).difference(long))
-        prompts, token_ids = tuple(prompts[place] for place in kept), [token_ids[place] for place in kept]
+        prompts, token_ids = (
+            tuple(prompts[place] for place in kept),
+            [token_ids[place] for place in kept],
+        )
         counts["num_skipped"] = len(long)
     elif too_long == "truncate" and long and room is not None and room > 1:
         say(f"{found}: their last {room} tokens are read")
@@ -42,7 +45,9 @@ def encode_set(
         counts["num_truncated"] = len(long)
     else:
         advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
-        planned.check_context(token_ids, new_tokens, said=f"{found}; the longest has {{}} tokens; ", advice=advice)
+        planned.check_context(
+            token_ids, new_tokens, said=f"{found}; the longest has {{}} tokens; ", advice=advice
+        )
     if described := prompt_set.described(prompts):
         say(described)
     if template == "never" and (num_chats := sum(len(chat) > 1 for chat in chats)):

@@ -16,7 +16,13 @@ from harness.engines.protocol import Question
 from harness.engines.timing import Generation
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
-from harness.experiments.questions import Problem, check_answer_length, draw_problems, line_end_tokens, read_answer
+from harness.experiments.questions import (
+    Problem,
+    check_answer_length,
+    draw_problems,
+    line_end_tokens,
+    read_answer,
+)
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.experiments.tasks import TASKS
 from harness.report.accuracy import eval_document
@@ -24,7 +30,12 @@ from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows, read_answers
 from harness.results.measurement import measurement_digest
 from harness.results.schema import AnswerRow, EvalRow
-from harness.results.statistics import difference_of_paired_proportions, mcnemar_p_value, wald_interval, wilson_interval
+from harness.results.statistics import (
+    difference_of_paired_proportions,
+    mcnemar_p_value,
+    wald_interval,
+    wilson_interval,
+)
 
 PROMPTS_FILE = "eval_prompts.csv"
 
@@ -49,13 +60,22 @@ class Evaluation(Experiment):
 
     def __init__(self, settings: EvalSettings) -> None:
         # A batch has one seed, so that none is larger.
-        self.settings = dataclasses.replace(settings, batch_size=min(settings.batch_size, settings.num_prompts))
+        self.settings = dataclasses.replace(
+            settings, batch_size=min(settings.batch_size, settings.num_prompts)
+        )
         self.asked = settings
         task = TASKS[settings.task]
-        drawn = (draw_problems(task, settings.operands, seed, settings.num_prompts) for seed in settings.seeds)
+        drawn = (
+            draw_problems(task, settings.operands, seed, settings.num_prompts)
+            for seed in settings.seeds
+        )
         self.problems = [problem for problems in drawn for problem in problems]
-        published = settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
-        self.published = task.published.get(without_suffixes(settings.model.name), {}) if published else {}
+        published = (
+            settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
+        )
+        self.published = (
+            task.published.get(without_suffixes(settings.model.name), {}) if published else {}
+        )
         self.answers: Answers = {}
         self.resumed: set[tuple[int, int]] = set()
         self.smallest_batch: int | None = None
@@ -68,9 +88,15 @@ class Evaluation(Experiment):
         digest = measurement_digest(self.asked, leaving_out=_NOT_OF_AN_ANSWER)
         store = session.kept_in / "eval_answers" / f"{digest}.csv"
         if settings.resume and (found := self._answered(store)):
-            given = [dataclasses.replace(row, run=session.run) for arms in found.values() for row in arms.values()]
+            given = [
+                dataclasses.replace(row, run=session.run)
+                for arms in found.values()
+                for row in arms.values()
+            ]
             wanted = len(problems) * len(settings.arms)
-            say(f"{len(given)} of {wanted} answers are in {store} already; resume=false measures again")
+            say(
+                f"{len(given)} of {wanted} answers are in {store} already; resume=false measures again"
+            )
             session.append(PROMPTS_FILE, given)
             self.answers |= found
             self.resumed = set(found)
@@ -97,13 +123,17 @@ class Evaluation(Experiment):
                     "seed": str(seed),
                     "published_accuracy": self.published.get(arm),
                     "operands": "-".join(map(str, self.settings.operands)),
-                    "prompts_digest": hashlib.sha256("\n".join(p.prompt for p in problems).encode()).hexdigest()[:12],
+                    "prompts_digest": hashlib.sha256(
+                        "\n".join(p.prompt for p in problems).encode()
+                    ).hexdigest()[:12],
                     "smallest_batch": self.smallest_batch,
                     "num_resumed": sum(key in self.resumed for key in keys),
                 }
                 if arm != "regular" and mine:
                     regular = [answers[key]["regular"] for key in keys]
-                    columns |= _against(regular, mine, greedy=self.settings.decoding.temperature == 0)
+                    columns |= _against(
+                        regular, mine, greedy=self.settings.decoding.temperature == 0
+                    )
                 rows.append(session.row(EvalRow, **columns, **_figures(mine)))
         return rows
 
@@ -115,13 +145,22 @@ class Evaluation(Experiment):
         """
         size = self.settings.batch_size
         session.open(size, max(map(len, token_ids)), share_prefix=True)
-        asked = {problem.key: (problem, prompt) for problem, prompt in zip(self.problems, token_ids, strict=True)}
+        asked = {
+            problem.key: (problem, prompt)
+            for problem, prompt in zip(self.problems, token_ids, strict=True)
+        }
         stop = line_end_tokens(session.tokenizer)
         # A batch has one seed, because its random numbers have.
-        pending = [[key for key in asked if key[0] == seed and key not in self.answers] for seed in self.settings.seeds]
+        pending = [
+            [key for key in asked if key[0] == seed and key not in self.answers]
+            for seed in self.settings.seeds
+        ]
         questions = [
             session.ask(
-                [asked[key][1] for key in keys], [index for _, index in keys], seed=keys[0][0], stop_tokens=stop
+                [asked[key][1] for key in keys],
+                [index for _, index in keys],
+                seed=keys[0][0],
+                stop_tokens=stop,
             )
             for of_seed in pending
             for keys in in_batches(of_seed, size)
@@ -130,12 +169,21 @@ class Evaluation(Experiment):
         def note(question: Question, generations: dict[str, Generation]) -> str:
             problems = [asked[question.seed, index][0] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(problems))
-            given = [row for arm, one in generations.items() for row in _read(session, arm, problems, one)]
+            given = [
+                row
+                for arm, one in generations.items()
+                for row in _read(session, arm, problems, one)
+            ]
             session.append(PROMPTS_FILE, given)
             append_rows(store, given)
             self.answers |= _by_question(given)
-            correct = {arm: [of_one[arm].correct for of_one in self.answers.values()] for arm in self.settings.arms}
-            return ", ".join(f"{arm} {statistics.fmean(of_arm):.1%}" for arm, of_arm in correct.items())
+            correct = {
+                arm: [of_one[arm].correct for of_one in self.answers.values()]
+                for arm in self.settings.arms
+            }
+            return ", ".join(
+                f"{arm} {statistics.fmean(of_arm):.1%}" for arm, of_arm in correct.items()
+            )
 
         session.race(questions, note, num_warmup=1)
 
@@ -156,10 +204,14 @@ def _by_question(rows: Sequence[AnswerRow]) -> Answers:
     return answers
 
 
-def _read(session: Session, arm: str, batch: Sequence[Problem], generation: Generation) -> Iterator[AnswerRow]:
+def _read(
+    session: Session, arm: str, batch: Sequence[Problem], generation: Generation
+) -> Iterator[AnswerRow]:
     """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
     for problem, request in zip(batch, generation.requests, strict=True):
-        text = session.tokenizer.decode(request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = session.tokenizer.decode(
+            request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         completion, answer = read_answer(str(text))
         yield session.row(
             AnswerRow,
@@ -189,18 +241,24 @@ def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
         "num_correct": correct,
         "num_parsed": sum(answer.answer is not None for answer in answers),
         "num_tokens": sum(answer.num_tokens for answer in answers),
-        "ms_per_answer": statistics.fmean(answer.time_ms for answer in answers) if answers else None,
+        "ms_per_answer": statistics.fmean(answer.time_ms for answer in answers)
+        if answers
+        else None,
         **wald_interval(correct, total).columns("accuracy", "wald_low", "wald_high"),
         **wilson_interval(correct, total).columns("accuracy", "wilson_low", "wilson_high"),
     }
 
 
-def _against(regular: Sequence[AnswerRow], other: Sequence[AnswerRow], greedy: bool) -> dict[str, Any]:
+def _against(
+    regular: Sequence[AnswerRow], other: Sequence[AnswerRow], greedy: bool
+) -> dict[str, Any]:
     """The other arm's answers compared with the regular arm's answers to the same questions."""
     first, second = [answer.correct for answer in regular], [answer.correct for answer in other]
     difference = difference_of_paired_proportions(first, second)
     pairs = list(zip(first, second, strict=True))
-    same = sum(mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True))
+    same = sum(
+        mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True)
+    )
     return {
         **difference.columns("difference", "difference_low", "difference_high"),
         "mcnemar_p_value": mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True))),

@@ -67,7 +67,12 @@ class PairKeeper:
         return self._pair
 
     def open(
-        self, settings: RunSettings, decoding: DecodingSettings, batch_size: int, longest_prompt: int, **options: Any
+        self,
+        settings: RunSettings,
+        decoding: DecodingSettings,
+        batch_size: int,
+        longest_prompt: int,
+        **options: Any,
     ) -> Engine:
         """The engine that the settings name, for questions with this `decoding`; the only place that knows them all.
 

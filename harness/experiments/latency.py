@@ -54,7 +54,9 @@ class Measurement:
     @property
     def times(self) -> dict[int, float]:
         """Milliseconds per token, see `Generation.times`."""
-        return {index: ms for generation in self.generations for index, ms in generation.times.items()}
+        return {
+            index: ms for generation in self.generations for index, ms in generation.times.items()
+        }
 
     @property
     def acceptance(self) -> Acceptance:
@@ -80,7 +82,9 @@ class Latency(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = self.settings
-        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, settings.decoding.max_new_tokens)
+        self.prompts, token_ids = session.encode_set(
+            self.prompt_set, self.prompts, settings.decoding.max_new_tokens
+        )
         self._check_batch()
         if self.overridden:
             say(self.overridden)
@@ -114,7 +118,9 @@ class Latency(Experiment):
         for name, measurement in self.measured.items():
             requests = measurement.requests
             if not any(request.answered for request in requests):
-                raise RunError(f"{name}: all {len(requests)} requests failed, the first with {requests[0].error}")
+                raise RunError(
+                    f"{name}: all {len(requests)} requests failed, the first with {requests[0].error}"
+                )
         # On average half of the new tokens are there.
         context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
         if placed is not None:
@@ -126,23 +132,37 @@ class Latency(Experiment):
         """One row per arm, with None for anything that was not measured."""
         digest = self.prompt_set.digest
         return [
-            session.row(LatencyRow, measurement.acceptance, arm=name, prompts_digest=digest, **self._figures(name))
+            session.row(
+                LatencyRow,
+                measurement.acceptance,
+                arm=name,
+                prompts_digest=digest,
+                **self._figures(name),
+            )
             for name, measurement in self.measured.items()
         ]
 
     def document(self, rows: Sequence[LatencyRow]) -> Document:
         """The report of this run, and its profiles."""
-        return [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
+        return (
+            [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
+        )
 
     def _check_batch(self) -> None:
         size, number = self.settings.batch_size, len(self.prompts)
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
-    def _compare_texts(self, engine: Engine, question: Question, generations: dict[str, Generation]) -> None:
+    def _compare_texts(
+        self, engine: Engine, question: Question, generations: dict[str, Generation]
+    ) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part."""
         decoding = question.decoding
-        if decoding.temperature == 0 and decoding.synthetic_acceptance is None and len(generations) > 1:
+        if (
+            decoding.temperature == 0
+            and decoding.synthetic_acceptance is None
+            and len(generations) > 1
+        ):
             found = self.measured["speculative"].divergences
             requests = (generations[name].requests for name in self.measured)
             for prompt, regular, other in zip(question.prompts, *requests, strict=True):
@@ -176,11 +196,17 @@ class Latency(Experiment):
     def _figures(self, name: str) -> dict[str, Any]:
         """The columns of an arm."""
         measurement = self.measured[name]
-        generations, times, requests = measurement.generations, list(measurement.times.values()), measurement.requests
+        generations, times, requests = (
+            measurement.generations,
+            list(measurement.times.values()),
+            measurement.requests,
+        )
         answered = [request for request in requests if request.answered]
         seconds = sum(generation.seconds for generation in generations)
         # A server gets all prompts as one question.
-        sizes = [size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size]
+        sizes = [
+            size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size
+        ]
         num_tokens = sum(request.num_tokens for request in answered)
         figures: dict[str, Any] = {
             "num_prompts": len(requests),
@@ -197,7 +223,9 @@ class Latency(Experiment):
                 "ms_per_token_median": statistics.median(times),
                 "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
                 "tokens_per_second_per_user": 1000 / statistics.fmean(times),
-                "time_to_first_token_ms": statistics.fmean(1000 * request.arrivals[0] for request in answered),
+                "time_to_first_token_ms": statistics.fmean(
+                    1000 * request.arrivals[0] for request in answered
+                ),
                 "peak_memory_bytes": max(peaks) or None,
             }
         if any(generation.sent for generation in generations):
@@ -206,15 +234,23 @@ class Latency(Experiment):
             roof = self.roofs[0]
             figures |= {"step_bytes": roof.step_bytes, "floor_ms": roof.floor_ms}
             # Of the target's devices together; with one device it is that device's own.
-            figures["copy_bandwidth_bytes_per_s"] = roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
+            figures["copy_bandwidth_bytes_per_s"] = (
+                roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
+            )
         pass_ms = measurement.phases.mean_ms("forward")
         if name == "regular":
-            return figures | {"target_step_ms": pass_ms, "target_8bit_share": measurement.phases.share("forward")}
+            return figures | {
+                "target_step_ms": pass_ms,
+                "target_8bit_share": measurement.phases.share("forward"),
+            }
         return figures | {"verify_ms": pass_ms} | self._against_regular(measurement)
 
     def _against_regular(self, speculative: Measurement) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
-        regular, draft_roof = self.measured["regular"], self.roofs[1] if len(self.roofs) > 1 else None
+        regular, draft_roof = (
+            self.measured["regular"],
+            self.roofs[1] if len(self.roofs) > 1 else None,
+        )
         columns: dict[str, Any] = {
             "draft_step_bytes": draft_roof and draft_roof.step_bytes,
             "draft_floor_ms": draft_roof and draft_roof.floor_ms,
@@ -232,8 +268,13 @@ class Latency(Experiment):
             columns["iteration_ms"] = 1000 * seconds / num_iterations
         if speculative.divergences:
             columns["identical_prompts"] = list(speculative.divergences.values()).count(None)
-        length, step_ms = speculative.acceptance.tokens_per_iteration, regular.phases.mean_ms("forward")
-        draft_ms, verify_ms = (speculative.phases.mean_ms(phase) for phase in ("drafting", "forward"))
+        length, step_ms = (
+            speculative.acceptance.tokens_per_iteration,
+            regular.phases.mean_ms("forward"),
+        )
+        draft_ms, verify_ms = (
+            speculative.phases.mean_ms(phase) for phase in ("drafting", "forward")
+        )
         if length and draft_ms and verify_ms and step_ms:
             columns["predicted_speedup"] = predicted_speedup(length, draft_ms, verify_ms, step_ms)
         return columns

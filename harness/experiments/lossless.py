@@ -20,7 +20,12 @@ from harness.engines.divergence import Divergence
 from harness.engines.timing import Generation
 from harness.experiments.outcomes import Floats, Outcomes, observed_outcomes
 from harness.results.acceptance import Acceptance
-from harness.results.statistics import chi_square_distance, chi_square_p_value, chi_square_tail_power, chi_square_test
+from harness.results.statistics import (
+    chi_square_distance,
+    chi_square_p_value,
+    chi_square_tail_power,
+    chi_square_test,
+)
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
@@ -82,7 +87,9 @@ class SampledCheck:
     def power(self) -> float:
         """Chance that the test sees the shift of whichever token it sees less."""
         alpha = self.significance_level
-        return chi_square_tail_power(self.degrees_of_freedom, float(self.visible.min()), alpha, self.rounding)
+        return chi_square_tail_power(
+            self.degrees_of_freedom, float(self.visible.min()), alpha, self.rounding
+        )
 
     @property
     def verdict(self) -> Finding:
@@ -92,8 +99,12 @@ class SampledCheck:
 
     def __add__(self, other: SampledCheck) -> SampledCheck:
         """Independent checks as one: a small loss everywhere shows in the sum before it shows in any part."""
-        added = "num_prompts num_draws statistic degrees_of_freedom rounding visible acceptance".split()
-        return dataclasses.replace(self, **{name: getattr(self, name) + getattr(other, name) for name in added})
+        added = (
+            "num_prompts num_draws statistic degrees_of_freedom rounding visible acceptance".split()
+        )
+        return dataclasses.replace(
+            self, **{name: getattr(self, name) + getattr(other, name) for name in added}
+        )
 
 
 def together(checks: Sequence[SampledCheck]) -> SampledCheck:
@@ -134,16 +145,24 @@ class SampledTest:
 
         It takes twice the draws of `check` to see the same shift, and half of them are the regular arm's.
         """
-        samples = [[tokens for generation in arm for tokens in generation.tokens] for arm in (regular, other)]
+        samples = [
+            [tokens for generation in arm for tokens in generation.tokens]
+            for arm in (regular, other)
+        ]
         outcomes = observed_outcomes([*samples[0], *samples[1]], self.num_tokens, 2 * MIN_EXPECTED)
         acceptance = sum((generation.acceptance for generation in other), Acceptance())
         return self._check([outcomes.count(sample) for sample in samples], outcomes, acceptance)
 
-    def _check(self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance) -> SampledCheck:
+    def _check(
+        self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance
+    ) -> SampledCheck:
         """Of one sample, or of two whose common distribution is in `outcomes`."""
         exact, num_draws = outcomes.probabilities, round(np.sum(counts[-1]))
         results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
-        others = outcomes.cached_probabilities, *(outcomes.shifted(position, self.shift) for position in (1, 2))
+        others = (
+            outcomes.cached_probabilities,
+            *(outcomes.shifted(position, self.shift) for position in (1, 2)),
+        )
         # Noncentralities: of what rounding may do, and of the shifts.
         distances = [chi_square_distance(exact, other, num_draws, MIN_EXPECTED) for other in others]
         rounding, *visible = (num_draws / len(counts) * distance for distance in distances)

@@ -47,7 +47,9 @@ class Outcomes:
     def first(self, num_tokens: int) -> Outcomes:
         """The distribution over the first tokens only."""
         known = [prefix for prefix in self.prefixes if len(prefix) <= num_tokens]
-        return Outcomes({prefix: self.prefixes[prefix] for prefix in known}, {p: self.cached[p] for p in known})
+        return Outcomes(
+            {prefix: self.prefixes[prefix] for prefix in known}, {p: self.cached[p] for p in known}
+        )
 
     @property
     def probabilities(self) -> Floats:
@@ -80,14 +82,21 @@ class Outcomes:
         counts: Counter[Prefix] = Counter()
         for tokens in continuations:
             prefix: Prefix = ()
-            while len(prefix) < len(tokens) and (longer := (*prefix, tokens[len(prefix)])) in self.prefixes:
+            while (
+                len(prefix) < len(tokens)
+                and (longer := (*prefix, tokens[len(prefix)])) in self.prefixes
+            ):
                 prefix = longer
             counts[prefix] += 1
         return np.array([counts[prefix] for prefix in self.prefixes], dtype=np.int64)
 
 
 def exact_outcomes(
-    reference: Reference, prompt: Sequence[int], decoding: DecodingSettings, num_tokens: int, min_probability: float
+    reference: Reference,
+    prompt: Sequence[int],
+    decoding: DecodingSettings,
+    num_tokens: int,
+    min_probability: float,
 ) -> Outcomes:
     """The exact distribution over the first `num_tokens` tokens after `prompt`.
 
@@ -102,7 +111,9 @@ def exact_outcomes(
         for batch in in_batches(level, REFERENCE_BATCH):
             whole = reference.logits([[*prompt, *prefix] for prefix in batch])
             behind_cache = reference.logits([prompt] * len(batch), batch) if batch[0] else whole
-            rows, cached_rows = (exact_probabilities(logits, decoding) for logits in (whole, behind_cache))
+            rows, cached_rows = (
+                exact_probabilities(logits, decoding) for logits in (whole, behind_cache)
+            )
             for prefix, row, cached_row in zip(batch, rows, cached_rows, strict=True):
                 for token in np.flatnonzero(prefixes[prefix] * row >= min_probability).tolist():
                     longer.append((*prefix, token))
@@ -112,12 +123,18 @@ def exact_outcomes(
     return Outcomes(prefixes, cached)
 
 
-def observed_outcomes(continuations: Sequence[Sequence[int]], num_tokens: int, min_count: int) -> Outcomes:
+def observed_outcomes(
+    continuations: Sequence[Sequence[int]], num_tokens: int, min_count: int
+) -> Outcomes:
     """The distribution over the first tokens of the draws; a prefix that occurs less often is not known."""
     counts = Counter(
-        tuple(tokens[:length]) for tokens in continuations for length in range(min(num_tokens, len(tokens)) + 1)
+        tuple(tokens[:length])
+        for tokens in continuations
+        for length in range(min(num_tokens, len(tokens)) + 1)
     )
-    prefixes = {prefix: count / len(continuations) for prefix, count in counts.items() if count >= min_count}
+    prefixes = {
+        prefix: count / len(continuations) for prefix, count in counts.items() if count >= min_count
+    }
     return Outcomes(prefixes, prefixes)
 
 

@@ -65,13 +65,17 @@ class Plan:
         quiet_libraries()
         settings, machine = self.settings, find_machine(self.settings)
         session.devices = [machine.name]
-        pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of)
+        pair = sketch_pair(
+            settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of
+        )
         length, new_tokens = settings.prompt_length, settings.decoding.max_new_tokens
         pair.check_context([[0] * length], new_tokens, "prompt_length", said="", value=length)
         if len(pair.checkpoints) > 1:
             (check_local if settings.weights == "stored" else check_sizes)(*pair.checkpoints)
         self.figures["draft_layers"] = pair.drafting and pair.drafting.layers
-        demand = Demand(settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner)
+        demand = Demand(
+            settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner
+        )
         case = pair.case(machine.free, demand)
         try:
             found = fit(case)
@@ -105,9 +109,13 @@ def find_machine(settings: PlanSettings) -> Machine:
     if settings.gpus is None and settings.gpu_memory is None:
         gpus = visible_gpus(dataclasses.replace(settings.placement, gpus=None))
         names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
-        counted = [f"{n} × {gpu}" if n > 1 else gpu for gpu, n in collections.Counter(names).items()]
+        counted = [
+            f"{n} × {gpu}" if n > 1 else gpu for gpu, n in collections.Counter(names).items()
+        ]
         # The slowest decides: each layer is read where it is.
-        rates = sorted((known.bandwidth_gb_s, gpu) for gpu in names if (known := known_gpu(gpu)) is not None)
+        rates = sorted(
+            (known.bandwidth_gb_s, gpu) for gpu in names if (known := known_gpu(gpu)) is not None
+        )
         name = "; ".join(counted) or f"{cpu_name() or 'the CPU'}, main memory"
         machine = Machine(free_memory(gpus), name, {gpu: rate for rate, gpu in rates[:1]})
     else:
@@ -117,24 +125,43 @@ def find_machine(settings: PlanSettings) -> Machine:
                 rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
                 raise SettingError("gpu_memory", rule)
             memory = free_memory([0])[0]
-        free: Memory = {**dict.fromkeys(range(count), memory), "cpu": psutil.virtual_memory().available}
-        sold = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1] or known_gpus()
+        free: Memory = {
+            **dict.fromkeys(range(count), memory),
+            "cpu": psutil.virtual_memory().available,
+        }
+        sold = [
+            gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1
+        ] or known_gpus()
         size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
         name = f"{count} pretended GPU{'' if count == 1 else 's'} of {size}"
-        machine = Machine(free, name, {gpu.name: gpu.bandwidth_gb_s for gpu in sold}, pretended=True)
+        machine = Machine(
+            free, name, {gpu.name: gpu.bandwidth_gb_s for gpu in sold}, pretended=True
+        )
     if settings.bandwidth is not None:
-        machine = dataclasses.replace(machine, bandwidths={"the given bandwidth": settings.bandwidth})
-    for setting, asked in (("placement", settings.placement), ("model", settings.model), ("draft", settings.draft)):
+        machine = dataclasses.replace(
+            machine, bandwidths={"the given bandwidth": settings.bandwidth}
+        )
+    for setting, asked in (
+        ("placement", settings.placement),
+        ("model", settings.model),
+        ("draft", settings.draft),
+    ):
         number = asked and asked.gpus
         if number and machine.num_gpus and number > machine.num_gpus:
-            raise SettingError(f"{setting}.gpus", f"must not exceed the number of GPUs, {machine.num_gpus}", number)
+            raise SettingError(
+                f"{setting}.gpus", f"must not exceed the number of GPUs, {machine.num_gpus}", number
+            )
     return machine
 
 
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
     """The bytes of each model, and where they go."""
     free = {device_name(device): n for device, n in machine.free.items()}
-    used = {name for placed in placements for name in (*placed.bytes_per_device, *placed.cache_per_device)}
+    used = {
+        name
+        for placed in placements
+        for name in (*placed.bytes_per_device, *placed.cache_per_device)
+    }
     devices = {
         name: {
             "free": free.get(name, 0),
@@ -151,7 +178,9 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
         "free_bytes": min(n for name, n in free.items() if name != "cpu" or not machine.num_gpus),
         "reserve_bytes": int(case.placement.reserve_gb * 1e9) if machine.num_gpus else 0,
         "num_tokens": case.demand.row_tokens,
-        "needed_bytes": sum(size for device in devices.values() for kind, size in device.items() if kind != "free"),
+        "needed_bytes": sum(
+            size for device in devices.values() for kind, size in device.items() if kind != "free"
+        ),
         "devices_bytes": devices,
     }
     models = list(zip(case.models, placements, strict=True)) * (2 if case.shared else 1)
@@ -171,7 +200,9 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
     return figures
 
 
-def _limits(case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]) -> dict[str, Any]:
+def _limits(
+    case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]
+) -> dict[str, Any]:
     """The bytes that a token must read, and so its least time; and the most that speculation can gain.
 
     Speculation at its best: every draft token accepted, and verification as cheap as one step. GPUs over which every
@@ -179,7 +210,10 @@ def _limits(case: Case, placements: Sequence[Placement], bandwidths: dict[str, f
     """
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
-    tokens, rows = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2), demand.batch_size
+    tokens, rows = (
+        demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2),
+        demand.batch_size,
+    )
     steps = []
     for sketch, placed in zip(case.models, placements, strict=True):
         at_once = len(placed.bytes_per_device) if placed.split else 1
@@ -209,12 +243,18 @@ def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     if not all(any(sketch.block_caches()) or sketch.slots for sketch in case.models):
         notes.append("a model's code does not tell the size of its KV cache, which is left out")
     if offloads(placements[0].device_map):
-        notes.append("layers outside the GPUs are fetched for every token, which takes far longer than reading them")
+        notes.append(
+            "layers outside the GPUs are fetched for every token, which takes far longer than reading them"
+        )
     if placements[0].split and len(case.models) > 1 and not placements[1].split:
-        notes.append("each process has a copy of the draft; draft.placement=tensor_parallel splits it")
+        notes.append(
+            "each process has a copy of the draft; draft.placement=tensor_parallel splits it"
+        )
     if advice := advice_on_8bit(case.models, placements):
         notes.append(advice)
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
-        notes.append(f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens): the draft's are translated")
+        notes.append(
+            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens): the draft's are translated"
+        )
     return "; ".join(notes) or None

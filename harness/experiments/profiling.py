@@ -25,10 +25,15 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Ta
     Nothing else may be timed meanwhile: the profiler slows everything down.
     """
     decoding = question.decoding
-    decoding = dataclasses.replace(decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens))
+    decoding = dataclasses.replace(
+        decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens)
+    )
     shortened = dataclasses.replace(question, decoding=decoding)
     on_gpu = any(device.type == "cuda" for device in engine.devices)
-    return [_profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz", on_gpu) for arm in engine.arms]
+    return [
+        _profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz", on_gpu)
+        for arm in engine.arms
+    ]
 
 
 def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: bool) -> Table:
@@ -41,9 +46,15 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: b
     profiler.export_chrome_trace(str(file))
     # On a GPU kernels are listed, because those of a CUDA graph belong to no operator.
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [event for event in profiler.key_averages() if event.device_type == kind and not event.is_user_annotation]
+    events = [
+        event
+        for event in profiler.key_averages()
+        if event.device_type == kind and not event.is_user_annotation
+    ]
 
-    microseconds = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
+    microseconds = operator.attrgetter(
+        "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    )
     total = sum(map(microseconds, events)) or 1.0
     top = sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]
     device = "GPU" if on_gpu else "CPU"
@@ -57,7 +68,9 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: b
             Column("ms", number(2)),
             Column("share", percent),
         ),
-        tuple(TableRow((e.key, e.count, microseconds(e) / 1000, microseconds(e) / total)) for e in top),
+        tuple(
+            TableRow((e.key, e.count, microseconds(e) / 1000, microseconds(e) / total)) for e in top
+        ),
         notes=(f"trace for https://ui.perfetto.dev: {file}",),
         look="plain",
     )

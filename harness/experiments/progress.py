@@ -12,7 +12,9 @@ from harness.report.terminal import LastingConsole
 
 def say(message: str) -> None:
     """One message to the user."""
-    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(message, style="dim", markup=False)
+    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
+        message, style="dim", markup=False
+    )
 
 
 @contextmanager
@@ -24,9 +26,18 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
     Nothing is drawn between two steps: a bar that refreshes itself would take time from the measurement.
     """
     console = LastingConsole(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(
-        *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
+        *columns,
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bars:
         task = bars.add_task(description, total=total)
         bars.refresh()

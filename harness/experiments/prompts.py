@@ -25,9 +25,12 @@ from harness.config.settings import PromptSettings
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text, which says where to
 # fetch it. Only capitals count, because "Data should be fetched ..." may well be a real prompt.
-_FETCH_ORDER = re.compile(r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL)
+_FETCH_ORDER = re.compile(
+    r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
+)
 _PLACEHOLDER = re.compile(
-    r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*", re.I | re.S
+    r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
+    re.I | re.S,
 )
 # Keys of a prompt; the first that a row has counts.
 _KEYS = ("prompt", "turns", "messages", "question", "instruction")
@@ -52,7 +55,9 @@ class Prompt:
 
     def chat(self) -> list[dict[str, str]]:
         """The messages to give to a chat template; plain text is one user message."""
-        return [dict(message) for message in self.messages or ({"role": "user", "content": self.text},)]
+        return [
+            dict(message) for message in self.messages or ({"role": "user", "content": self.text},)
+        ]
 
 
 @dataclass(frozen=True)
@@ -66,19 +71,31 @@ class PromptSet:
     def take(self, count: int) -> tuple[Prompt, ...]:
         """`count` prompts, from each category in turn, in the file's order; a SettingError when there are fewer."""
         if count > len(self.prompts):
-            raise SettingError("num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count)
+            raise SettingError(
+                "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
+            )
         members: dict[str | None, list[Prompt]] = {}
         for prompt in self.prompts:
             members.setdefault(prompt.category, []).append(prompt)
-        in_turn = (prompt for turn in itertools.zip_longest(*members.values()) for prompt in turn if prompt is not None)
+        in_turn = (
+            prompt
+            for turn in itertools.zip_longest(*members.values())
+            for prompt in turn
+            if prompt is not None
+        )
         return tuple(itertools.islice(in_turn, count))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
         """Which prompts `take` took; None where they are simply the first ones, or all."""
-        if len(taken) == len(self.prompts) or len({prompt.category for prompt in self.prompts}) == 1:
+        if (
+            len(taken) == len(self.prompts)
+            or len({prompt.category for prompt in self.prompts}) == 1
+        ):
             return None
         counts = Counter(prompt.category for prompt in taken)
-        named = listed([f"{count} {category or 'without one'}" for category, count in counts.items()])
+        named = listed(
+            [f"{count} {category or 'without one'}" for category, count in counts.items()]
+        )
         return f"{len(taken)} of {len(self.prompts)} prompts ({self.name}), from each category in turn: {named}"
 
 
@@ -100,14 +117,18 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     """
     try:
         lines = _parsed(_read_lines(settings.file), settings.file.endswith(".jsonl"))
-        prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(lines))
+        prompts = tuple(
+            dataclasses.replace(prompt, index=index) for index, prompt in enumerate(lines)
+        )
         placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
         if not prompts:
             raise _BadFile("the file holds no prompts")
         if placeholders:
             first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
             found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
-            raise _BadFile(f"{found}; fetch the real texts with the script that comes with the data set")
+            raise _BadFile(
+                f"{found}; fetch the real texts with the script that comes with the data set"
+            )
     except _BadFile as bad:
         raise SettingError("prompts", str(bad), settings.file) from bad
     everything = "\n".join(json.dumps([prompt.text, prompt.messages]) for prompt in prompts)
@@ -140,9 +161,13 @@ def _parsed(lines: list[str], json_lines: bool) -> Iterator[Prompt]:
             prompt = _from_row(json.loads(line)) if json_lines else Prompt(line)
             yield dataclasses.replace(prompt, line=number)
         except json.JSONDecodeError as error:
-            raise _BadFile(f"line {number} is not JSON ({error.msg}, column {error.colno})") from None
+            raise _BadFile(
+                f"line {number} is not JSON ({error.msg}, column {error.colno})"
+            ) from None
         except (RecursionError, ValueError):
-            raise _BadFile(f"line {number} has a number that is too long, or brackets nested too deeply") from None
+            raise _BadFile(
+                f"line {number} has a number that is too long, or brackets nested too deeply"
+            ) from None
         except _BadFile as bad:
             raise _BadFile(f"line {number} {bad}") from None
 
@@ -156,7 +181,9 @@ def _from_row(row: Any) -> Prompt:
         # The longest text is most likely the prompt.
         lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
         advice = f"; rename {max(lengths, key=lengths.__getitem__)} to prompt" if lengths else ""
-        raise _BadFile(f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}")
+        raise _BadFile(
+            f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}"
+        )
     value = row[key]
     if key == "turns":
         if not isinstance(value, list) or not value:
@@ -167,18 +194,25 @@ def _from_row(row: Any) -> Prompt:
         return Prompt(chat[-1]["content"], category, chat)
     text = _text(value, key)
     # An instruction's subject has its own key, and is often empty.
-    about = next((row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None)
+    about = next(
+        (row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None
+    )
     return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text, category)
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:
     """The chat up to the user's last message: the model under test writes what follows."""
-    if not isinstance(value, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value):
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+    ):
         raise _BadFile("must have a list of objects with role and content as messages")
     ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
     if not ends:
         raise _BadFile("has no user message among its messages")
-    return tuple({"role": m["role"], "content": _text(m.get("content"), "every content")} for m in value[: ends[-1]])
+    return tuple(
+        {"role": m["role"], "content": _text(m.get("content"), "every content")}
+        for m in value[: ends[-1]]
+    )
 
 
 def _text(value: Any, what: str) -> str:
@@ -192,4 +226,6 @@ def _text(value: Any, what: str) -> str:
 
 
 def _is_placeholder(text: str) -> bool:
-    return bool(_PLACEHOLDER.fullmatch(text)) or (text.isupper() and bool(_FETCH_ORDER.search(text)))
+    return bool(_PLACEHOLDER.fullmatch(text)) or (
+        text.isupper() and bool(_FETCH_ORDER.search(text))
+    )

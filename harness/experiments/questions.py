@@ -43,7 +43,10 @@ def draw_problems(task: Task, operands: tuple[int, ...], seed: int, count: int) 
     low, high = operands
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
-    return [Problem(seed, index, a, b, task.expected(a, b), task.prompt(a, b)) for index, (a, b) in enumerate(drawn)]
+    return [
+        Problem(seed, index, a, b, task.expected(a, b), task.prompt(a, b))
+        for index, (a, b) in enumerate(drawn)
+    ]
 
 
 def read_answer(completion: str) -> tuple[str, int | None]:
@@ -55,18 +58,24 @@ def read_answer(completion: str) -> tuple[str, int | None]:
 
 def line_end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token whose text contains a line break; BPE vocabularies have many, two breaks or a sign and a break."""
-    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+    texts = tokenizer.batch_decode(
+        [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False
+    )
     return frozenset(token for token, text in enumerate(texts) if "\n" in text)
 
 
-def check_answer_length(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int) -> None:
+def check_answer_length(
+    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int
+) -> None:
     """Refuse a token limit that would cut a correct answer off, which would then count as wrong.
 
     Raises:
         SettingError: with the longest answer and the tokens that it takes.
     """
     prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
-    answered = tokenizer([f"{problem.prompt} {problem.expected}" for problem in problems])["input_ids"]
+    answered = tokenizer([f"{problem.prompt} {problem.expected}" for problem in problems])[
+        "input_ids"
+    ]
     lengths = [len(whole) - len(prompt) for prompt, whole in zip(prompts, answered, strict=True)]
     if (needed := max(lengths)) > max_new_tokens:
         raise SettingError(

@@ -13,7 +13,14 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
-from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, SampledCheck, SampledTest, judge_greedy, together
+from harness.experiments.lossless import (
+    MIN_EXPECTED,
+    REQUIRED_POWER,
+    SampledCheck,
+    SampledTest,
+    judge_greedy,
+    together,
+)
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
@@ -47,8 +54,14 @@ class Recovery(Experiment):
         new_tokens = max(decoding.max_new_tokens, num_counted)
         self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         # Rows, prompt and new tokens: of the greedy texts, and of the sampled ones.
-        greedy = min(settings.batch_size, len(token_ids)), max(map(len, token_ids)), decoding.max_new_tokens
-        shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][: 2 if decoding.temperature > 0 else 1]
+        greedy = (
+            min(settings.batch_size, len(token_ids)),
+            max(map(len, token_ids)),
+            decoding.max_new_tokens,
+        )
+        shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][
+            : 2 if decoding.temperature > 0 else 1
+        ]
         session.place(*max(shapes, key=lambda shape: shape[0] * sum(shape[1:])))
 
         if settings.draft is None:
@@ -60,7 +73,10 @@ class Recovery(Experiment):
 
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
-        common: dict[str, Any] = {"arm": self.settings.arms[-1], "prompts_digest": self.prompt_set.digest}
+        common: dict[str, Any] = {
+            "arm": self.settings.arms[-1],
+            "prompts_digest": self.prompt_set.digest,
+        }
         return [session.row(RecoveryRow, **common, **check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
@@ -79,9 +95,13 @@ class Recovery(Experiment):
         divergences: list[Divergence | None] = []
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
-            for prompt, *texts in zip(question.prompts, *(generations[name].tokens for name in arms), strict=True):
+            for prompt, *texts in zip(
+                question.prompts, *(generations[name].tokens for name in arms), strict=True
+            ):
                 same = texts[0] == texts[1]
-                divergences.append(None if same else first_divergence(session.reference(), prompt, *texts))
+                divergences.append(
+                    None if same else first_divergence(session.reference(), prompt, *texts)
+                )
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
@@ -108,24 +128,37 @@ class Recovery(Experiment):
         token already. With the run's own number the whole first proposal and its bonus token are generated. Both are
         counted as deep as the draws reach.
         """
-        settings, decoding = self.settings, dataclasses.replace(self.settings.decoding, ignore_eos=True)
+        settings, decoding = (
+            self.settings,
+            dataclasses.replace(self.settings.decoding, ignore_eos=True),
+        )
         num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
         # Without a draft the number says no more than how many tokens are counted.
         reference, k = session.reference(), decoding.num_draft_tokens
         # A server's own number cannot be changed.
         fixed = settings.draft is None or not settings.engine.computes_here
         numbers = [k] if fixed else list(dict.fromkeys((1, k)))
-        contexts = choose_contexts(reference, token_ids, decoding) if reference else last_contexts(token_ids)
+        contexts = (
+            choose_contexts(reference, token_ids, decoding)
+            if reference
+            else last_contexts(token_ids)
+        )
         num_draws = settings.num_draws // (len(contexts) * len(numbers))
         # Every draw has its own stream of random numbers.
         streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
-        tests = [SampledTest(num_counted_tokens(number), level, settings.shift) for number in numbers]
+        tests = [
+            SampledTest(num_counted_tokens(number), level, settings.shift) for number in numbers
+        ]
 
-        def draw(arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]) -> Iterator[Generation]:
+        def draw(
+            arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]
+        ) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
-                yield generate(engine, arm, session.ask([context.token_ids] * len(batch), batch, asked))
+                yield generate(
+                    engine, arm, session.ask([context.token_ids] * len(batch), batch, asked)
+                )
                 advance(None)
 
         checks: list[list[SampledCheck]] = [[] for _ in numbers]
@@ -134,19 +167,30 @@ class Recovery(Experiment):
             rare = MIN_EXPECTED / num_draws
             exact: list[Outcomes | None] = [None] * len(contexts)
             if reference is not None:
-                exact = [exact_outcomes(reference, found.token_ids, decoding, num_counted, rare) for found in contexts]
+                exact = [
+                    exact_outcomes(reference, found.token_ids, decoding, num_counted, rare)
+                    for found in contexts
+                ]
             for place, (number, test) in enumerate(zip(numbers, tests, strict=True)):
-                asked = dataclasses.replace(decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens)
+                asked = dataclasses.replace(
+                    decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens
+                )
                 engine = session.open(size, CONTEXT_TOKENS, asked, fault=settings.fault)
-                for context, outcomes, drawn in zip(contexts, exact, streams[place :: len(numbers)], strict=True):
+                for context, outcomes, drawn in zip(
+                    contexts, exact, streams[place :: len(numbers)], strict=True
+                ):
                     draws = draw(engine.arms[-1], context, asked, drawn)
                     if outcomes is None:
-                        check = test.compare(list(draw(engine.arms[0], context, asked, drawn)), list(draws))
+                        check = test.compare(
+                            list(draw(engine.arms[0], context, asked, drawn)), list(draws)
+                        )
                     else:
                         check = test.check(draws, outcomes)
                     checks[place].append(check)
                     prompt_index = self.prompts[context.prompt_index].index
-                    self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
+                    self._add_sampled(
+                        number, check, prompt_index=prompt_index, context_end=context.end
+                    )
         for number, test, found in zip(numbers, tests, checks, strict=True):
             check, needed = together(found), None
             if check.verdict == "undecided" and reference is not None:
@@ -155,7 +199,9 @@ class Recovery(Experiment):
                 needed = enough and enough * len(contexts) * len(numbers)
             self._add_sampled(number, check, num_draws_needed=needed)
 
-    def _add_sampled(self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None) -> None:
+    def _add_sampled(
+        self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
+    ) -> None:
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
         if self.settings.draft is not None:
             figures["num_draft_tokens"] = num_draft_tokens
@@ -166,7 +212,11 @@ EXPERIMENT = Recovery
 
 
 def draws_needed(
-    reference: Reference, contexts: Sequence[Context], decoding: DecodingSettings, test: SampledTest, num_draws: int
+    reference: Reference,
+    contexts: Sequence[Context],
+    decoding: DecodingSettings,
+    test: SampledTest,
+    num_draws: int,
 ) -> int | None:
     """How many draws after each context would be enough for a verdict, where `num_draws` were not.
 
@@ -174,10 +224,16 @@ def draws_needed(
     """
     for draws in (num_draws * factor for factor in _FACTORS):
         rare = MIN_EXPECTED / draws
-        known = [exact_outcomes(reference, one.token_ids, decoding, test.num_tokens, rare) for one in contexts]
+        known = [
+            exact_outcomes(reference, one.token_ids, decoding, test.num_tokens, rare)
+            for one in contexts
+        ]
 
         def decides(number: int, known: Sequence[Outcomes] = known) -> bool:
-            return together([test.expected(outcomes, number) for outcomes in known]).power >= REQUIRED_POWER
+            return (
+                together([test.expected(outcomes, number) for outcomes in known]).power
+                >= REQUIRED_POWER
+            )
 
         if decides(draws):
             # Twentieths of the last step are exact enough.

@@ -80,7 +80,11 @@ class Session:
     """
 
     def __init__(
-        self, settings: RunSettings, measurement: str, directory: Path, keeper: PairKeeper | None = None
+        self,
+        settings: RunSettings,
+        measurement: str,
+        directory: Path,
+        keeper: PairKeeper | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -133,8 +137,12 @@ class Session:
         context with the `new_tokens` that follow it; None for those of the settings.
         """
         planned = self._keeper.plan(self.settings)
-        token_ids = encode_prompts(planned.tokenizer, [p.chat() for p in prompts], self.settings.chat_template)
-        planned.check_context(token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting)
+        token_ids = encode_prompts(
+            planned.tokenizer, [p.chat() for p in prompts], self.settings.chat_template
+        )
+        planned.check_context(
+            token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting
+        )
         return token_ids
 
     def encode_set(
@@ -145,10 +153,18 @@ class Session:
         Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
         """
         planned = self._keeper.plan(self.settings)
-        kept, token_ids, self._counts = encode_set(planned, self.settings, prompt_set, prompts, new_tokens)  # type: ignore[arg-type]
+        kept, token_ids, self._counts = encode_set(
+            planned,
+            self.settings,  # type: ignore[arg-type]
+            prompt_set,
+            prompts,
+            new_tokens,
+        )
         return kept, token_ids
 
-    def place(self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None) -> PlacedPair | None:
+    def place(
+        self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None
+    ) -> PlacedPair | None:
         """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
 
         None where the engine needs no pair in this process.
@@ -163,7 +179,9 @@ class Session:
             write_environment(self.directory, self.devices)
             return None
         new_tokens = new_tokens or decoding.max_new_tokens
-        demand = Demand(batch_size, prompt_tokens, new_tokens, settings.most_draft_tokens, settings.runner)
+        demand = Demand(
+            batch_size, prompt_tokens, new_tokens, settings.most_draft_tokens, settings.runner
+        )
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:
             say(placed.describe())
@@ -172,7 +190,11 @@ class Session:
         return placed
 
     def open(
-        self, batch_size: int, longest_prompt: int, decoding: DecodingSettings | None = None, **options: Any
+        self,
+        batch_size: int,
+        longest_prompt: int,
+        decoding: DecodingSettings | None = None,
+        **options: Any,
     ) -> Engine:
         """Open the engine, with the pair loaded if it needs one; `options` are those of `LocalEngine`."""
         # Before the next engine allocates its caches, those of the one before are given back.
@@ -234,7 +256,9 @@ class Session:
         decoding = decoding or self.settings.decoding
         if not decoding.ignore_eos:
             stop_tokens = stop_tokens | self._stop_tokens()
-        return Question(token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens)
+        return Question(
+            token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens
+        )
 
     def race(
         self,
@@ -255,7 +279,10 @@ class Session:
         engine = self.engine
         assert engine is not None
 
-        with progress("warming up" if num_warmup else "measuring", len(questions)) as advance, quick_collections():
+        with (
+            progress("warming up" if num_warmup else "measuring", len(questions)) as advance,
+            quick_collections(),
+        ):
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs after the other has warmed the caches.
                 arms = engine.arms[:: -1 if number % 2 else 1]
@@ -264,19 +291,25 @@ class Session:
                     # Just before its first question, because an engine may hold one arm at a time.
                     for _ in range(0 if number else num_warmup):
                         generate(engine, arm, warmup or question, allow_failures=allow_failures)
-                    generations[arm.name] = generate(engine, arm, question, allow_failures=allow_failures)
+                    generations[arm.name] = generate(
+                        engine, arm, question, allow_failures=allow_failures
+                    )
                 for name, generation in generations.items():
                     lines = [request.aiperf() for request in generation.requests]
                     append_lines(self.directory / f"profile_export_{name}.jsonl", lines)
                 advance(note(question, generations) or "measuring")
 
-    def row(self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any) -> AnyRow:
+    def row(
+        self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
+    ) -> AnyRow:
         """A row with settings, circumstances and figures; of acceptance, those that this kind of row has."""
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
             columns |= kind.asked(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
-            columns |= {name: count for name, count in self._counts.items() if name in kind.columns()}
+            columns |= {
+                name: count for name, count in self._counts.items() if name in kind.columns()
+            }
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
         accepted = {} if acceptance is None else acceptance.columns()
@@ -296,7 +329,9 @@ class Session:
         if not asked:
             return said
         file = append_rows(asked, rows)
-        return f"{said} and {file}" + ("" if file == Path(asked) else f" ({asked} has other columns)")
+        return f"{said} and {file}" + (
+            "" if file == Path(asked) else f" ({asked} has other columns)"
+        )
 
     def _stop_tokens(self) -> frozenset[int]:
         """Those at which the target ends a text by itself."""
@@ -324,7 +359,10 @@ class Session:
             if placed.head is not None:
                 held.append((held[0][0], {str(placed.devices[0]): placed.sketches[1].weight_bytes}))
             for prefix, (dtype, sizes) in zip(("", "draft_"), held, strict=False):
-                columns |= {f"{prefix}dtype": str(dtype).removeprefix("torch."), f"{prefix}weight_bytes": sizes}
+                columns |= {
+                    f"{prefix}dtype": str(dtype).removeprefix("torch."),
+                    f"{prefix}weight_bytes": sizes,
+                }
         return columns
 
 
@@ -333,7 +371,9 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
-def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
+def run(
+    module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
+) -> Sequence[RunRow]:
     """Run the experiment of a module; its rows are written and printed however it ends.
 
     Raises:
@@ -360,7 +400,9 @@ def run(module: str, settings: RunSettings, directory: Path, keeper: PairKeeper 
     return rows
 
 
-def record_failure(module: str, settings: RunSettings, directory: Path, reason: str) -> Sequence[RunRow]:
+def record_failure(
+    module: str, settings: RunSettings, directory: Path, reason: str
+) -> Sequence[RunRow]:
     """Write the rows of a run whose process ended before it could."""
     experiment, session = _begin(module, settings, directory, None)
     session.status, session.error = "failed", reason

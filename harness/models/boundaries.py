@@ -31,9 +31,15 @@ class _Copies:
             return self._made[key][1]
         if type(value) in (tuple, list):
             return type(value)(self.on(device, part) for part in value)
-        return {name: self.on(device, part) for name, part in value.items()} if type(value) is dict else value
+        return (
+            {name: self.on(device, part) for name, part in value.items()}
+            if type(value) is dict
+            else value
+        )
 
-    def enter(self, device: torch.device, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+    def enter(
+        self, device: torch.device, module: nn.Module, inputs: Any, named: dict[str, Any]
+    ) -> Any:
         return self.on(device, inputs), self.on(device, named)
 
     def clear(self, *hooked: Any) -> None:
@@ -54,7 +60,9 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
 
     copies, modules = _Copies(), dict(model.named_modules())
     remove_hook_from_module(model, recurse=True)
-    for module in (modules[name] for name in names if name in modules):  # others are parameters of the model itself
+    for module in (
+        modules[name] for name in names if name in modules
+    ):  # others are parameters of the model itself
         if (parameter := next(module.parameters(), None)) is None:
             module.to(input_device)  # rotary tables, which begin a pass and come last in the map
         enter = partial(copies.enter, input_device if parameter is None else parameter.device)

@@ -23,9 +23,28 @@ from harness.models.failures import explain, first_line
 
 # Layers that keep keys and values by position (and those that keep nothing): forgetting the last tokens means cutting
 # the cache. Any other kind of layer, known or to come, folds tokens into a state that cannot give them back.
-_TAKEN_BACK = {"full_attention", "sliding_attention", "chunked_attention", "attention", "dense", "sparse", "moe", "mlp"}
+_TAKEN_BACK = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "attention",
+    "dense",
+    "sparse",
+    "moe",
+    "mlp",
+}
 # The last resort, for models that bring their own code and declare nothing.
-_RECURRENT_NAMES = ("mamba", "rwkv", "ssm", "recurrent", "retnet", "lstm", "hyena", "jamba", "griffin")
+_RECURRENT_NAMES = (
+    "mamba",
+    "rwkv",
+    "ssm",
+    "recurrent",
+    "retnet",
+    "lstm",
+    "hyena",
+    "jamba",
+    "griffin",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,11 @@ class Checkpoint:
 
 def source(settings: ModelSettings) -> str:
     """The directory or the hub repository, as transformers takes it."""
-    return str(Path(settings.repository).expanduser()) if settings.repository.startswith("~") else settings.repository
+    return (
+        str(Path(settings.repository).expanduser())
+        if settings.repository.startswith("~")
+        else settings.repository
+    )
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
@@ -65,7 +88,9 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
         config = AutoConfig.for_model(**settings.architecture)
     else:
         if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
-            raise RunError(f"{role}: reading {settings.gguf_file} needs the gguf package: pip install harness[gguf]")
+            raise RunError(
+                f"{role}: reading {settings.gguf_file} needs the gguf package: pip install harness[gguf]"
+            )
         _check_directory(role, settings, weights)
         try:
             _ask_hub(settings)
@@ -117,12 +142,18 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     directory = Path(source(settings))
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
-        if directory.is_absolute() or settings.repository.startswith((".", "~")) or settings.repository.count("/") > 1:
+        if (
+            directory.is_absolute()
+            or settings.repository.startswith((".", "~"))
+            or settings.repository.count("/") > 1
+        ):
             raise SettingError(role, "no such directory", settings.repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():
-            raise SettingError(f"{role}.gguf_file", f"no such file in {directory}", settings.gguf_file)
+            raise SettingError(
+                f"{role}.gguf_file", f"no such file in {directory}", settings.gguf_file
+            )
         return
     if not (directory / "config.json").is_file():
         hint = " (for a GGUF file set gguf_file)" if any(directory.glob("*.gguf")) else ""
@@ -138,14 +169,19 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
     Some of what is wrong in it fails when the weights have loaded; the rest is ignored by transformers, and texts would
     not end where the model ends them.
     """
-    if settings.gguf_file is not None or not Path(source(settings), "generation_config.json").is_file():
+    if (
+        settings.gguf_file is not None
+        or not Path(source(settings), "generation_config.json").is_file()
+    ):
         return
     try:
         ends = GenerationConfig.from_pretrained(source(settings)).eos_token_id
     except Exception as exception:
         cause = first_line(exception)
     else:
-        if ends is None or all(type(token) is int for token in (ends if isinstance(ends, list) else [ends])):
+        if ends is None or all(
+            type(token) is int for token in (ends if isinstance(ends, list) else [ends])
+        ):
             return
         cause = f"eos_token_id={ends!r} must be a token id or a list of them"
     raise SettingError(role, f"its generation_config.json cannot be used: {cause}", settings.name)
@@ -159,6 +195,8 @@ def _ask_hub(settings: ModelSettings) -> None:
     name, revision = source(settings), settings.revision
     if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
         return
-    cached = huggingface_hub.try_to_load_from_cache(name, settings.gguf_file or "config.json", revision=revision)
+    cached = huggingface_hub.try_to_load_from_cache(
+        name, settings.gguf_file or "config.json", revision=revision
+    )
     if not isinstance(cached, str):
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=10)

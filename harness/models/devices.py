@@ -32,12 +32,18 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
     try:
         torch.cuda.init()
     except RuntimeError as exception:
-        raise as_run_error(exception) or RunError(f"CUDA does not start: {first_line(exception)}") from exception
+        raise as_run_error(exception) or RunError(
+            f"CUDA does not start: {first_line(exception)}"
+        ) from exception
     if placement.gpus is not None and placement.gpus > count:
-        raise SettingError(setting, f"must not exceed the number of visible GPUs, {count}", placement.gpus)
+        raise SettingError(
+            setting, f"must not exceed the number of visible GPUs, {count}", placement.gpus
+        )
     if (ranks := world()).size > 1:
         if ranks.size > count:
-            raise SettingError(setting, f"must not exceed the number of visible GPUs, {count}", ranks.size)
+            raise SettingError(
+                setting, f"must not exceed the number of visible GPUs, {count}", ranks.size
+            )
         return [ranks.rank]
     return list(range(count))[: placement.gpus]
 
@@ -73,7 +79,11 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     Each GPU's own peak counts, so the sum may exceed what was held at any one moment. Ranks add up theirs.
     """
     gpus = _gpus(devices)
-    return sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus)) if gpus else None
+    return (
+        sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus))
+        if gpus
+        else None
+    )
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

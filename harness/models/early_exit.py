@@ -27,7 +27,11 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     """The configuration of the first `num_layers` layers. Raises SettingError if there are no more than that."""
     total = getattr(config, "num_hidden_layers", 0)
     if not 1 <= num_layers < total:
-        raise SettingError(SETTING, f"must be at least 1 and below the target's number of layers, {total}", num_layers)
+        raise SettingError(
+            SETTING,
+            f"must be at least 1 and below the target's number of layers, {total}",
+            num_layers,
+        )
     shorter = copy.deepcopy(config)
     shorter.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None) is not None:
@@ -48,7 +52,11 @@ def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype)
     config = truncated_config(target.config, settings.layers[0])
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
     caches = {name: own for block in whole.blocks for name, own in block.caches.items()}
-    alone: dict[str, Any] = {"role": "draft", "settings": settings, "blocks": (Block(("",), (), caches),)}
+    alone: dict[str, Any] = {
+        "role": "draft",
+        "settings": settings,
+        "blocks": (Block(("",), (), caches),),
+    }
     return dataclasses.replace(whole, **alone, num_parameters=0, borrowed=whole.read_bytes)
 
 
@@ -77,7 +85,11 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers and not inside:
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(module) == model.config.num_hidden_layers
+            and not inside
+        ):
             found.append(name)
     if len(found) != 1:
         rule = f"early_exit needs a model with one list of layers; {type(model).__name__} has {len(found)}"

@@ -45,7 +45,10 @@ _OF_REPOSITORY = {
     "GatedRepoError": f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}",
     "RepositoryNotFoundError": f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}",
     "OfflineModeIsEnabled": _ABSENT,
-    **dict.fromkeys(("LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "TransportError"), _UNREACHABLE),
+    **dict.fromkeys(
+        ("LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "TransportError"),
+        _UNREACHABLE,
+    ),
     "HfHubHTTPError": "the hub refuses {name}: {line}",
     "SafetensorError": "a weights file of {name} is damaged ({line}): fetch it again",
     "does not recognize this architecture": (
@@ -68,17 +71,27 @@ def as_run_error(exception: BaseException) -> RunError | None:
         # Without the place in gloo's source before it, and the advice after it.
         what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
         return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
-    if isinstance(exception, torch.OutOfMemoryError) or re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text):
+    if isinstance(exception, torch.OutOfMemoryError) or re.search(
+        r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text
+    ):
         helps = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit, more GPUs"
         return RunError(f"out of GPU memory{_allocation(text)}\nwhat helps: {helps}")
-    if isinstance(exception, MemoryError) or "can't allocate memory" in text or "not enough memory" in text:
+    if (
+        isinstance(exception, MemoryError)
+        or "can't allocate memory" in text
+        or "not enough memory" in text
+    ):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
-        return RunError(f"out of main memory{size}, {amount(psutil.virtual_memory().available)} free")
+        return RunError(
+            f"out of main memory{size}, {amount(psutil.virtual_memory().available)} free"
+        )
     if isinstance(exception, OSError) and exception.errno == errno.ENOSPC:
         full = exception.filename or first_line(exception)
         return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
-    return next((RunError(meaning) for said, meaning in _CUDA.items() if re.search(said, text)), None)
+    return next(
+        (RunError(meaning) for said, meaning in _CUDA.items() if re.search(said, text)), None
+    )
 
 
 def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
@@ -89,11 +102,17 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
     name, chain = settings.repository, list(_chain(exception))
     if (known := next(filter(None, map(as_run_error, chain)), None)) is not None:
         return known
-    said = " ".join([kind.__name__ for link in chain for kind in type(link).__mro__] + [str(exception)])
+    said = " ".join(
+        [kind.__name__ for link in chain for kind in type(link).__mro__] + [str(exception)]
+    )
     if "RevisionNotFoundError" in said:
-        return SettingError(f"{role}.revision", f"must be a branch, a tag or a commit of {name}", settings.revision)
+        return SettingError(
+            f"{role}.revision", f"must be a branch, a tag or a commit of {name}", settings.revision
+        )
     if "HFValidationError" in said:
-        return SettingError(role, "must be a preset, a directory or a hub repository (owner/name)", name)
+        return SettingError(
+            role, "must be a preset, a directory or a hub repository (owner/name)", name
+        )
     if "trust_remote_code" in said:
         rule = f"must be true to run the code that {name} brings; read it first"
         return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
@@ -102,7 +121,11 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
         meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"
-    return None if meaning is None else RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+    return (
+        None
+        if meaning is None
+        else RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+    )
 
 
 def first_line(exception: BaseException) -> str:
@@ -121,7 +144,9 @@ def _waited_for_rank(exception: BaseException) -> bool:
 def _allocation(text: str) -> str:
     """What torch's message says was wanted and free: ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`."""
     wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
-    free = re.search(r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free", text)
+    free = re.search(
+        r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free", text
+    )
     if wanted and free:
         return f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
     return f": {wanted[1]} wanted" if wanted else ""

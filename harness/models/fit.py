@@ -66,7 +66,9 @@ class Demand:
         """
         k = self.num_draft_tokens
         logits = (3 if drafts else 2 * (k + 2) if k else 2) * sketch.dtype.itemsize
-        return 2 * self.batch_size * sketch.vocabulary_size * (logits + (2 if drafts else 1) * k * 4)
+        return (
+            2 * self.batch_size * sketch.vocabulary_size * (logits + (2 if drafts else 1) * k * 4)
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,13 @@ class Case:
     def pool(self, sketch: Sketch) -> list[int]:
         """The GPUs that a model may use. Its own number of them does not say which."""
         how = self.how(sketch)
-        return [] if how.strategy == "cpu" else self.gpus if sketch.settings.gpus else self.gpus[: how.gpus]
+        return (
+            []
+            if how.strategy == "cpu"
+            else self.gpus
+            if sketch.settings.gpus
+            else self.gpus[: how.gpus]
+        )
 
     def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[tuple[int, int], int]:
         """Tokens that are cached for a model, over all rows, with its recurrent states; and bytes of graphs.
@@ -145,20 +153,30 @@ class Case:
             runner = "static"
         drafts = [False, True] if self.shared else [sketch.role == "draft"]
         if sketch.state_bytes:
-            states = len(drafts) * self.demand.batch_size * (2 if self.demand.num_draft_tokens else 1)
+            states = (
+                len(drafts) * self.demand.batch_size * (2 if self.demand.num_draft_tokens else 1)
+            )
             return (states * self.demand.row_tokens, states), 0
         captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
-        tokens = len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
+        tokens = (
+            len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
+        )
         return (tokens, 0), sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
 
 
-def effective_placement(role: str, settings: ModelSettings, placement: PlacementSettings) -> PlacementSettings:
+def effective_placement(
+    role: str, settings: ModelSettings, placement: PlacementSettings
+) -> PlacementSettings:
     """The run's placement with what a model's own settings override; an explicit map is the target's alone."""
     device_map = placement.device_map if role == "model" else None
     strategy = placement.strategy_for(role, settings)
-    if device_map is not None and not any(isinstance(_parse_device(d), int) for d in device_map.values()):
+    if device_map is not None and not any(
+        isinstance(_parse_device(d), int) for d in device_map.values()
+    ):
         strategy = "cpu"
-    return replace(placement, strategy=strategy, gpus=settings.gpus or placement.gpus, device_map=device_map)
+    return replace(
+        placement, strategy=strategy, gpus=settings.gpus or placement.gpus, device_map=device_map
+    )
 
 
 def fit(case: Case) -> list[Placement]:
@@ -171,7 +189,9 @@ def fit(case: Case) -> list[Placement]:
     Raises Misfit if a model finds no place, and SettingError for an explicit map that does not suit model or machine,
     or a model that cannot be split or offloaded.
     """
-    split = next((how for how in map(case.how, case.models) if how.strategy == "tensor_parallel"), None)
+    split = next(
+        (how for how in map(case.how, case.models) if how.strategy == "tensor_parallel"), None
+    )
     if split is not None:
         # The processes that run, or those that would on a machine with these GPUs.
         here = world().size
@@ -191,7 +211,9 @@ def fit(case: Case) -> list[Placement]:
         room, placements = case.room, []
         try:
             for sketch in case.models[::order]:
-                placed = _place(case, sketch, room, _ways(case, sketch, room, limit, whole_draft), offload)
+                placed = _place(
+                    case, sketch, room, _ways(case, sketch, room, limit, whole_draft), offload
+                )
                 room = {device: max(0, n - placed.taken(device)) for device, n in room.items()}
                 placements.append(placed)
             return placements[::order]
@@ -200,13 +222,19 @@ def fit(case: Case) -> list[Placement]:
     raise misfit
 
 
-def _ways(case: Case, sketch: Sketch, room: Memory, limit: list[int], whole_draft: bool) -> list[list[int]]:
+def _ways(
+    case: Case, sketch: Sketch, room: Memory, limit: list[int], whole_draft: bool
+) -> list[list[int]]:
     """The GPUs over which a model may be spread, to be tried in turn; an empty list is the CPU.
 
     They are within `limit`, unless the model's own settings say otherwise.
     """
     strategy, own = case.how(sketch).strategy, sketch.settings
-    gpus = [gpu for gpu in case.pool(sketch) if gpu in limit or own.gpus or (sketch.role == "draft" and own.placement)]
+    gpus = [
+        gpu
+        for gpu in case.pool(sketch)
+        if gpu in limit or own.gpus or (sketch.role == "draft" and own.placement)
+    ]
     if sketch.role == "draft" and not (own.placement or own.gpus) and strategy != "single":
         strategy = "single" if whole_draft else "balanced"
     if not gpus:
@@ -220,7 +248,9 @@ def _ways(case: Case, sketch: Sketch, room: Memory, limit: list[int], whole_draf
     return [gpus[: count + 1] for count in range(len(gpus))] if strategy == "sequential" else [gpus]
 
 
-def _place(case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offload: bool) -> Placement:
+def _place(
+    case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offload: bool
+) -> Placement:
     """In the first way there is room for; with the last layers outside the GPUs where that is allowed and necessary.
 
     Those are computed on the first device, which holds their caches and has room to bring in one of them.
@@ -232,7 +262,9 @@ def _place(case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offl
         devices: list[int | str] = [*gpus] or ["cpu"]
         for num_away in range(len(sketch.blocks) if offload and away not in devices else 1):
             num_here = len(sketch.blocks) - num_away
-            held, graphs = case.held(sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus))
+            held, graphs = case.held(
+                sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus)
+            )
             caches = sketch.block_caches(*held)
             sizes = sketch.plain_bytes if num_away and not gpus else sketch.block_bytes
             loads = [size + cache for size, cache in zip(sizes, caches, strict=True)][:num_here]
@@ -243,7 +275,11 @@ def _place(case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offl
             if not (where := shared_out(loads, rooms)):
                 continue
             places = [*(devices[index] for index in where), *[away] * num_away]
-            names = {name: place for block, place in zip(sketch.blocks, places, strict=True) for name in block.modules}
+            names = {
+                name: place
+                for block, place in zip(sketch.blocks, places, strict=True)
+                for name in block.modules
+            }
             placed = _measured(case, sketch, {"": places[0]} if len(set(places)) == 1 else names)
             # A model that turns out to be on one of several GPUs needs more there, for graphs.
             if all(placed.taken(device) <= n for device, n in room.items()):
@@ -264,7 +300,9 @@ def _place_explicitly(case: Case, sketch: Sketch, given: Mapping[str, Any]) -> P
     try:
         placed = _measured(case, sketch, device_map)
     except KeyError as missing:
-        raise SettingError(setting, f"must cover the whole model; {missing.args[0]} is on no device") from missing
+        raise SettingError(
+            setting, f"must cover the whole model; {missing.args[0]} is on no device"
+        ) from missing
     for device, available in case.free.items():
         if (taken := placed.taken(device)) > available:
             puts = f"puts {amount(taken)} of {sketch.settings.name} on {device_name(device)}"
@@ -302,13 +340,27 @@ def _fit_on_ranks(case: Case, num_ranks: int) -> list[Placement]:
         _check_ranks(sketch, num_ranks, split)
         held, graphs = case.held(sketch, whole=not split, on_gpu=on_gpus)
         size = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
-        cache = graphs + sum(sketch.block_caches(*held)) // (num_ranks if split and sketch.splits_cache else 1)
+        cache = graphs + sum(sketch.block_caches(*held)) // (
+            num_ranks if split and sketch.splits_cache else 1
+        )
         # Main memory holds what all ranks have.
-        devices, times = ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
-        weights, caches = dict.fromkeys(devices, times * size), dict.fromkeys(devices, times * cache)
-        placed = Placement({"": world().rank if on_gpus else "cpu"}, weights, caches, num_ranks, split)
+        devices, times = (
+            ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
+        )
+        weights, caches = (
+            dict.fromkeys(devices, times * size),
+            dict.fromkeys(devices, times * cache),
+        )
+        placed = Placement(
+            {"": world().rank if on_gpus else "cpu"}, weights, caches, num_ranks, split
+        )
         if any(placed.taken(device) > n for device, n in room.items()):
-            raise _misfit(case, sketch, {d: n for d, n in room.items() if isinstance(d, int) == on_gpus}, num_ranks)
+            raise _misfit(
+                case,
+                sketch,
+                {d: n for d, n in room.items() if isinstance(d, int) == on_gpus},
+                num_ranks,
+            )
         placements.append(placed)
         room = {device: n - placed.taken(device) for device, n in room.items()}
     return placements
@@ -320,7 +372,10 @@ def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
     if settings.gpus not in (None, only):
         rule = f"must be {only} where {num_ranks} ranks hold {what} each"
         raise SettingError(f"{sketch.role}.gpus", rule, settings.gpus)
-    uneven = next((f"{number} {kind} heads" for kind, number in sketch.heads.items() if number % num_ranks), None)
+    uneven = next(
+        (f"{number} {kind} heads" for kind, number in sketch.heads.items() if number % num_ranks),
+        None,
+    )
     reason = ""
     if quantized != "none":
         reason = f": its weights are quantized ({quantized})"
@@ -329,7 +384,9 @@ def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
     elif uneven is not None:
         reason = f" over {num_ranks} ranks, which cannot share its {uneven} evenly"
     if split and reason:
-        raise SettingError(sketch.role, f"cannot be combined with tensor_parallel{reason}", settings.name)
+        raise SettingError(
+            sketch.role, f"cannot be combined with tensor_parallel{reason}", settings.name
+        )
 
 
 def _misfit(case: Case, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Misfit:
@@ -342,7 +399,11 @@ def _misfit(case: Case, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Mis
         free = f"{count} {amounts} free beyond placement.reserve_gb"
     else:
         free = f"{amount(rooms[0])} of main memory are free"
-    held = str(sketch.dtype).removeprefix("torch.") if sketch.quantization == "none" else sketch.quantization
+    held = (
+        str(sketch.dtype).removeprefix("torch.")
+        if sketch.quantization == "none"
+        else sketch.quantization
+    )
     held += f" with {num_ranks} ranks" if num_ranks > 1 else ""
     tokens, graphs = case.held(sketch, whole=len(rooms) == 1, on_gpu=on_gpu)
     cached = sum(sketch.block_caches(*tokens))

@@ -36,8 +36,12 @@ class RawHead:
         raw = self.raw
         if (stated := raw.get("speculators_model_type")) is not None:
             if stated not in ("eagle3", "peagle", "dflash", "dspark"):
-                raise self.refused(f"is a speculators head of type {stated}, which is not supported")
-            return "peagle" if stated == "eagle3" and raw.get("mask_token_id") is not None else stated
+                raise self.refused(
+                    f"is a speculators head of type {stated}, which is not supported"
+                )
+            return (
+                "peagle" if stated == "eagle3" and raw.get("mask_token_id") is not None else stated
+            )
         if "dflash_config" in raw:
             return "dflash"
         if "target_layer_ids" in raw and "block_size" in raw:
@@ -47,15 +51,26 @@ class RawHead:
         eagle = any("eagle3" in name.lower() for name in raw.get("architectures") or [])
         return "eagle3" if eagle or "draft_vocab_size" in raw else None
 
-    def config(self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None) -> AnyConfig:
+    def config(
+        self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None
+    ) -> AnyConfig:
         """Checked against the target. `found`: shapes of the stored tensors, None where they are not known."""
         text = self.target.config.get_text_config(decoder=True)
-        common: dict[str, Any] = {"target_size": text.hidden_size, "vocabulary_size": vocabulary_size(text)}
+        common: dict[str, Any] = {
+            "target_size": text.hidden_size,
+            "vocabulary_size": vocabulary_size(text),
+        }
         common["draft_vocabulary_size"] = common["vocabulary_size"]
-        usual = [text.num_hidden_layers] if kind == "medusa" else self.layer_ids(text.num_hidden_layers)
+        usual = (
+            [text.num_hidden_layers] if kind == "medusa" else self.layer_ids(text.num_hidden_layers)
+        )
         common["layers"] = tuple(usual if layers is None else layers)
-        if outside := [layer for layer in common["layers"] if not 0 <= layer <= text.num_hidden_layers]:
-            raise self.refused(f"reads layer {outside[0]}; {self.target_name} has {text.num_hidden_layers}")
+        if outside := [
+            layer for layer in common["layers"] if not 0 <= layer <= text.num_hidden_layers
+        ]:
+            raise self.refused(
+                f"reads layer {outside[0]}; {self.target_name} has {text.num_hidden_layers}"
+            )
         if kind == "medusa":
             return self.medusa(common, found)
         own = self.transformer()
@@ -66,26 +81,38 @@ class RawHead:
             ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
         ):
             if head is not None and head != size:
-                raise self.refused(f"is a head for a model of {what} {head}; {self.target_name} has {size}")
+                raise self.refused(
+                    f"is a head for a model of {what} {head}; {self.target_name} has {size}"
+                )
         common["draft_vocabulary_size"] = self.raw.get("draft_vocab_size") or own.vocab_size
         reduced = common["draft_vocabulary_size"] != own.vocab_size
         if found is None:
             # What their writers store; DeepSpec's is the only one of flat formats to store all.
             eagle, nested = "eagle" in kind, "transformer_layer_config" in self.raw
             complete = "target_layer_ids" in self.raw
-            found_embedding, found_output = complete or (eagle and nested), complete or eagle or reduced
+            found_embedding, found_output = (
+                complete or (eagle and nested),
+                complete or eagle or reduced,
+            )
         else:
-            found_embedding, found_output = "embed_tokens.weight" in found, "lm_head.weight" in found
+            found_embedding, found_output = (
+                "embed_tokens.weight" in found,
+                "lm_head.weight" in found,
+            )
         common |= {"own_embedding": found_embedding, "own_output": found_output}
         for name, has in (("embed_tokens", found_embedding), ("lm_head", found_output)):
             if not has and ((reduced and name == "lm_head") or own.hidden_size != text.hidden_size):
                 raise self.refused(f"holds no {name}.weight, and the target's does not fit")
         common["transformer"] = own
-        return self.eagle(kind, common) if kind in ("eagle3", "peagle") else self.block(kind, common)
+        return (
+            self.eagle(kind, common) if kind in ("eagle3", "peagle") else self.block(kind, common)
+        )
 
     def eagle(self, kind: str, common: dict[str, Any]) -> EagleConfig:
         flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        mask = self.token("mask_token_id", self.raw.get("mask_token_id")) if kind == "peagle" else None
+        mask = (
+            self.token("mask_token_id", self.raw.get("mask_token_id")) if kind == "peagle" else None
+        )
         common |= {flag: bool(self.raw.get(flag)) for flag in flags}
         return EagleConfig(**common, mask_token_id=mask)
 
@@ -97,27 +124,37 @@ class RawHead:
         dspark, speculators = kind == "dspark", "speculators_model_type" in raw
         rank = raw.get("markov_rank", 256 if dspark else 0) if "dflash_config" not in raw else 0
         if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
-            raise self.refused(f"has a Markov head of type {raw['markov_head_type']}; vanilla is supported")
+            raise self.refused(
+                f"has a Markov head of type {raw['markov_head_type']}; vanilla is supported"
+            )
         confidence = bool(raw.get("enable_confidence_head", dspark and speculators))
         return BlockConfig(
             **common,
             block_size=size,
-            mask_token_id=self.token("mask_token_id", raw.get("mask_token_id", nested.get("mask_token_id"))),
+            mask_token_id=self.token(
+                "mask_token_id", raw.get("mask_token_id", nested.get("mask_token_id"))
+            ),
             # DeepSpec trains DFlash that way too.
             from_anchor=bool(raw.get("sample_from_anchor", dspark if speculators else not nested)),
             causal_windows=speculators and not raw.get("sliding_window_non_causal"),
             markov_rank=rank,
             confidence=confidence,
-            confidence_markov=confidence and bool(raw.get("confidence_head_with_markov", True)) and rank > 0,
+            confidence_markov=confidence
+            and bool(raw.get("confidence_head_with_markov", True))
+            and rank > 0,
         )
 
-    def medusa(self, common: dict[str, Any], found: Mapping[str, tuple[int, ...]] | None) -> MedusaConfig:
+    def medusa(
+        self, common: dict[str, Any], found: Mapping[str, tuple[int, ...]] | None
+    ) -> MedusaConfig:
         """Counted in the weights: configurations often state another number of heads."""
         heads, blocks = self.raw.get("medusa_num_heads", 0), self.raw.get("medusa_num_layers", 1)
         own = found is None
         if found is not None:
             heads = len({name.partition(".")[0] for name in found})
-            blocks = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in found)
+            blocks = sum(
+                name.startswith("0.") and name.endswith(".linear.weight") for name in found
+            )
             own = f"0.{blocks}.weight" in found
         if len(common["layers"]) != 1:
             raise self.refused(f"reads one layer of the target, not {len(common['layers'])}")
@@ -145,7 +182,9 @@ class RawHead:
         raw = self.raw.get("transformer_layer_config") or self.raw
         style = raw.get("model_type", "qwen3" if raw is not self.raw else "llama")
         if style not in LAYER_STYLES:
-            raise self.refused(f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}")
+            raise self.refused(
+                f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}"
+            )
         return AutoConfig.for_model(**{**raw, "model_type": style})
 
     def token(self, key: str, token: Any) -> int:

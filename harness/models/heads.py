@@ -32,7 +32,12 @@ from harness.models.sketch import Block, Part, Sketch
 AnyHead = EagleHead | BlockHead | MedusaHead
 
 # In the order in which they are looked for.
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+)
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
@@ -61,7 +66,11 @@ class HeadCheckpoint:
         with torch.device("meta"):
             if isinstance(self.config, EagleConfig):
                 return EagleHead(self.config)
-            return BlockHead(self.config) if isinstance(self.config, BlockConfig) else MedusaHead(self.config)
+            return (
+                BlockHead(self.config)
+                if isinstance(self.config, BlockConfig)
+                else MedusaHead(self.config)
+            )
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Its sizes; it stays on one device. What it borrows from the target is read, but not held."""
@@ -98,7 +107,9 @@ class HeadCheckpoint:
         times = config.num_heads if isinstance(config, MedusaConfig) else 1
         return 0 if own else times * config.target_size * config.vocabulary_size
 
-    def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> AnyHead:
+    def load(
+        self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
+    ) -> AnyHead:
         """The head on a device, in the type of the target's hidden states.
 
         `target` lends to heads that are built from it.
@@ -110,8 +121,13 @@ class HeadCheckpoint:
         if self.files:
             state = _read(self.settings, self.files, "cpu")
         else:
-            state = {name: torch.randn(tensor.shape) * 0.02 for name, tensor in module.state_dict().items()}
-            state = {name: tensor * 0 if name == "d2t" else tensor for name, tensor in state.items()}
+            state = {
+                name: torch.randn(tensor.shape) * 0.02
+                for name, tensor in module.state_dict().items()
+            }
+            state = {
+                name: tensor * 0 if name == "d2t" else tensor for name, tensor in state.items()
+            }
         if module.d2t is not None:
             state["d2t"] = state["d2t"].long()
             tokens = state["d2t"] + torch.arange(len(state["d2t"]))
@@ -119,7 +135,9 @@ class HeadCheckpoint:
                 len(tokens.unique()) < len(tokens)
                 or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
             ):
-                raise RunError(f"draft: d2t of {self.settings.repository} is no map into the target's vocabulary")
+                raise RunError(
+                    f"draft: d2t of {self.settings.repository} is no map into the target's vocabulary"
+                )
         placed = {
             name: state[name].to(device, dtype if state[name].is_floating_point() else None)
             for name in module.state_dict()
@@ -131,7 +149,11 @@ class HeadCheckpoint:
 
 
 def read_head(
-    settings: ModelSettings, target: Checkpoint, *, layers: Sequence[int] | None = None, weights: bool = True
+    settings: ModelSettings,
+    target: Checkpoint,
+    *,
+    layers: Sequence[int] | None = None,
+    weights: bool = True,
 ) -> HeadCheckpoint | None:
     """The head that a repository holds; None where it holds no head, or nothing that can be read.
 
@@ -144,7 +166,11 @@ def read_head(
         SettingError: a head for another target, in a format that is not known completely, or with other tensors.
         RunError: weights that cannot be fetched.
     """
-    raw = dict(settings.architecture or {}) if not weights and settings.architecture else _read_json(settings)
+    raw = (
+        dict(settings.architecture or {})
+        if not weights and settings.architecture
+        else _read_json(settings)
+    )
     reader = RawHead(settings, target, raw)
     kind = reader.kind() if raw else None
     if kind is None:
@@ -156,7 +182,9 @@ def read_head(
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
     files = _find_weights(settings) if weights else ()
     found = {name: tuple(tensor.shape) for name, tensor in _read(settings, files, "meta").items()}
-    head = HeadCheckpoint(kind, settings, reader.config(kind, found if weights else None, layers), files, raw)
+    head = HeadCheckpoint(
+        kind, settings, reader.config(kind, found if weights else None, layers), files, raw
+    )
     if weights:
         _check_tensors(head, found)
     return head
@@ -173,7 +201,9 @@ def _check_tensors(head: HeadCheckpoint, found: Mapping[str, tuple[int, ...]]) -
         rule = f"{len(unknown)} tensors are not known in {where} (the first: {unknown[0]})"
     elif other := [name for name, shape in needed.items() if shape != found[name]]:
         shapes = list(found[other[0]]), list(needed[other[0]])
-        rule = f"{other[0]} has shape {shapes[0]}; its configuration and the target need {shapes[1]}"
+        rule = (
+            f"{other[0]} has shape {shapes[0]}; its configuration and the target need {shapes[1]}"
+        )
     if rule is not None:
         raise SettingError("draft", rule, head.settings.name)
 
@@ -192,8 +222,12 @@ def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
             if (index := _fetch(settings, name)) is not None:
-                shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-                return tuple(path for shard in shards if (path := _fetch(settings, shard)) is not None)
+                shards = sorted(
+                    set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                )
+                return tuple(
+                    path for shard in shards if (path := _fetch(settings, shard)) is not None
+                )
         for name in _WEIGHTS:
             if (path := _fetch(settings, name)) is not None:
                 return (path,)
@@ -204,7 +238,12 @@ def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
 
 def _fetch(settings: ModelSettings, name: str) -> Path | None:
     """A file of the repository, downloaded if need be; None where there is none of this name."""
-    path = cached_file(source(settings), name, revision=settings.revision, _raise_exceptions_for_missing_entries=False)
+    path = cached_file(
+        source(settings),
+        name,
+        revision=settings.revision,
+        _raise_exceptions_for_missing_entries=False,
+    )
     return None if path is None else Path(path)
 
 
@@ -217,12 +256,22 @@ def _read(settings: ModelSettings, files: Sequence[Path], device: str) -> dict[s
                 with safe_open(file, framework="pt") as stored:
                     for name in stored.keys():  # noqa: SIM118
                         part = stored.get_slice(name)
-                        state[name] = torch.empty(part.get_shape(), device=device) if device == "meta" else part[:]
+                        state[name] = (
+                            torch.empty(part.get_shape(), device=device)
+                            if device == "meta"
+                            else part[:]
+                        )
             else:
                 state |= torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise RunError(f"draft: {file.name} of {settings.repository} is damaged or holds more than tensors") from error
+        raise RunError(
+            f"draft: {file.name} of {settings.repository} is damaged or holds more than tensors"
+        ) from error
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}
-    return {name: tensor for name, tensor in renamed.items() if not any(unused in name for unused in _UNUSED)}
+    return {
+        name: tensor
+        for name, tensor in renamed.items()
+        if not any(unused in name for unused in _UNUSED)
+    }

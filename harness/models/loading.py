@@ -61,12 +61,20 @@ class PlacedModel:
         kinds = ["random weights"] if self.checkpoint.random else []
         kinds += [] if sketch.quantization == "none" else [sketch.quantization]
         if placement.num_ranks > 1:
-            kinds.append(f"{'split over' if placement.split else 'a copy on each of'} {placement.num_ranks} ranks")
+            kinds.append(
+                f"{'split over' if placement.split else 'a copy on each of'} {placement.num_ranks} ranks"
+            )
         kinds.append(str(self.dtype).removeprefix("torch."))
-        places = ", ".join(f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items())
+        places = ", ".join(
+            f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()
+        )
         # A driver that does not work would otherwise be noticed late.
-        in_vain = sketch.settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available()
-        missing = f", because no GPU is visible (asked for: {sketch.settings.gpus})" if in_vain else ""
+        in_vain = (
+            sketch.settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available()
+        )
+        missing = (
+            f", because no GPU is visible (asked for: {sketch.settings.gpus})" if in_vain else ""
+        )
         return f"{sketch.role} {sketch.settings.name}: {', '.join(kinds)} on {places}{missing}"
 
     def load(self) -> LoadedModel:
@@ -77,18 +85,30 @@ class PlacedModel:
         arguments = source_arguments(settings)
         if checkpoint.random:
             repository, arguments = None, {}
-            factory, arguments["state_dict"] = random_state(checkpoint, placement.device_map, self.dtype)
+            factory, arguments["state_dict"] = random_state(
+                checkpoint, placement.device_map, self.dtype
+            )
         if settings.gguf_file is not None and hasattr(transformers, "GgufConfig"):
             # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to keep it packed.
             arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        if how := bitsandbytes_config(self.sketch.quantization, self.dtype, offloaded=offloads(placement.device_map)):
+        if how := bitsandbytes_config(
+            self.sketch.quantization, self.dtype, offloaded=offloads(placement.device_map)
+        ):
             arguments["quantization_config"] = how
-        arguments |= split_arguments(placement.num_ranks) if placement.split else {"device_map": placement.device_map}
+        arguments |= (
+            split_arguments(placement.num_ranks)
+            if placement.split
+            else {"device_map": placement.device_map}
+        )
         if "disk" in placement.device_map.values():
             arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
         try:
             model, report = factory.from_pretrained(
-                repository, config=checkpoint.config, dtype=self.dtype, output_loading_info=True, **arguments
+                repository,
+                config=checkpoint.config,
+                dtype=self.dtype,
+                output_loading_info=True,
+                **arguments,
             )
         except Exception as exception:
             raise explain(exception, checkpoint.role, settings) or exception from exception
@@ -96,12 +116,16 @@ class PlacedModel:
             weakref.finalize(model, shutil.rmtree, arguments["offload_folder"], ignore_errors=True)
         if not checkpoint.random and (missing := sorted(report["missing_keys"])):
             # transformers fills them with random numbers and goes on.
-            what = f"{len(missing)} weights are not in {settings.repository} (the first: {missing[0]})"
+            what = (
+                f"{len(missing)} weights are not in {settings.repository} (the first: {missing[0]})"
+            )
             raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
         if placement.split:
             compute_on_plain_parts(model)
         places = dict.fromkeys(placement.device_map.values())
-        first = torch.device(device_name(next((place for place in places if isinstance(place, int)), "cpu")))
+        first = torch.device(
+            device_name(next((place for place in places if isinstance(place, int)), "cpu"))
+        )
         if len(places) > 1 and not {"cpu", "disk"} & places.keys():
             cross_once(model, placement.device_map, first)
         return LoadedModel(model.eval(), settings, placement, self.dtype, placement.devices, first)

@@ -44,11 +44,16 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     model = bare_model(checkpoint, dtype)
     settings, stored = checkpoint.settings, stored_quantization(checkpoint.config)
     text, plan = checkpoint.config.get_text_config(decoder=True), model.tp_plan or {}
-    num_parameters, caches = sum(parameter.numel() for parameter in model.parameters()), _caches(model)
+    num_parameters, caches = (
+        sum(parameter.numel() for parameter in model.parameters()),
+        _caches(model),
+    )
     matrices: set[str] = set()
     if stored is not None:
         # The same replacement of modules that loading makes.
-        quantizer: Any = AutoHfQuantizer.from_config(model.config.quantization_config, pre_quantized=True)
+        quantizer: Any = AutoHfQuantizer.from_config(
+            model.config.quantization_config, pre_quantized=True
+        )
         with init_empty_weights(include_buffers=True):
             quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
@@ -65,7 +70,11 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         vocabulary_size=vocabulary_size(checkpoint.config),
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
-        heads={kind: n for kind, name in _HEADS.items() if isinstance(n := getattr(text, name, None), int)},
+        heads={
+            kind: n
+            for kind, name in _HEADS.items()
+            if isinstance(n := getattr(text, name, None), int)
+        },
         tp_plan=bool(plan),
         splits_cache=not colwise.isdisjoint(_KEY_PROJECTIONS),
     )
@@ -84,7 +93,9 @@ def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
             model.config.pad_token_id = None
             model.set_attn_implementation("eager")
             model.set_experts_implementation("batched_mm")
-            output: Any = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True)
+            output: Any = model(
+                input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True
+            )
         layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
     except Exception:
         return []
@@ -99,23 +110,33 @@ def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 def _tensors(layer: Any) -> list[tuple[str, torch.Tensor]]:
     """Those of a layer's cache by the name of their attribute, which may have several by number."""
-    held = ((name, one.values() if isinstance(one, dict) else [one]) for name, one in vars(layer).items())
-    return [(name, tensor) for name, own in held for tensor in own if isinstance(tensor, torch.Tensor)]
+    held = (
+        (name, one.values() if isinstance(one, dict) else [one])
+        for name, one in vars(layer).items()
+    )
+    return [
+        (name, tensor) for name, own in held for tensor in own if isinstance(tensor, torch.Tensor)
+    ]
 
 
 def _matrices(model: PreTrainedModel) -> set[str]:
     """Modules whose weight bitsandbytes quantizes: those that transformers replaces while loading."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return set()
-    kept = HfQuantizer.get_modules_to_not_convert(model, None, list(model._keep_in_fp32_modules or ()))
+    kept = HfQuantizer.get_modules_to_not_convert(
+        model, None, list(model._keep_in_fp32_modules or ())
+    )
     return {
         name
         for name, module in model.named_modules()
-        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept)
+        if (type(module) is nn.Linear or isinstance(module, Conv1D))
+        and should_convert_module(name, kept)
     }
 
 
-def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, int]]) -> tuple[Block, ...]:
+def _blocks(
+    model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, int]]
+) -> tuple[Block, ...]:
     """The model in pieces that may be on different devices; in one piece where it does not say where to split it.
 
     Args:
@@ -131,11 +152,20 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, 
     piece: str | None = None
     for name, module in model.named_modules(remove_duplicate=False):
         if piece is None or (piece and not name.startswith(f"{piece}.")):
-            whole = not indivisible or type(module).__name__ in indivisible or next(module.children(), None) is None
+            whole = (
+                not indivisible
+                or type(module).__name__ in indivisible
+                or next(module.children(), None) is None
+            )
             piece = name if whole else None
         if piece is not None:
-            makers.setdefault(getattr(module, "layer_idx", getattr(module, "layer_id", None)), (piece, name))
-        for own, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            makers.setdefault(
+                getattr(module, "layer_idx", getattr(module, "layer_id", None)), (piece, name)
+            )
+        for own, tensor in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
             full = f"{name}.{own}" if name else own
             pieces.setdefault(full if piece is None else piece, []).append(id(tensor))
             if id(tensor) not in parts:
@@ -144,7 +174,9 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, 
     block_of: dict[int | str, int] = {}
     for name, held in pieces.items():
         # A tensor that an earlier block has keeps both together.
-        index = block_of[name] = min((block_of[one] for one in held if one in block_of), default=len(blocks))
+        index = block_of[name] = min(
+            (block_of[one] for one in held if one in block_of), default=len(blocks)
+        )
         if index == len(blocks):
             blocks.append(([], [], {}))
         blocks[index][0].append(name)
@@ -161,7 +193,9 @@ def _blocks(model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, 
     return tuple(Block(tuple(names), tuple(own), made) for names, own, made in blocks)
 
 
-def _part(model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, is_matrix: bool) -> Part:
+def _part(
+    model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, is_matrix: bool
+) -> Part:
     """A parameter or buffer of a module; `is_matrix` if bitsandbytes would quantize the module's weight."""
     if not isinstance(tensor, nn.Parameter):
         return Part(name, tensor.numel(), tensor.itemsize, read=0.0)
@@ -170,13 +204,18 @@ def _part(model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Te
     # What is narrower than two bytes was quantized by another library.
     floating = tensor.is_floating_point() and tensor.itemsize > 1
     read = 1.0
-    if isinstance(module, nn.Embedding) and tensor is not getattr(model.get_output_embeddings(), "weight", None):
+    if isinstance(module, nn.Embedding) and tensor is not getattr(
+        model.get_output_embeddings(), "weight", None
+    ):
         # A lookup reads one row; the same matrix as output layer is read whole.
         read = 0.0
     elif ".experts." in name:
         config = model.config.get_text_config(decoder=True)
         numbers = (getattr(config, number, None) for number in _EXPERTS)
-        num_experts, used = next(filter(None, numbers), None), getattr(config, "num_experts_per_tok", None)
+        num_experts, used = (
+            next(filter(None, numbers), None),
+            getattr(config, "num_experts_per_tok", None),
+        )
         read = used / num_experts if used and num_experts else 1.0
     return Part(
         name,
@@ -195,7 +234,9 @@ def _stored_bytes(module: nn.Module) -> int | None:
     if kind == "Linear8bitLt":
         return eight_bit_bytes(int(weight.numel()), int(weight.shape[0]))
     if kind == "Linear4bit":
-        return four_bit_bytes(int(weight.numel()), int(weight.blocksize), nested=bool(weight.compress_statistics))
+        return four_bit_bytes(
+            int(weight.numel()), int(weight.blocksize), nested=bool(weight.compress_statistics)
+        )
     return None
 
 

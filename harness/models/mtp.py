@@ -49,7 +49,10 @@ class MtpCheckpoint(HeadCheckpoint):
             _part(model, module, f"{name}.{own}", tensor, is_matrix=False)
             for name, module in model.named_modules()
             if name.startswith(("layers", "shared_post_norm"))
-            for own, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            for own, tensor in [
+                *module.named_parameters(recurse=False),
+                *module.named_buffers(recurse=False),
+            ]
         ]
         cache, head = SlotCache(), MtpHead(self.config, model)
         cache.positions, cache.num_slots = torch.zeros(1, 1, dtype=torch.long, device="meta"), 1
@@ -70,7 +73,9 @@ class MtpCheckpoint(HeadCheckpoint):
             one_pass=len(self.numbers) > 1,
         )
 
-    def load(self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None) -> MtpHead:
+    def load(
+        self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
+    ) -> MtpHead:
         """See `HeadCheckpoint.load`; `target` is the loaded model. Raises RunError for tensors that are missing."""
         assert target is not None
         # transformers looks where the target came from, and there for layers of the numbers that were published.
@@ -89,7 +94,9 @@ class MtpCheckpoint(HeadCheckpoint):
         head = MtpHead(self.config, model)
         place = "cpu" if device.index is None else device.index
         state = {
-            name: RandomTensor(f"{self.target.settings.repository} mtp {name}", tensor.shape, dtype, place)[...]
+            name: RandomTensor(
+                f"{self.target.settings.repository} mtp {name}", tensor.shape, dtype, place
+            )[...]
             for name, tensor in head.state_dict().items()
         }
         head.load_state_dict(state, assign=True)
@@ -116,16 +123,31 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
 
     if not getattr(text, "num_mtp_layers", None):
         known = hasattr(text, "num_mtp_layers")
-        why = "has none" if known else f"has none that transformers {transformers.__version__} knows"
-        raise refused(f"needs multi-token-prediction layers, and model={name} ({text.model_type}) {why}")
-    if (stored := "GGUF" if target.settings.gguf_file else stored_quantization(target.config)) is not None:
-        raise refused(f"needs weights that are not quantized, and those of model={name} are ({stored})")
+        why = (
+            "has none" if known else f"has none that transformers {transformers.__version__} knows"
+        )
+        raise refused(
+            f"needs multi-token-prediction layers, and model={name} ({text.model_type}) {why}"
+        )
+    if (
+        stored := "GGUF" if target.settings.gguf_file else stored_quantization(target.config)
+    ) is not None:
+        raise refused(
+            f"needs weights that are not quantized, and those of model={name} are ({stored})"
+        )
     try:
         own = target.config.get_mtp_config()
     except ValueError as error:
-        raise refused(f"cannot be used: transformers does not read such layers of {text.model_type}") from error
-    if unknown := set(getattr(own, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
-        raise refused(f"cannot be used: the layers of model={name} are of type {', '.join(sorted(unknown))}")
+        raise refused(
+            f"cannot be used: transformers does not read such layers of {text.model_type}"
+        ) from error
+    if unknown := set(getattr(own, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }:
+        raise refused(
+            f"cannot be used: the layers of model={name} are of type {', '.join(sorted(unknown))}"
+        )
     size = vocabulary_size(text)
     config = EagleConfig(
         layers=(text.num_hidden_layers,),
@@ -140,7 +162,9 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
     file, names = _stored(target)
     patterns = _patterns(MODEL_FOR_CAUSAL_LM_MAPPING[type(target.config)], found.numbers)
     if not any(re.search(pattern, one) for pattern in patterns for one in names):
-        raise refused(f"needs multi-token-prediction layers, and the weights of model={name} hold none")
+        raise refused(
+            f"needs multi-token-prediction layers, and the weights of model={name} hold none"
+        )
     return replace(found, files=(file,))
 
 
@@ -155,10 +179,16 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
                 return file, list(stored.keys())
     except Exception as exception:
         raise explain(exception, "model", settings) or exception from exception
-    raise SettingError("draft", f"needs weights as safetensors, and model={settings.name} has none", "mtp")
+    raise SettingError(
+        "draft", f"needs weights as safetensors, and model={settings.name} has none", "mtp"
+    )
 
 
 def _patterns(model_class: Any, numbers: range) -> list[str]:
     """What names of tensors in MTP layers match: those of numbered layers, and where the class says they have names."""
-    named = [pattern for pattern in model_class._keys_to_ignore_on_load_unexpected or () if "mtp" in pattern]
+    named = [
+        pattern
+        for pattern in model_class._keys_to_ignore_on_load_unexpected or ()
+        if "mtp" in pattern
+    ]
     return [*(rf"(^|\.)layers\.{number}\." for number in numbers), *named]

@@ -29,8 +29,12 @@ def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
     """
     kind, text = settings.name, target.config.get_text_config(decoder=True)
     own = target.settings
-    raw, stored = _configuration(kind, text, own.name if Path(own.repository).is_dir() else own.repository)
-    return HeadCheckpoint(kind, settings, RawHead(settings, target, raw).config(kind, stored, None), raw=raw)
+    raw, stored = _configuration(
+        kind, text, own.name if Path(own.repository).is_dir() else own.repository
+    )
+    return HeadCheckpoint(
+        kind, settings, RawHead(settings, target, raw).config(kind, stored, None), raw=raw
+    )
 
 
 def initialise(head: AnyHead, target: PreTrainedModel) -> None:
@@ -58,21 +62,32 @@ def save_head(raw: Mapping[str, Any], head: AnyHead, directory: Path, dtype: tor
         known[state["d2t"] + torch.arange(len(state["d2t"]))] = True
         state["t2d"] = known
     if "eagle" in str(raw.get("architectures")).lower() and "speculators_model_type" not in raw:
-        state = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in state.items()}  # SafeAILab's
+        state = {
+            name.replace("layers.0.", "midlayer."): tensor for name, tensor in state.items()
+        }  # SafeAILab's
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     file = "medusa_lm_head.safetensors" if isinstance(head, MedusaHead) else "model.safetensors"
     save_file(state, directory / file, metadata={"format": "pt"})
 
 
-def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def _configuration(
+    kind: str, text: Any, verifier: str
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """As speculators writes it, or Medusa's own; and the tensors that decide what the head borrows."""
     width, size = text.hidden_size, text.vocab_size
     if kind == "medusa":
-        stored: dict[str, tuple[int, ...]] = {f"{head}.0.linear.weight": (width, width) for head in range(NUM_TOKENS)}
+        stored: dict[str, tuple[int, ...]] = {
+            f"{head}.0.linear.weight": (width, width) for head in range(NUM_TOKENS)
+        }
         stored |= {f"{head}.1.weight": (size, width) for head in range(NUM_TOKENS)}
         # The sizes are for vLLM, which takes others for granted.
-        counts = {"medusa_num_heads": NUM_TOKENS, "medusa_num_layers": 1, "hidden_size": width, "vocab_size": size}
+        counts = {
+            "medusa_num_heads": NUM_TOKENS,
+            "medusa_num_layers": 1,
+            "hidden_size": width,
+            "vocab_size": size,
+        }
         return counts | {"base_model_name_or_path": verifier}, stored
     heads = text.num_attention_heads
     layer = {
@@ -110,6 +125,10 @@ def _configuration(kind: str, text: Any, verifier: str) -> tuple[dict[str, Any],
         raw["eagle_aux_hidden_state_layer_ids"] = read
         return raw, {"lm_head.weight": (size, width)}
     mask = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
-    raw |= {"architectures": ["DFlashSpeculator"], "block_size": NUM_TOKENS + 1, "mask_token_id": mask or 0}
+    raw |= {
+        "architectures": ["DFlashSpeculator"],
+        "block_size": NUM_TOKENS + 1,
+        "mask_token_id": mask or 0,
+    }
     raw["aux_hidden_state_layer_ids"] = read
     return raw, {}

@@ -60,7 +60,9 @@ class Pair:
     @property
     def devices(self) -> list[torch.device]:
         """Every device with a layer of either, the target's first."""
-        return list(dict.fromkeys([*self.target.devices, *(self.draft.devices if self.draft else [])]))
+        return list(
+            dict.fromkeys([*self.target.devices, *(self.draft.devices if self.draft else [])])
+        )
 
     @property
     def vocabulary_size(self) -> int:
@@ -75,7 +77,11 @@ class Pair:
         """The token ids at which the target ends a text by itself."""
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        ids = (
+            configured
+            if isinstance(configured, list)
+            else [configured, self.tokenizer.eos_token_id]
+        )
         return frozenset(int(token) for token in ids if token is not None)
 
 
@@ -107,7 +113,9 @@ class SketchedPair:
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
-        limits = [limit for one in self.checkpoints if (limit := max_context(one.config)) is not None]
+        limits = [
+            limit for one in self.checkpoints if (limit := max_context(one.config)) is not None
+        ]
         return min(limits) - new_tokens if limits else None
 
     def check_context(
@@ -160,12 +168,17 @@ class PlacedPair(PlannedPair):
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
-        return [PlacedModel(*parts) for parts in zip(self.checkpoints, self.sketches, self.placements, strict=False)]
+        return [
+            PlacedModel(*parts)
+            for parts in zip(self.checkpoints, self.sketches, self.placements, strict=False)
+        ]
 
     @property
     def devices(self) -> list[torch.device]:
         """Every device that will have a layer of either, the target's first."""
-        return list(dict.fromkeys(device for model in self.models for device in model.placement.devices))
+        return list(
+            dict.fromkeys(device for model in self.models for device in model.placement.devices)
+        )
 
     def device_names(self) -> list[str]:
         """What the devices are sold as: `NVIDIA A100-SXM4-40GB`, or the CPU's model name."""
@@ -189,7 +202,9 @@ class PlacedPair(PlannedPair):
         if advice := advice_on_8bit(self.sketches, self.placements):
             lines.append(advice)
         if any(checkpoint.random for checkpoint in self.checkpoints):
-            lines.append("random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer")
+            lines.append(
+                "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
+            )
         return "\n".join(lines)
 
     def load(self) -> Pair:
@@ -200,7 +215,11 @@ class PlacedPair(PlannedPair):
         draft = others[0] if others else None
         if self.shared and self.drafting is not None:
             draft = dataclasses.replace(target, settings=self.drafting)
-        head = None if self.head is None else self.head.load(self.placements[1].devices[0], target.dtype, target.model)
+        head = (
+            None
+            if self.head is None
+            else self.head.load(self.placements[1].devices[0], target.dtype, target.model)
+        )
         return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
 
 
@@ -241,7 +260,9 @@ def plan_pair(
         for checkpoint in found.checkpoints[1:]:
             other = load_tokenizer(checkpoint.settings, "draft")
             translation = how_to_translate(found.checkpoints[0], checkpoint, tokenizer, other)
-    return PlannedPair(**vars(found) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus))
+    return PlannedPair(
+        **vars(found) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus)
+    )
 
 
 def sketch_pair(
@@ -264,33 +285,57 @@ def sketch_pair(
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
-    read: Any = random_checkpoint if weights == "random" else partial(read_checkpoint, weights=weights is not None)
-    drafting = draft if draft is None or isinstance(draft, DraftSettings) else DraftSettings(**vars(draft))
+    read: Any = (
+        random_checkpoint
+        if weights == "random"
+        else partial(read_checkpoint, weights=weights is not None)
+    )
+    drafting = (
+        draft if draft is None or isinstance(draft, DraftSettings) else DraftSettings(**vars(draft))
+    )
     checkpoints, method = [read("model", target)], drafting and drafting.method
     shared, head = False, None
     if drafting is not None and method == "new_head":
         head = new_head(drafting, checkpoints[0])
     elif drafting is not None and method == "mtp":
         head = read_mtp(drafting, checkpoints[0], weights=weights == "stored")
-    elif drafting is not None and method == "model" and not (shared := _shares_weights(target, drafting)):
-        head = read_head(drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored")
+    elif (
+        drafting is not None
+        and method == "model"
+        and not (shared := _shares_weights(target, drafting))
+    ):
+        head = read_head(
+            drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored"
+        )
         checkpoints += [] if head else [read("draft", drafting)]
     if drafting is not None and method == "model" and drafting.threshold is not None:
         rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={drafting.name}"
-        require(getattr(head and head.config, "confidence", False), "draft.threshold", rule, drafting.threshold)
+        require(
+            getattr(head and head.config, "confidence", False),
+            "draft.threshold",
+            rule,
+            drafting.threshold,
+        )
     sketches = []
     for checkpoint in checkpoints:
         check_quantization(checkpoint)
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
-        sketches.append(sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint, device)))
+        sketches.append(
+            sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint, device))
+        )
     if head is not None:
         sketches.append(head.sketch(sketches[0].dtype))
     elif drafting is not None and method == "early_exit":
         drafting = with_layers(drafting, checkpoints[0].config)
         sketches.append(exit_sketch(checkpoints[0], drafting, sketches[0].dtype))
     return SketchedPair(
-        checkpoints=checkpoints, sketches=sketches, placement=placement, drafting=drafting, shared=shared, head=head
+        checkpoints=checkpoints,
+        sketches=sketches,
+        placement=placement,
+        drafting=drafting,
+        shared=shared,
+        head=head,
     )
 
 
@@ -298,7 +343,9 @@ def plan_tokenizer(target: ModelSettings) -> PlannedPair:
     """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError without one."""
     quiet_libraries()
     tokenizer = load_tokenizer(target)
-    return PlannedPair(checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[])
+    return PlannedPair(
+        checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]
+    )
 
 
 def _shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:

@@ -43,7 +43,9 @@ def eight_bit_layers(model: nn.Module) -> list[nn.Module]:
 def stored_quantization(config: PreTrainedConfig) -> str | None:
     """How the repository's own weights are quantized: `8bit`, `4bit`, another method's name, or None."""
     text = config.get_text_config(decoder=True)
-    stored: Any = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    stored: Any = getattr(config, "quantization_config", None) or getattr(
+        text, "quantization_config", None
+    )
     if stored is None:
         return None
     fields = stored if isinstance(stored, dict) else stored.to_dict()
@@ -64,7 +66,11 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
     old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
     eight = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
-    return torch.float16 if old or eight or config.dtype in (torch.float16, "float16") else torch.bfloat16
+    return (
+        torch.float16
+        if old or eight or config.dtype in (torch.float16, "float16")
+        else torch.bfloat16
+    )
 
 
 def check_quantization(checkpoint: Checkpoint) -> None:
@@ -85,7 +91,9 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
         _try_bitsandbytes(role, quantization, device)
     elif stored is not None:
         try:
-            quantizer: Any = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
+            quantizer: Any = AutoHfQuantizer.from_config(
+                config.quantization_config, pre_quantized=True
+            )
             quantizer.validate_environment(device_map={"": str(device)})
         except (ImportError, RuntimeError, ValueError) as exception:
             what = f"{settings.repository} is quantized with {stored}, which does not load here"
@@ -109,5 +117,7 @@ def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> Non
             bitsandbytes.functional.quantize_4bit(sample, quant_type="nf4")
     except Exception as exception:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-        what = f"bitsandbytes {bitsandbytes.__version__} cannot quantize to {quantization} on {name}"
+        what = (
+            f"bitsandbytes {bitsandbytes.__version__} cannot quantize to {quantization} on {name}"
+        )
         raise RunError(f"{role}: {what}: {first_line(exception)}") from exception

@@ -35,7 +35,9 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot have.
     """
     if settings.gguf_file is not None:
-        raise SettingError("weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random")
+        raise SettingError(
+            "weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random"
+        )
     checkpoint = read_checkpoint(role, settings, weights=False)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
@@ -50,16 +52,24 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
     return dataclasses.replace(checkpoint, settings=settings, random=True)
 
 
-def random_tokenizer(target: Checkpoint, draft: Checkpoint | None = None) -> PreTrainedTokenizerBase:
+def random_tokenizer(
+    target: Checkpoint, draft: Checkpoint | None = None
+) -> PreTrainedTokenizerBase:
     """A tokenizer for text that nobody will read: a token for each byte, and a name for every other id.
 
     Raises SettingError if the vocabularies differ by more than the padding within one family.
     """
-    sizes = [vocabulary_size(checkpoint.config) for checkpoint in (target, draft) if checkpoint is not None]
+    sizes = [
+        vocabulary_size(checkpoint.config)
+        for checkpoint in (target, draft)
+        if checkpoint is not None
+    ]
     if draft is not None:
         check_sizes(target, draft)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), min(sizes)))][: min(sizes)]
+    names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), min(sizes)))][
+        : min(sizes)
+    ]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,7 +83,12 @@ def random_state(
     bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository
     tensors = {
-        name: RandomTensor(f"{repository} {name}", tensor.shape, tensor.dtype, device_map[covering(name, device_map)])
+        name: RandomTensor(
+            f"{repository} {name}",
+            tensor.shape,
+            tensor.dtype,
+            device_map[covering(name, device_map)],
+        )
         for name, tensor in bare.named_parameters()
     }
     return type(bare), tensors
@@ -102,10 +117,16 @@ class RandomTensor:
         return part if part.shape == whole.shape else part.clone()
 
     def _whole(self) -> torch.Tensor:
-        device = torch.device("cuda", self.device) if isinstance(self.device, int) else torch.device("cpu")
+        device = (
+            torch.device("cuda", self.device)
+            if isinstance(self.device, int)
+            else torch.device("cpu")
+        )
         tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
             # Norms let everything pass, so that activations stay finite through any number of layers.
             return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)
         seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
-        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed))
+        return tensor.normal_(
+            0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed)
+        )

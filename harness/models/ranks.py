@@ -62,10 +62,14 @@ def join(device: torch.device, num_ranks: int) -> None:
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // world().size))
     try:
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None
+        )
         _control = dist.new_group(backend="gloo", timeout=_AGREEMENT_TIMEOUT)
     except (RuntimeError, ValueError) as exception:
-        raise RunError(f"the ranks of tensor_parallel do not meet: {first_line(exception)}") from exception
+        raise RunError(
+            f"the ranks of tensor_parallel do not meet: {first_line(exception)}"
+        ) from exception
 
 
 def split_arguments(num_ranks: int) -> dict[str, Any]:
@@ -80,8 +84,15 @@ def compute_on_plain_parts(model: PreTrainedModel) -> None:
     """
     plan = model.tp_plan or {}
     for name, module in model.named_modules():
-        style, parts = plan.get(re.sub(r"\.\d+\.", ".*.", name)), dict(module.named_parameters(recurse=False))
-        replaced = type(module) is nn.Linear and "forward" in vars(module) and hasattr(module.weight, "device_mesh")
+        style, parts = (
+            plan.get(re.sub(r"\.\d+\.", ".*.", name)),
+            dict(module.named_parameters(recurse=False)),
+        )
+        replaced = (
+            type(module) is nn.Linear
+            and "forward" in vars(module)
+            and hasattr(module.weight, "device_mesh")
+        )
         if replaced and (style == "colwise" or (style == "rowwise" and len(parts) == 1)):
             mesh: Any = parts["weight"].device_mesh
             for key, part in parts.items():

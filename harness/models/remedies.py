@@ -40,7 +40,10 @@ def fit_regardless(case: Case) -> list[Placement]:
     case = replace(case, placement=replace(case.placement, reserve_gb=0.0))
     # A machine without any free memory has to begin somewhere.
     free = {device: max(n, 10**8) for device, n in case.free.items()}
-    larger = (replace(case, free={device: int(n * 1.05**step) for device, n in free.items()}) for step in range(1000))
+    larger = (
+        replace(case, free={device: int(n * 1.05**step) for device, n in free.items()})
+        for step in range(1000)
+    )
     return fit(next(filter(_fits, larger)))
 
 
@@ -56,9 +59,13 @@ def remedies(case: Case) -> list[str]:
         return fits
 
     one = replace(case.demand, batch_size=1)
-    if rows := _most(case.demand.batch_size, lambda n: _fits(replace(case, demand=replace(one, batch_size=n)))):
+    if rows := _most(
+        case.demand.batch_size, lambda n: _fits(replace(case, demand=replace(one, batch_size=n)))
+    ):
         found.append(f"batch_size={rows}")
-    elif tokens := _most(case.demand.new_tokens, lambda n: _fits(replace(case, demand=replace(one, new_tokens=n)))):
+    elif tokens := _most(
+        case.demand.new_tokens, lambda n: _fits(replace(case, demand=replace(one, new_tokens=n)))
+    ):
         found.append(f"batch_size=1 decoding.max_new_tokens={tokens}")
     if case.placement.strategy == "tensor_parallel" and drafts:
         settings = replace(drafts[0].settings, placement="tensor_parallel")
@@ -76,13 +83,17 @@ def remedies(case: Case) -> list[str]:
                 break
     if gpus := case.pool(target):
         spread = replace(case.placement, strategy="balanced", gpus=None, device_map=None)
-        unlimited = [replace(sketch, settings=replace(sketch.settings, gpus=None)) for sketch in case.models]
+        unlimited = [
+            replace(sketch, settings=replace(sketch.settings, gpus=None)) for sketch in case.models
+        ]
         all_gpus = "spread over all GPUs (placement.strategy=balanced, no limit on gpus)"
         if not helps(all_gpus, *unlimited, placement=spread):
             room = max(case.free[gpu] for gpu in gpus)
             for count in range(len(case.gpus) + 1, _MOST_GPUS + 1):
                 free: Memory = {**dict.fromkeys(range(count), room), "cpu": 0}
-                if helps(f"{count} GPUs with as much free", *unlimited, placement=spread, free=free):
+                if helps(
+                    f"{count} GPUs with as much free", *unlimited, placement=spread, free=free
+                ):
                     break
         if case.placement.offload == "none":
             helps("placement.offload=cpu (slow)", placement=replace(case.placement, offload="cpu"))
@@ -123,6 +134,8 @@ def _smaller(sketch: Sketch) -> list[tuple[str, Sketch]]:
     found = []
     ways: tuple[Quantization, ...] = ("none", "8bit", "4bit")
     for way in ways[ways.index(sketch.quantization) + 1 :]:
-        other = replace(sketch, settings=replace(sketch.settings, quantization=way), quantization=way)
+        other = replace(
+            sketch, settings=replace(sketch.settings, quantization=way), quantization=way
+        )
         found.append((f"{sketch.role}.quantization={way} ({amount(other.weight_bytes)})", other))
     return found

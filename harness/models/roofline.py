@@ -49,7 +49,10 @@ class Roof:
 def known_gpus() -> tuple[Gpu, ...]:
     """The table in `gpus.csv`."""
     lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
-    return tuple(Gpu(name, pattern, float(size), float(rate)) for name, pattern, size, rate in csv.reader(lines))
+    return tuple(
+        Gpu(name, pattern, float(size), float(rate))
+        for name, pattern, size, rate in csv.reader(lines)
+    )
 
 
 def known_gpu(device: str) -> Gpu | None:
@@ -66,8 +69,13 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     for model in placed.models:
         placement = model.placement
         read = Counter(model.sketch.weights_on(placement.device_map, read=True))
-        read.update(model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size))
-        rates = {place: None if place == "disk" else copy_bandwidth(torch.device(place)) for place in read}
+        read.update(
+            model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size)
+        )
+        rates = {
+            place: None if place == "disk" else copy_bandwidth(torch.device(place))
+            for place in read
+        }
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
         floor_ms /= placement.num_ranks if placement.split else 1  # which read their parts at once
         found.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
@@ -96,5 +104,7 @@ def _measure(device: torch.device) -> float:
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
     copied = {"source": source, "target": torch.empty_like(source)}
     timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
-    with torch.cuda.device(device if device.type == "cuda" else -1):  # the timer waits for the current one
+    with torch.cuda.device(
+        device if device.type == "cuda" else -1
+    ):  # the timer waits for the current one
         return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median

@@ -42,7 +42,11 @@ class Part:
         """Bytes as held, scales of quantized matrices included."""
         if not self.outputs or quantization == "none":
             return self.count * (self.itemsize or dtype.itemsize)
-        return eight_bit_bytes(self.count, self.outputs) if quantization == "8bit" else four_bit_bytes(self.count)
+        return (
+            eight_bit_bytes(self.count, self.outputs)
+            if quantization == "8bit"
+            else four_bit_bytes(self.count)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,25 @@ class Sketch:
     @functools.cached_property
     def block_bytes(self) -> list[int]:
         """Weights and buffers of each block."""
-        return [sum(part.nbytes(self.dtype, self.quantization) for part in block.parts) for block in self.blocks]
+        return [
+            sum(part.nbytes(self.dtype, self.quantization) for part in block.parts)
+            for block in self.blocks
+        ]
 
     @functools.cached_property
     def plain_bytes(self) -> list[int]:
         """The same outside the GPUs, where bitsandbytes does not quantize."""
-        return [sum(part.nbytes(self.dtype, "none") for part in block.parts) for block in self.blocks]
+        return [
+            sum(part.nbytes(self.dtype, "none") for part in block.parts) for block in self.blocks
+        ]
 
     def block_caches(self, tokens: int = 1, states: int = 1) -> list[int]:
         """Bytes of each block's keys and values for so many tokens, and of so many rows' recurrent states."""
         size = self.dtype.itemsize
-        return [sum(tokens * n * size + states * own for n, own in block.caches.values()) for block in self.blocks]
+        return [
+            sum(tokens * n * size + states * own for n, own in block.caches.values())
+            for block in self.blocks
+        ]
 
     @property
     def weight_bytes(self) -> int:
@@ -144,7 +156,9 @@ class Sketch:
         """The same of `block_caches`; those of offloaded layers are on the first GPU."""
         first = next((place for place in device_map.values() if isinstance(place, int)), "cpu")
         total: Counter[str] = Counter()
-        for module, (numbers, own) in (cache for block in self.blocks for cache in block.caches.items()):
+        for module, (numbers, own) in (
+            cache for block in self.blocks for cache in block.caches.items()
+        ):
             place = device_map[covering(module, device_map)]
             size = tokens * numbers * self.dtype.itemsize + states * own
             total[device_name(place if isinstance(place, int) else first)] += size
@@ -152,8 +166,15 @@ class Sketch:
 
     def rank_bytes(self, num_ranks: int) -> int:
         """Bytes of the rank that holds most: its part of what is split, the rest in full."""
-        sizes = [(part.split, part.nbytes(self.dtype, "none")) for block in self.blocks for part in block.parts]
-        return sum(round(size * math.ceil(length / num_ranks) / length) if length else size for length, size in sizes)
+        sizes = [
+            (part.split, part.nbytes(self.dtype, "none"))
+            for block in self.blocks
+            for part in block.parts
+        ]
+        return sum(
+            round(size * math.ceil(length / num_ranks) / length) if length else size
+            for length, size in sizes
+        )
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:

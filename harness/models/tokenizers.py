@@ -24,7 +24,14 @@ Chat = Sequence[Mapping[str, str]]
 PADDING = 0.02
 
 # What architectures call the longest sequence they were made for.
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
 
 
 def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTokenizerBase:
@@ -35,7 +42,9 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     setting, place = f"{role}.tokenizer", settings
     if settings.tokenizer is not None:
         # Another repository has other revisions and files.
-        place = dataclasses.replace(settings, repository=settings.tokenizer, revision=None, gguf_file=None)
+        place = dataclasses.replace(
+            settings, repository=settings.tokenizer, revision=None, gguf_file=None
+        )
     try:
         return AutoTokenizer.from_pretrained(source(place), **source_arguments(place))
     except Exception as exception:
@@ -46,7 +55,9 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             rule = f"must name a directory or a repository with a tokenizer; {place.repository} holds none that loads"
             rule += f" ({cause})"
             raise SettingError(setting, rule) from exception
-        raise explain(exception, role if place is settings else setting, place) or exception from exception
+        raise (
+            explain(exception, role if place is settings else setting, place) or exception
+        ) from exception
 
 
 def how_to_translate(
@@ -85,7 +96,9 @@ def check_local(target: Checkpoint, draft: Checkpoint) -> None:
     """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
     places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
     if all(any(place.glob("tokenizer*")) for place in places):
-        how_to_translate(target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft"))
+        how_to_translate(
+            target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft")
+        )
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -105,18 +118,26 @@ def encode_prompts(
     read, and for a prompt of no tokens.
     """
     if chat_template == "always" and not tokenizer.chat_template:
-        raise SettingError("chat_template", "this model's tokenizer has none; use auto or never", chat_template)
+        raise SettingError(
+            "chat_template", "this model's tokenizer has none; use auto or never", chat_template
+        )
     number = sum(len(chat) > 1 for chat in chats)
     if chat_template == "auto" and not tokenizer.chat_template and number:
         rule = f"this model's tokenizer has none, and {number} of {len(chats)} prompts are chats of several messages"
-        raise SettingError("chat_template", f"{rule}; chat_template=never reads them as text", chat_template)
+        raise SettingError(
+            "chat_template", f"{rule}; chat_template=never reads them as text", chat_template
+        )
     encoded: list[list[int]] = []
     for chat in chats:
         if chat_template != "never" and tokenizer.chat_template:
             messages = list(map(dict, chat))
-            tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            tokens: Any = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
         else:
-            tokens = tokenizer(chat[-1]["content"] if len(chat) == 1 else _as_text(chat))["input_ids"]
+            tokens = tokenizer(chat[-1]["content"] if len(chat) == 1 else _as_text(chat))[
+                "input_ids"
+            ]
         if not tokens:
             raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
         encoded.append(list(map(int, tokens)))
@@ -135,7 +156,11 @@ def max_context(config: PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config(decoder=True)
     attention: Any = getattr(text, "attn_config", None)
-    inside = attention.get("alibi") if isinstance(attention, dict) else getattr(attention, "alibi", False)
+    inside = (
+        attention.get("alibi")
+        if isinstance(attention, dict)
+        else getattr(attention, "alibi", False)
+    )
     # MPT says it inside its attention settings; BLOOM knows nothing else and does not say it.
     if getattr(text, "alibi", False) or inside or text.model_type == "bloom":
         return None

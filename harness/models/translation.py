@@ -17,10 +17,16 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def translation(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int) -> Translation:
+def translation(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int
+) -> Translation:
     """Between a target's tokenizer and a draft's; `num_tokens` is the width of the target's logits."""
     of_target, of_draft = _texts(target), _texts(draft)
-    common = {number: of_draft[text] for text, number in of_target.items() if text in of_draft and number < num_tokens}
+    common = {
+        number: of_draft[text]
+        for text, number in of_target.items()
+        if text in of_draft and number < num_tokens
+    }
 
     def into_draft(tokens: Sequence[int]) -> list[int]:
         found: list[int] = []
@@ -36,17 +42,23 @@ def translation(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase,
         return found + _read(draft, target, unknown)
 
     def read_prompt(tokens: Sequence[int]) -> list[int]:
-        return list(draft(target.decode(list(tokens), skip_special_tokens=True))["input_ids"]) or [_any_token(draft)]
+        return list(draft(target.decode(list(tokens), skip_special_tokens=True))["input_ids"]) or [
+            _any_token(draft)
+        ]
 
     def into_target(tokens: Sequence[int]) -> list[int]:
         return _read(target, draft, tokens)
 
     enough = len(common) >= _FEWEST_IN_COMMON * len(draft.get_vocab())
     how: Literal["intersection", "text"] = "intersection" if enough else "text"
-    return Translation(sorted(common.items()), read_prompt, into_draft, into_target, num_tokens, how)
+    return Translation(
+        sorted(common.items()), read_prompt, into_draft, into_target, num_tokens, how
+    )
 
 
-def _read(reader: PreTrainedTokenizerBase, writer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> list[int]:
+def _read(
+    reader: PreTrainedTokenizerBase, writer: PreTrainedTokenizerBase, tokens: Sequence[int]
+) -> list[int]:
     """Tokens of one tokenizer as another's, whole characters only."""
     text = _text(writer, tokens).rstrip(_BROKEN)
     return list(reader(text, add_special_tokens=False)["input_ids"]) if text else []
@@ -84,4 +96,8 @@ def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
 
 
 def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    return int(tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id or 0)
+    return int(
+        tokenizer.bos_token_id
+        if tokenizer.bos_token_id is not None
+        else tokenizer.eos_token_id or 0
+    )

@@ -68,7 +68,11 @@ def build(paths: Sequence[str | Path]) -> Report:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
     found = read([Path(path) for path in paths])
-    pairs, accuracy, recovery = latency_pairs(found.of("latency")), found.of("eval"), found.of("recovery")
+    pairs, accuracy, recovery = (
+        latency_pairs(found.of("latency")),
+        found.of("eval"),
+        found.of("recovery"),
+    )
     document = [
         *latency_tables(pairs),
         trained_table([row for run in found.of("distill") for row in run.rows]),
@@ -101,11 +105,18 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     if unknown := [word for word in arguments if word.startswith("-")]:
-        raise SettingError("report", f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)")
+        raise SettingError(
+            "report",
+            f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)",
+        )
     outputs = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
-    paths = [Path(word) for word in arguments if not word.startswith("output=")] or [Path("results")]
+    paths = [Path(word) for word in arguments if not word.startswith("output=")] or [
+        Path("results")
+    ]
     if not paths[0].exists() and paths == [Path("results")]:
-        raise SettingError("results", "no such directory here; name CSV files or directories, or measure first")
+        raise SettingError(
+            "results", "no such directory here; name CSV files or directories, or measure first"
+        )
     output = Path(outputs[-1]) if outputs else paths[0] if paths[0].is_dir() else Path()
     report = build(paths)
     # The files first: they are complete even if the terminal shows only half.
@@ -123,7 +134,10 @@ def _write(report: Report, output: Path) -> list[Path]:
         print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
         drawn, note = {}, Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
     else:
-        drawn, note = plots(report.pairs, report.accuracy), Line("The plots are in report.html.", "dim")
+        drawn, note = (
+            plots(report.pairs, report.accuracy),
+            Line("The plots are in report.html.", "dim"),
+        )
     contents = {
         output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
         output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),

@@ -20,13 +20,20 @@ def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
     """Pairs as `report` orders them, those of one group in a row; notes say what could not be read."""
     found = [path for path in paths if path.exists()]
     if not found:
-        return {"pairs": [], "notes": [f"nothing has been measured yet: there is no {path}" for path in paths]}
+        return {
+            "pairs": [],
+            "notes": [f"nothing has been measured yet: there is no {path}" for path in paths],
+        }
     try:
         findings = read(found)
     except HarnessError as error:
         return {"pairs": [], "notes": [str(error)]}
     pairs = [
-        {"name": pair.name.label(", "), "group": " · ".join(filter(None, pair.name.group)), "best": pair.best}
+        {
+            "name": pair.name.label(", "),
+            "group": " · ".join(filter(None, pair.name.group)),
+            "best": pair.best,
+        }
         | {name: getattr(pair.row, name, None) for name in _FIGURES}
         for pair in latency_pairs(findings.of("latency"))
         if pair.row.speedup is not None and not pair.partial

@@ -17,7 +17,11 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
         return []
     last, said = drafting[-1], []
     if last.num_learned_tokens:
-        said = [Line(f"{last.num_learned_tokens:,} tokens of {last.num_texts} answers, loss {last.loss:.3f}")]
+        said = [
+            Line(
+                f"{last.num_learned_tokens:,} tokens of {last.num_texts} answers, loss {last.loss:.3f}"
+            )
+        ]
     in_full = [row for row in rows if row.stage == last.stage and row.ms_per_token is not None]
     return [trained_table(rows), *said, *latency_document(in_full)]
 

@@ -8,8 +8,25 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.config.amounts import amount
-from harness.report.table import Column, Document, Line, Table, grouped, interval, number, percent, times
-from harness.report.words import arm_name, lossy_warning, settings_line, smaller_batch, title, too_long_warning
+from harness.report.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    grouped,
+    interval,
+    number,
+    percent,
+    times,
+)
+from harness.report.words import (
+    arm_name,
+    lossy_warning,
+    settings_line,
+    smaller_batch,
+    title,
+    too_long_warning,
+)
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
 
@@ -19,7 +36,9 @@ _NUM_RESAMPLES = 2000
 _SLOW_RUNNERS = ("eager", "static")
 
 
-def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Document:
+def latency_document(
+    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
+) -> Document:
     """One run in detail; empty where nothing was measured.
 
     Args:
@@ -29,7 +48,10 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if all(row.ms_per_token is None for row in rows):
         return []
     regular, last = rows[0], rows[-1]
-    document: list[Table | Line] = [Line(title(regular), "strong"), Line(settings_line(rows), "dim")]
+    document: list[Table | Line] = [
+        Line(title(regular), "strong"),
+        Line(settings_line(rows), "dim"),
+    ]
     document.append(Table.of("arms", "", rows, (*ARM, SPEEDUP)))
     sent = [row for row in rows if row.requests_per_second is not None]
     if sent:
@@ -37,7 +59,9 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
     if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
-        document.append(Line(f"Speculative decoding {said}.", "plain" if last.speedup_low is None else "strong"))
+        document.append(
+            Line(f"Speculative decoding {said}.", "plain" if last.speedup_low is None else "strong")
+        )
         document.append(_reason(regular, last))
     else:
         roof = _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
@@ -48,7 +72,9 @@ def latency_document(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPrompt
         document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
     if last.identical_prompts is not None:
         failed = {row.prompt_index for row in prompts if row.error}
-        compared = [row for row in prompts if row.arm == last.arm and row.prompt_index not in failed]
+        compared = [
+            row for row in prompts if row.arm == last.arm and row.prompt_index not in failed
+        ]
         document += [Line(_identity(compared))] if compared else []
     warnings = [*caveats(rows), *_of_prompts(rows, prompts)]
     if not sent and (smaller := smaller_batch(last)):
@@ -76,7 +102,11 @@ def no_interval(row: LatencyRow) -> str:
 
 def finding(row: LatencyRow) -> str | None:
     """`does not pay`, or that there is no significant difference; None for a pair that gains."""
-    if row.speedup_low is not None and row.speedup_high is not None and row.speedup_low <= 1 <= row.speedup_high:
+    if (
+        row.speedup_low is not None
+        and row.speedup_high is not None
+        and row.speedup_low <= 1 <= row.speedup_high
+    ):
         return "makes no significant difference"
     return None if (row.speedup or 0) > 1 else "does not pay"
 
@@ -96,7 +126,9 @@ def gave_up(row: LatencyRow) -> bool:
     return row.num_draft_tokens == "auto" and (per_iteration(row)[1] or 0.0) < 0.5
 
 
-def why_not(length: float, draft: float, verify: float, num_proposed: float, *, brief: bool = False) -> str:
+def why_not(
+    length: float, draft: float, verify: float, num_proposed: float, *, brief: bool = False
+) -> str:
     """The one ideal that would raise the predicted speed-up most, with the numbers; if `brief` in a few words.
 
     Args:
@@ -111,7 +143,11 @@ def why_not(length: float, draft: float, verify: float, num_proposed: float, *, 
         f"verification costs too much: {num_proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
         f"acceptance is too low: {length:.2f} of {num_proposed + 1:.3g} tokens per iteration; with all of them",
     )
-    ideals = length / verify, length / (drafting + min(verify, 1)), (num_proposed + 1) / (drafting + verify)
+    ideals = (
+        length / verify,
+        length / (drafting + min(verify, 1)),
+        (num_proposed + 1) / (drafting + verify),
+    )
     ideal, cause = max(zip(ideals, causes, strict=True))
     if brief:
         return f"{cause.partition(':')[0]} ({ideal:.2f}× without that)"
@@ -120,7 +156,10 @@ def why_not(length: float, draft: float, verify: float, num_proposed: float, *, 
 
 def per_iteration(row: LatencyRow) -> tuple[float | None, float | None]:
     """Tokens gained and draft tokens per iteration; of those that proposed something, where no others were counted."""
-    return row.tokens_per_iteration or row.mean_acceptance_length, row.mean_num_draft_tokens or row.mean_proposed
+    return (
+        row.tokens_per_iteration or row.mean_acceptance_length,
+        row.mean_num_draft_tokens or row.mean_proposed,
+    )
 
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> tuple[float, float] | None:
@@ -157,22 +196,35 @@ class Category(NamedTuple):
 def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
     """Speed-up and acceptance by category. Not for batches, which have one time for all their prompts."""
     own_time = row.arm != "regular" and (row.batch_size == 1 or row.requests_per_second is not None)
-    timed = [p for p in prompts if own_time and p.time_ms and p.num_tokens and p.category and not p.error]
+    timed = [
+        p for p in prompts if own_time and p.time_ms and p.num_tokens and p.category and not p.error
+    ]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
-    in_both = [prompt for prompt in timed if prompt.arm == row.arm and prompt.prompt_index in regular]
+    in_both = [
+        prompt for prompt in timed if prompt.arm == row.arm and prompt.prompt_index in regular
+    ]
     members = grouped(in_both, attrgetter("category")).items()
-    return [_category(name, [regular[p.prompt_index] for p in fast], fast) for name, fast in members]
+    return [
+        _category(name, [regular[p.prompt_index] for p in fast], fast) for name, fast in members
+    ]
 
 
-def _category(name: str, slow: Sequence[LatencyPromptRow], fast: Sequence[LatencyPromptRow]) -> Category:
+def _category(
+    name: str, slow: Sequence[LatencyPromptRow], fast: Sequence[LatencyPromptRow]
+) -> Category:
     """Of the same prompts in both arms."""
     regular_ms, ms = ([(p.time_ms or 0) / (p.num_tokens or 1) for p in arm] for arm in (slow, fast))
     speedup = ratio_of_totals(regular_ms, ms, _NUM_RESAMPLES, seed=0)
     histograms = [(prompt.acceptance_histogram or [], prompt.mean_proposed or 0) for prompt in fast]
     iterations = sum(sum(histogram) for histogram, _ in histograms)
     proposed = sum(sum(histogram) * mean for histogram, mean in histograms)
-    accepted = sum(count * often for histogram, _ in histograms for count, often in enumerate(histogram))
-    rate, length = accepted / proposed if proposed else None, 1 + accepted / iterations if iterations else None
+    accepted = sum(
+        count * often for histogram, _ in histograms for count, often in enumerate(histogram)
+    )
+    rate, length = (
+        accepted / proposed if proposed else None,
+        1 + accepted / iterations if iterations else None,
+    )
     return Category(name, len(fast), speedup, rate, length)
 
 
@@ -186,7 +238,9 @@ def _caveats(row: LatencyRow) -> Iterator[str]:
         done = f"num_prompts={row.num_prompts} decoding.max_new_tokens={row.max_new_tokens}"
         yield f"test=true sets {done}: it shows that a pair works, not how fast it is."
     if row.weights == "random":
-        meaningless = "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
+        meaningless = (
+            "texts, and acceptance by the rule, mean nothing. Prompts were read byte by byte."
+        )
         yield f"weights=random: times are those of the architecture; {meaningless}"
     if row.synthetic:
         coin = "a coin accepted the draft tokens; the speed-up is what a pair would have that agreed that often"
@@ -210,7 +264,14 @@ def _of_prompts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow])
         yield f"{most} of {texts.total()} prompts are the same: the interval covers repetition, not prompts."
     for row in rows:
         if row.num_failed:
-            first = next((f": {prompt.error}" for prompt in prompts if prompt.arm == row.arm and prompt.error), "")
+            first = next(
+                (
+                    f": {prompt.error}"
+                    for prompt in prompts
+                    if prompt.arm == row.arm and prompt.error
+                ),
+                "",
+            )
             yield f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{first}."
 
 
@@ -236,8 +297,13 @@ ARM = (
     Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
 )
 REQUESTS = (
-    Column("first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")),
-    Column("between tokens ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_between_tokens")),
+    Column(
+        "first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")
+    ),
+    Column(
+        "between tokens ms\np50 / p90 / p99",
+        of=lambda row: _percentiles(row, "time_between_tokens"),
+    ),
     Column("requests/s", number(), "requests_per_second"),
     Column("tokens/s\nin all", number(1), "tokens_per_second"),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
@@ -257,20 +323,32 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     """Acceptance, costs and prediction, one per line."""
     (length, proposed), histogram = per_iteration(row), row.acceptance_histogram or []
     total, drafting, costs = sum(histogram), row.draft_ms, costs_in_steps(regular, row)
-    accepted = None if row.acceptance_rate is None else f"{row.acceptance_rate:.1%} of the draft tokens"
+    accepted = (
+        None if row.acceptance_rate is None else f"{row.acceptance_rate:.1%} of the draft tokens"
+    )
     if accepted and length:
         accepted += f" ({row.conditional_acceptance_rate or 0:.1%} of those tested); {length:.2f} tokens per iteration"
         accepted += f", K={proposed:.2f} on average" if row.num_draft_tokens == "auto" else ""
     lines = {
         "acceptance": accepted,
-        "by position": "  ".join("–" if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []),
-        "accepted": "  ".join(f"{count}: {often / total:.0%}" for count, often in enumerate(histogram))
+        "by position": "  ".join(
+            "–" if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []
+        ),
+        "accepted": "  ".join(
+            f"{count}: {often / total:.0%}" for count, often in enumerate(histogram)
+        )
         + (f"  of {total} iterations" if total else ""),
         "target reads": _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms),
-        "draft reads": _roof(row.draft_step_bytes, row.draft_floor_ms, drafting and proposed and drafting / proposed),
+        "draft reads": _roof(
+            row.draft_step_bytes, row.draft_floor_ms, drafting and proposed and drafting / proposed
+        ),
     }
     lines["8-bit layers"] = _eight_bit(regular, row)
-    if costs and (of_predicted := share_of_predicted(row)) is not None and (rest := rest_ms(row)) is not None:
+    if (
+        costs
+        and (of_predicted := share_of_predicted(row)) is not None
+        and (rest := rest_ms(row)) is not None
+    ):
         phases = f"= drafting {drafting:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
         if not rest:
             # Which may have been slower.
@@ -302,10 +380,16 @@ def _roof(size: int | None, floor_ms: float | None, step_ms: float | None) -> st
 def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
     """How much of the time 8-bit layers take, and what is faster; None without any."""
     shares = {"a target step": regular.target_8bit_share, "drafting": row.draft_8bit_share}
-    if not (found := [f"{share:.0%} of {whole}" for whole, share in shares.items() if share is not None]):
+    if not (
+        found := [f"{share:.0%} of {whole}" for whole, share in shares.items() if share is not None]
+    ):
         return None
     # On a GPU, which alone has its own memory, they wait for the host; elsewhere nothing is known to be faster.
-    advice = "; they wait for the host, and quantization=4bit is usually faster" if regular.peak_memory_bytes else ""
+    advice = (
+        "; they wait for the host, and quantization=4bit is usually faster"
+        if regular.peak_memory_bytes
+        else ""
+    )
     return f"take {' and '.join(found)}{advice}"
 
 

@@ -56,18 +56,33 @@ def others_table(rows: Sequence[LatencyRow]) -> Table:
 
 def _aiperf(file: Path, records: Sequence[Mapping[str, Any]]) -> LatencyRow | None:
     """Time between tokens is the mean of each request, as in our rows."""
-    timed = [record for record in records if record["metadata"].get("benchmark_phase", "profiling") == "profiling"]
+    timed = [
+        record
+        for record in records
+        if record["metadata"].get("benchmark_phase", "profiling") == "profiling"
+    ]
     answered = [record["metrics"] for record in timed if not record["error"]]
     if not timed:
         return None
-    begun, ended = ([record["metadata"][f"request_{end}_ns"] for record in timed] for end in ("start", "end"))
+    begun, ended = (
+        [record["metadata"][f"request_{end}_ns"] for record in timed] for end in ("start", "end")
+    )
     seconds = (max(ended) - min(begun)) / 1e9
     figures: dict[str, Any] = {}
-    for ours, theirs in (("time_to_first_token",) * 2, ("time_between_tokens", "inter_token_latency")):
+    for ours, theirs in (
+        ("time_to_first_token",) * 2,
+        ("time_between_tokens", "inter_token_latency"),
+    ):
         if found := [metrics[theirs]["value"] for metrics in answered if theirs in metrics]:
-            figures |= {f"{ours}_p{percent}_ms": float(np.percentile(found, percent)) for percent in (50, 90, 99)}
+            figures |= {
+                f"{ours}_p{percent}_ms": float(np.percentile(found, percent))
+                for percent in (50, 90, 99)
+            }
     lengths = [metrics["output_sequence_length"]["value"] for metrics in answered]
-    waits = [metrics["request_latency"]["value"] / length for metrics, length in zip(answered, lengths, strict=True)]
+    waits = [
+        metrics["request_latency"]["value"] / length
+        for metrics, length in zip(answered, lengths, strict=True)
+    ]
     return LatencyRow(
         directory=str(file),
         engine="AIPerf",
@@ -101,7 +116,9 @@ def _vllm(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
         num_prompts=saved["num_prompts"],
         num_failed=saved.get("failed", saved["num_prompts"] - saved["completed"]),
         # Of a server that speculates; a percentage, and with the token that each iteration adds.
-        acceptance_rate=saved["spec_decode_acceptance_rate"] / 100 if "spec_decode_acceptance_rate" in saved else None,
+        acceptance_rate=saved["spec_decode_acceptance_rate"] / 100
+        if "spec_decode_acceptance_rate" in saved
+        else None,
         mean_acceptance_length=saved.get("spec_decode_acceptance_length"),
         **figures,
     )

@@ -32,7 +32,10 @@ def environment_table(runs: Sequence[Run]) -> Table:
     where = attrgetter(*(f"last.{name}" for name in ("devices", "num_threads", *_VERSIONS)))
     described = [_place(there) for there in grouped(runs, where).values()]
     headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
-    columns = [Column(heading, text=True, of=place.get) for heading, place in zip(headings, described, strict=False)]
+    columns = [
+        Column(heading, text=True, of=place.get)
+        for heading, place in zip(headings, described, strict=False)
+    ]
     names = [name for name in (described or [{}])[0] if any(place[name] for place in described)]
     return Table.of("environment", "Environment", names, [Column("", text=True, of=str), *columns])
 
@@ -49,7 +52,11 @@ def _pair(run: Run) -> str | None:
 
 
 def _place(runs: Sequence[Run]) -> dict[str, str]:
-    described = [_environment(directory) for directory in dict.fromkeys(run.directory for run in runs) if directory]
+    described = [
+        _environment(directory)
+        for directory in dict.fromkeys(run.directory for run in runs)
+        if directory
+    ]
     rows = [run.last for run in runs]
     days = sorted({row.timestamp[:10] for row in rows if row.timestamp})
     memory = [entry.get("total_memory_bytes") for entry in described]
@@ -61,7 +68,10 @@ def _place(runs: Sequence[Run]) -> dict[str, str]:
         "threads": _listed(row.num_threads for row in rows),
         "memory GB": _listed(f"{size / 1e9:.0f}" for size in memory if isinstance(size, int)),
         "Python": _listed(entry.get("python") for entry in described),
-        **{name.removesuffix("_version"): _listed(getattr(row, name) for row in rows) for name in _VERSIONS},
+        **{
+            name.removesuffix("_version"): _listed(getattr(row, name) for row in rows)
+            for name in _VERSIONS
+        },
         "commit": _listed(short_commit(row.commit) for row in rows if row.commit),
         "when": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
         "measurements": str(len(runs)),

@@ -16,14 +16,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$#&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def html_page(title: str, headlines: Document, parts: Document, plots: Mapping[str, Sequence[str]]) -> str:
+def html_page(
+    title: str, headlines: Document, parts: Document, plots: Mapping[str, Sequence[str]]
+) -> str:
     """The page: no script, no font, no picture from anywhere. Tables in full open on a click.
 
     Args:
         plots: name -> SVGs; one that is missing leaves no gap.
     """
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    return _render("page.html.j2", title=title, headlines=headlines, parts=parts, plots=plots, css=css)
+    return _render(
+        "page.html.j2", title=title, headlines=headlines, parts=parts, plots=plots, css=css
+    )
 
 
 def markdown(title: str, headlines: Document, parts: Document) -> str:
@@ -34,7 +38,9 @@ def markdown(title: str, headlines: Document, parts: Document) -> str:
 
 def escape(text: str) -> str:
     """Text that Markdown must not interpret; line ends become `<br>`."""
-    escaped = _SPECIAL.sub(r"\\\1", _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n")))
+    escaped = _SPECIAL.sub(
+        r"\\\1", _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+    )
     return escaped.replace("\n", "<br>")
 
 

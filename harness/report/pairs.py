@@ -14,7 +14,17 @@ from scipy.interpolate import make_interp_spline
 from harness.config.amounts import amount
 from harness.report import latency
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, grouped, interval, number, percent, times
+from harness.report.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    grouped,
+    interval,
+    number,
+    percent,
+    times,
+)
 from harness.report.words import Name, common_settings, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyRow
@@ -64,7 +74,10 @@ def latency_pairs(runs: Sequence[Run]) -> list[Pair]:
     """Pairs by their best speed-up, K ascending within a pair, targets alone last; real ones before all others."""
     shown = [run for run in runs if run.status != "incomplete"]
     names = told_apart([run.last for run in shown])
-    pairs = [Pair(run, run.row("regular"), run.last, name) for run, name in zip(shown, names, strict=True)]
+    pairs = [
+        Pair(run, run.row("regular"), run.last, name)
+        for run, name in zip(shown, names, strict=True)
+    ]
     ordered = []
     for group in groups(pairs):
         top = max(group, key=attrgetter("worth"))
@@ -79,14 +92,23 @@ def latency_pairs(runs: Sequence[Run]) -> list[Pair]:
 
 def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """Pairs that differ in K alone, in their order; K ascending."""
-    return [sorted(group, key=attrgetter("name.place")) for group in grouped(pairs, attrgetter("name.group")).values()]
+    return [
+        sorted(group, key=attrgetter("name.place"))
+        for group in grouped(pairs, attrgetter("name.group")).values()
+    ]
 
 
 def latency_tables(pairs: Sequence[Pair]) -> Document:
     """A single run in detail, or several compared."""
     if len(pairs) == 1 and not pairs[0].partial:
         return latency.latency_document(pairs[0].run.rows, pairs[0].run.prompts)
-    return [pairs_table(pairs), _categories(pairs), _reasons(pairs), _arms(pairs), *methods_tables(pairs)]
+    return [
+        pairs_table(pairs),
+        _categories(pairs),
+        _reasons(pairs),
+        _arms(pairs),
+        *methods_tables(pairs),
+    ]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
@@ -95,7 +117,11 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     columns = (
         *_PAIR,
         Column("regular\nms/token", number(), "regular.ms_per_token"),
-        Column("spec.\nms/token", number(), lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token),
+        Column(
+            "spec.\nms/token",
+            number(),
+            lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
+        ),
         latency.SPEEDUP.at("row"),
         latency.BOUNDS.at("row"),
         Column("predicted", times, "row.predicted_speedup"),
@@ -105,10 +131,22 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     )
     rows = [pair.row for pair in pairs]
     notes = ["runs: how often this was measured; the newest is shown."] if repeated else []
-    without = [latency.no_interval(row) for row in rows if row.speedup is not None and row.speedup_low is None]
+    without = [
+        latency.no_interval(row)
+        for row in rows
+        if row.speedup is not None and row.speedup_low is None
+    ]
     notes += [f"{reason.capitalize()}." for reason in dict.fromkeys(without)]
     notes += latency.caveats(rows)
-    return Table.of("pairs", "Speed-up", pairs, columns, **_MARKED, about=common_settings(rows), notes=tuple(notes))
+    return Table.of(
+        "pairs",
+        "Speed-up",
+        pairs,
+        columns,
+        **_MARKED,
+        about=common_settings(rows),
+        notes=tuple(notes),
+    )
 
 
 def fastest(pairs: Sequence[Pair]) -> list[Line]:
@@ -116,10 +154,18 @@ def fastest(pairs: Sequence[Pair]) -> list[Line]:
     # Random weights, or a coin in place of the rule, are no finding where there is a real one.
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
     bests = [pair for pair in pairs if pair.best]
-    best = next((pair for pair in bests if pair.row.speedup_low is not None), next(iter(bests), None))
+    best = next(
+        (pair for pair in bests if pair.row.speedup_low is not None), next(iter(bests), None)
+    )
     if best is None:
-        measured = [pair for pair in pairs if pair.row.ms_per_token and not pair.row.draft and not pair.partial]
-        alone = [f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured]
+        measured = [
+            pair
+            for pair in pairs
+            if pair.row.ms_per_token and not pair.row.draft and not pair.partial
+        ]
+        alone = [
+            f"{pair.name.label(', ')}: {pair.row.ms_per_token:.2f} ms/token" for pair in measured
+        ]
         return [Line(f"Without a draft: {'; '.join(alone)}.", "strong")] if alone else []
     row, name, several = best.row, best.name.label(", "), len(groups(pairs)) > 1
     # A few prompts may show any speed-up.
@@ -140,7 +186,11 @@ def published_tables(pairs: Sequence[Pair]) -> list[Table]:
     alone = [pair for pair in pairs if pair.row.speedup is None and not pair.partial]
     for pair in (*(pair for pair in pairs if pair.best), *alone):
         for figure in published_for(pair.row):
-            name, ours = (pair.name.label(), pair.row) if figure.drafts else (str(pair.row.model), pair.regular)
+            name, ours = (
+                (pair.name.label(), pair.row)
+                if figure.drafts
+                else (str(pair.row.model), pair.regular)
+            )
             key = FIGURES.index(figure), None if figure.drafts else pair.row.devices
             if ours is not None:
                 found.setdefault(key, _Next(name, figure, ours))
@@ -149,17 +199,26 @@ def published_tables(pairs: Sequence[Pair]) -> list[Table]:
         Column("published by", text=True, of="theirs.source"),
         Column("their hardware", text=True, of=lambda found: found.theirs.hardware or "not stated"),
         Column("our hardware", text=True, of="ours.devices", optional=True),
-        Column("their\nms/token", lambda ms: f"{ms:.{0 if ms >= 10 else 2}f}", "theirs.ms_per_token"),
+        Column(
+            "their\nms/token", lambda ms: f"{ms:.{0 if ms >= 10 else 2}f}", "theirs.ms_per_token"
+        ),
         Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
         Column("our\nspeed-up", times, "ours.speedup", optional=True),
         replace(latency.BOUNDS.at("ours"), optional=True),
     )
     about = "Other hardware, prompts and code: compare speed-ups rather than times."
-    next_to_ours = Table.of("published", "Next to published figures", found.values(), columns, about=about)
+    next_to_ours = Table.of(
+        "published", "Next to published figures", found.values(), columns, about=about
+    )
     correct = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
     every = [_Next(figure.named, figure, None) for figure in FIGURES]
-    return [next_to_ours, Table.of("all_published", "All published figures", every, (*columns, correct), in_full=True)]
+    return [
+        next_to_ours,
+        Table.of(
+            "all_published", "All published figures", every, (*columns, correct), in_full=True
+        ),
+    ]
 
 
 def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
@@ -172,23 +231,32 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
     known = [
         (pair.name.num_draft_tokens, pair.row.conditional_acceptance_rate, *costs)
         for pair in group
-        if isinstance(pair.name.num_draft_tokens, int) and pair.row.conditional_acceptance_rate is not None
+        if isinstance(pair.name.num_draft_tokens, int)
+        and pair.row.conditional_acceptance_rate is not None
         if (costs := latency.costs_in_steps(pair.regular, pair.row))
     ]
     if not known:
         return []
     _, alpha, draft, _ = np.mean(known, axis=0)
     alpha = min(alpha, 1 - 1e-9)
-    measured, verify = zip(*sorted(({0: 1.0} | {k: verify for k, _, _, verify in known}).items()), strict=True)
+    measured, verify = zip(
+        *sorted(({0: 1.0} | {k: verify for k, _, _, verify in known}).items()), strict=True
+    )
     k = np.arange(1, max(measured[-1] + 2, 8) + 1)
-    speedups = (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + make_interp_spline(measured, verify, k=1)(k))
+    speedups = (
+        (1 - alpha ** (k + 1))
+        / (1 - alpha)
+        / (k * draft + make_interp_spline(measured, verify, k=1)(k))
+    )
     return list(zip(k.tolist(), speedups.tolist(), strict=True))
 
 
 def methods_tables(pairs: Sequence[Pair]) -> list[Table]:
     """What drafts best: one table per target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
-    found = grouped(drafting, lambda pair: tuple(getattr(pair.row, name) for name in _ALIKE)).values()
+    found = grouped(
+        drafting, lambda pair: tuple(getattr(pair.row, name) for name in _ALIKE)
+    ).values()
     several = [group for group in found if len({pair.row.draft for pair in group}) > 1]
     return [_methods(place, group, len(several) > 1) for place, group in enumerate(several)]
 
@@ -204,7 +272,9 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
     )
     columns = (
         Column(
-            "method", text=True, of=lambda pair: " · ".join([pair.row.draft, *pair.name.settings, *pair.name.further])
+            "method",
+            text=True,
+            of=lambda pair: " · ".join([pair.row.draft, *pair.name.settings, *pair.name.further]),
         ),
         *_PAIR[1:],
         latency.SPEEDUP.at("row"),
@@ -213,9 +283,15 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
         Column("c", lambda costs: f"{costs[0]:.3f}", _costs),
         Column("v", lambda costs: f"{costs[1]:.2f}", _costs),
         Column("memory", of=_memory),
-        Column("held back most", text=True, of=lambda pair: latency.held_back(pair.regular, pair.row, brief=True)),
+        Column(
+            "held back most",
+            text=True,
+            of=lambda pair: latency.held_back(pair.regular, pair.row, brief=True),
+        ),
     )
-    title = f"What drafts best for {row.model}" + (f", batches of {row.batch_size}" if one_of_several else "")
+    title = f"What drafts best for {row.model}" + (
+        f", batches of {row.batch_size}" if one_of_several else ""
+    )
     by_speedup = sorted(group, key=attrgetter("worth"), reverse=True)
     return Table.of(f"methods{place or ''}", title, by_speedup, columns, about=about)
 
@@ -244,7 +320,10 @@ class _Next(NamedTuple):
 
 # Methods compare under the same conditions only.
 _ALIKE = "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts weights".split()
-_PAIR = (Column("pair", text=True, of="name.cell", once=True), Column("K", of="name.num_draft_tokens", names=True))
+_PAIR = (
+    Column("pair", text=True, of="name.cell", once=True),
+    Column("K", of="name.num_draft_tokens", names=True),
+)
 _MARKED = {"strong": "marked", "faint": "partial"}
 
 
@@ -262,14 +341,23 @@ def _categories(pairs: Sequence[Pair]) -> Table:
         counts.setdefault(category.name, set()).add(category.num_prompts)
 
     def column(name: str) -> Column:
-        of = {id(pair): category for pair in found for category in pair.categories if category.name == name}
+        of = {
+            id(pair): category
+            for pair in found
+            for category in pair.categories
+            if category.name == name
+        }
         # Runs over different numbers of prompts say theirs in the cells.
         counted = len(counts[name]) > 1
         heading = name if counted else f"{name} ({min(counts[name])})"
-        return Column(heading, lambda category: _category(category, counted), lambda pair: of.get(id(pair)))
+        return Column(
+            heading, lambda category: _category(category, counted), lambda pair: of.get(id(pair))
+        )
 
     columns = (Column("pair", text=True, of=lambda pair: pair.name.label()), *map(column, counts))
-    about = "Speed-up, its 95 % interval, and tokens per iteration; in brackets the number of prompts."
+    about = (
+        "Speed-up, its 95 % interval, and tokens per iteration; in brackets the number of prompts."
+    )
     return Table.of("categories", "Pairs by category of prompts", found, columns, about=about)
 
 
@@ -297,7 +385,11 @@ def _reasons(pairs: Sequence[Pair]) -> Table:
     )
     times_and_yield = "Where an iteration's time goes, and how many tokens it yields."
     about = f"{times_and_yield} Of predicted: measured over predicted speed-up."
-    losing = [(pair.name.label(), _held_back(pair)) for pair in pairs if pair.best and (pair.row.speedup or 1) < 1]
+    losing = [
+        (pair.name.label(), _held_back(pair))
+        for pair in pairs
+        if pair.best and (pair.row.speedup or 1) < 1
+    ]
     notes = tuple(f"{name}: {why}." for name, why in losing if why)
     return Table.of("reasons", "The reason", reasoned, columns, **_MARKED, about=about, notes=notes)
 
@@ -316,11 +408,24 @@ def _arms(pairs: Sequence[Pair]) -> Table:
     )
     columns = (
         _PAIR[0].at(itemgetter(0)),
-        Column("K", of=lambda arm: arm[0].name.num_draft_tokens if arm[1] is arm[0].row else None, names=True),
+        Column(
+            "K",
+            of=lambda arm: arm[0].name.num_draft_tokens if arm[1] is arm[0].row else None,
+            names=True,
+        ),
         *(column.at(itemgetter(1)) for column in of_rows),
     )
-    return Table.of("all_arms", "Times of each arm", arms, columns, faint=lambda arm: arm[0].partial, in_full=True)
+    return Table.of(
+        "all_arms",
+        "Times of each arm",
+        arms,
+        columns,
+        faint=lambda arm: arm[0].partial,
+        in_full=True,
+    )
 
 
 def _identical(row: LatencyRow) -> str | None:
-    return None if row.identical_prompts is None else f"{row.identical_prompts} of {row.num_prompts}"
+    return (
+        None if row.identical_prompts is None else f"{row.identical_prompts} of {row.num_prompts}"
+    )

@@ -28,11 +28,18 @@ def _plan(row: PlanRow) -> Document:
     settings = " · ".join([*lengths, f"placement {row.placement}"])
     document: list[Line | Table] = [Line(title(row), "strong"), Line(settings, "dim")]
     if not row.num_gpus:
-        document.append(Line("No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs.", "warning"))
+        document.append(
+            Line(
+                "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs.",
+                "warning",
+            )
+        )
     document += [_models(row), _devices(row), Line(""), _verdict(row)]
     if row.status != "ok":
         instead = (row.instead or "").splitlines()
-        document.append(Line("What would fit instead:" if instead else "A smaller model is needed."))
+        document.append(
+            Line("What would fit instead:" if instead else "A smaller model is needed.")
+        )
         document += [Line(f"  {remedy}") for remedy in instead]
     if row.note:
         document.append(Line(f"Note: {row.note}.", "warning"))
@@ -43,13 +50,22 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
     """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
     # Of plans for the same pair, what they differ in.
     pairs = grouped(rows, pair_name).values()
-    named = {id(row): name for plans in pairs for row, name in zip(plans, told_apart(plans), strict=True)}
+    named = {
+        id(row): name for plans in pairs for row, name in zip(plans, told_apart(plans), strict=True)
+    }
     several = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     columns = (
         Column("model", of="model", text=True),
         Column("draft", of=lambda row: row.draft or "–", text=True),
-        Column("K", of=lambda row: row.num_draft_tokens if several else None, optional=True, names=True),
-        Column("settings", of=lambda row: "\n".join(named[id(row)].settings) or None, text=True, optional=True),
+        Column(
+            "K", of=lambda row: row.num_draft_tokens if several else None, optional=True, names=True
+        ),
+        Column(
+            "settings",
+            of=lambda row: "\n".join(named[id(row)].settings) or None,
+            text=True,
+            optional=True,
+        ),
         Column("needs\nGB", _gigabytes, "needed_bytes"),
         Column("free\nGB", of=_free),
         Column("ms/token\nat least", _ms, lambda row: _lowest(row, _slowest(row))[0]),
@@ -58,9 +74,13 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         Column("fits", of=_fits, text=True),
     )
     document: list[Line | Table] = [Table.of("plans", "", rows, columns, look="plain")]
-    document.append(Line(f"{sum(row.status == 'ok' for row in rows)} of {len(rows)} fit.", "strong"))
+    document.append(
+        Line(f"{sum(row.status == 'ok' for row in rows)} of {len(rows)} fit.", "strong")
+    )
     if names := sorted({name for row in rows if (name := _slowest(row))}):
-        document.append(Line(f"Times: what reading the weights takes at least on {' or '.join(names)}.", "dim"))
+        document.append(
+            Line(f"Times: what reading the weights takes at least on {' or '.join(names)}.", "dim")
+        )
     return document
 
 
@@ -79,7 +99,9 @@ def _fits(row: PlanRow) -> str:
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
     # The first remedy, in short.
-    first = (row.instead or "").partition("\n")[0].partition(" (")[0].replace(".quantization=", " in ")
+    first = (
+        (row.instead or "").partition("\n")[0].partition(" (")[0].replace(".quantization=", " in ")
+    )
     return f"no; {first}" if first else "no"
 
 
@@ -94,12 +116,28 @@ def _models(row: PlanRow) -> Table:
         Column("llama-ssp's\nrule", amount),
     )
     rows = []
-    for prefix, name, size in (("", row.model, row.model_bytes), ("draft_", row.draft, row.draft_bytes)):
+    for prefix, name, size in (
+        ("", row.model, row.model_bytes),
+        ("draft_", row.draft, row.draft_bytes),
+    ):
         # A method without weights has no figures.
         if name and getattr(row, f"{prefix}num_parameters") is not None:
-            parameters, dtype, quantization, cache, rule = (getattr(row, prefix + column) for column in _OF_EACH)
+            parameters, dtype, quantization, cache, rule = (
+                getattr(row, prefix + column) for column in _OF_EACH
+            )
             held = dtype if quantization == "none" else quantization
-            rows.append(TableRow((name, parameters, held, size, "unknown" if cache is None else amount(cache), rule)))
+            rows.append(
+                TableRow(
+                    (
+                        name,
+                        parameters,
+                        held,
+                        size,
+                        "unknown" if cache is None else amount(cache),
+                        rule,
+                    )
+                )
+            )
     return Table("models", "", columns, tuple(rows), look="plain")
 
 
@@ -112,10 +150,17 @@ def _devices(row: PlanRow) -> Table:
     for name, part in parts.items():
         free = devices[name]["free"]
         size = _gigabytes(sum(part.values())) + (f" of {_gigabytes(free)} GB" if free else " GB")
-        layers = [f"{which}: {here}" for which, found in maps.items() if (here := layers_on(found, name))]
+        layers = [
+            f"{which}: {here}" for which, found in maps.items() if (here := layers_on(found, name))
+        ]
         if _is_split(row):
-            layers = [line.replace("model: all of it", "model: its part of every layer") for line in layers]
-        rows.append((_device(name), "\n".join([f"{_bar(part, free, longest):{_BAR + 1}} {size}", *layers])))
+            layers = [
+                line.replace("model: all of it", "model: its part of every layer")
+                for line in layers
+            ]
+        rows.append(
+            (_device(name), "\n".join([f"{_bar(part, free, longest):{_BAR + 1}} {size}", *layers]))
+        )
     seen = {kind for part in parts.values() for kind, size in part.items() if size} | {"free"}
     rows.append(("", "  ".join(f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in seen)))
     return Table.of_lines("devices", rows)
@@ -123,18 +168,27 @@ def _devices(row: PlanRow) -> Table:
 
 def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
     """Which modules of a device map are on `device`, numbered ones as ranges: `embed_tokens, layers 0–19`."""
-    here = [module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")]
+    here = [
+        module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
+    ]
     if here == [""]:
         return "all of it"
     ranges: list[list[str]] = []  # name, and the numbers that follow each other
     for module in here:
         parent, _, last = module.rpartition(".")
         name = parent.rpartition(".")[2] if last.isdecimal() else last
-        if ranges and last.isdecimal() and ranges[-1][0] == name and int(ranges[-1][-1]) == int(last) - 1:
+        if (
+            ranges
+            and last.isdecimal()
+            and ranges[-1][0] == name
+            and int(ranges[-1][-1]) == int(last) - 1
+        ):
             ranges[-1].append(last)
         else:
             ranges.append([name, last] if last.isdecimal() else [name])
-    return ", ".join(f"{name} {'–'.join(dict.fromkeys(n[:1] + n[-1:]))}".strip() for name, *n in ranges)
+    return ", ".join(
+        f"{name} {'–'.join(dict.fromkeys(n[:1] + n[-1:]))}".strip() for name, *n in ranges
+    )
 
 
 def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
@@ -164,7 +218,11 @@ def _verdict(row: PlanRow) -> Line:
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
-    where = "on the fullest GPU" if len(spare) > 1 else f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    where = (
+        "on the fullest GPU"
+        if len(spare) > 1
+        else f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    )
     needed = f"{amount(row.needed_bytes or 0)} of weights and KV cache"
     return Line(f"It fits: {needed}; {amount(spare[tightest])} stay free {where}.", "good")
 
@@ -174,12 +232,16 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     read = row.read_bytes or 0
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     each = " on each GPU" if _is_split(row) else ""
-    must = f"One forward of {row.model} must read {amount(read)}{each}{batch}, by any implementation."
+    must = (
+        f"One forward of {row.model} must read {amount(read)}{each}{batch}, by any implementation."
+    )
     columns = (
         Column("ms/token, at least", of=str, text=True),
         Column("GB/s", of=lambda name: f"{(row.bandwidths or {})[name]:g}"),
         Column("alone", _ms, lambda name: _lowest(row, name)[0]),
-        Column("with the draft, all accepted", _ms, lambda name: _lowest(row, name)[1], optional=True),
+        Column(
+            "with the draft, all accepted", _ms, lambda name: _lowest(row, name)[1], optional=True
+        ),
     )
     example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
     unknown = Line(f"No bandwidth is known here: {example}", "dim")
@@ -187,7 +249,11 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     found: list[Line | Table] = [Line(must), known if row.bandwidths else unknown]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
-        found.append(Line(f"{pays}, and gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})."))
+        found.append(
+            Line(
+                f"{pays}, and gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})."
+            )
+        )
     return found
 
 
@@ -200,7 +266,9 @@ def _slowest(row: PlanRow) -> str | None:
 def _lowest(row: PlanRow, name: str | None) -> list[float | None]:
     """Milliseconds per token of the model alone and with its draft, at one of the plan's bandwidths."""
     rate = (row.bandwidths or {}).get(name or "")
-    return [rate and size and size / rate / 1e6 for size in (row.read_bytes, row.speculative_read_bytes)]
+    return [
+        rate and size and size / rate / 1e6 for size in (row.read_bytes, row.speculative_read_bytes)
+    ]
 
 
 def _device(name: str) -> str:

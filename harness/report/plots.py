@@ -39,7 +39,9 @@ _STYLES: dict[str, dict[str, Any]] = {
     "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
 }
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_OTHER_STYLES = [{"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)]
+_OTHER_STYLES = [
+    {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
+]
 # The line of no difference.
 _REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
 # Within a row of dots.
@@ -77,8 +79,12 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
         figures = {
-            "speedup": _dots(_speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1),
-            "times": _dots(_times(pairs), "ms per token ± standard deviation over prompts", from_zero=True),
+            "speedup": _dots(
+                _speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1
+            ),
+            "times": _dots(
+                _times(pairs), "ms per token ± standard deviation over prompts", from_zero=True
+            ),
             "categories": _by_category(pairs),
             "num_draft_tokens": _against_k(pairs),
             "load": _against_load(pairs),
@@ -102,7 +108,9 @@ def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
     for pair in pairs:
         if pair.best:
             predicted = pair.row.predicted_speedup
-            points = {_MEASURED: _measured(pair)} | ({"predicted": Point(predicted)} if predicted else {})
+            points = {_MEASURED: _measured(pair)} | (
+                {"predicted": Point(predicted)} if predicted else {}
+            )
             yield f"{pair.row.speedup:.2f}×  {pair.name.label()}", points
 
 
@@ -110,8 +118,12 @@ def _by_category(pairs: Sequence[Pair]) -> list[Figure]:
     """For each pair at its best K the speed-up in every category of prompts, with its interval."""
     figures = []
     for pair in pairs:
-        points = {f"{of.name} ({of.num_prompts})": Point(*astuple(of.speedup)) for of in pair.categories}
-        rows = [(f"{point.value:.2f}×  {name}", {_MEASURED: point}) for name, point in points.items()]
+        points = {
+            f"{of.name} ({of.num_prompts})": Point(*astuple(of.speedup)) for of in pair.categories
+        }
+        rows = [
+            (f"{point.value:.2f}×  {name}", {_MEASURED: point}) for name, point in points.items()
+        ]
         figures += _dots(rows, f"speed-up of {_shortened(pair.name.label())}", reference=1)
     return figures[:_MOST_PANELS]
 
@@ -120,8 +132,13 @@ def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:
     """Milliseconds per token of both arms, with the standard deviation over prompts."""
     for pair in pairs:
         if pair.best or (pair.row.speedup is None and not pair.partial):
-            means = [(str(row.arm), row.ms_per_token, row.ms_per_token_std or 0.0) for row in pair.run.rows]
-            points = {arm: Point(ms, max(ms - std, ms / 50), ms + std) for arm, ms, std in means if ms}
+            means = [
+                (str(row.arm), row.ms_per_token, row.ms_per_token_std or 0.0)
+                for row in pair.run.rows
+            ]
+            points = {
+                arm: Point(ms, max(ms - std, ms / 50), ms + std) for arm, ms, std in means if ms
+            }
             yield pair.name.label(), points
 
 
@@ -131,7 +148,10 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
         points = {}
         for row in merged_rows(run.rows):
             if row.accuracy is not None:
-                low, high = 100 * max(0.0, row.wald_low or 0.0), 100 * min(1.0, row.wald_high or 1.0)
+                low, high = (
+                    100 * max(0.0, row.wald_low or 0.0),
+                    100 * min(1.0, row.wald_high or 1.0),
+                )
                 points[str(row.arm)] = Point(100 * row.accuracy, low, high)
             if row.published_accuracy is not None:
                 points["published"] = Point(100 * row.published_accuracy)
@@ -148,14 +168,19 @@ def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
         numbers = [pair for pair in group if isinstance(pair.name.num_draft_tokens, int)]
         predicted = [Point(value, x=k) for k, value in predicted_curve(group)]
         if numbers and (predicted or len(group) > 1):
-            curves = {"predicted curve": predicted, _MEASURED: [_measured(pair, pair.name.place) for pair in numbers]}
+            curves = {
+                "predicted curve": predicted,
+                _MEASURED: [_measured(pair, pair.name.place) for pair in numbers],
+            }
             ends = 0.7, max(point.x for points in curves.values() for point in points)
             autos = [pair for pair in group if pair.name.num_draft_tokens == "auto"]
             curves[_AUTO] = [_measured(pair, x) for pair in autos for x in ends]
             found.append((" · ".join(group[0].name.group), curves))
     found = found[:_MOST_PANELS]
     top, label = _top(curves for _, curves in found), "K, draft tokens per iteration"
-    return [_curves(curves, top, label, "speed-up", _shortened(name)).figure for name, curves in found]
+    return [
+        _curves(curves, top, label, "speed-up", _shortened(name)).figure for name, curves in found
+    ]
 
 
 def _whole(pairs: Sequence[Pair]) -> Iterable[Pair]:
@@ -167,7 +192,9 @@ def _by_load(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 
     def name(pair: Pair) -> str:
         load = in_words(pair.row, "batch_size")
-        return replace(pair.name, settings=[text for text in pair.name.settings if text != load]).label()
+        return replace(
+            pair.name, settings=[text for text in pair.name.settings if text != load]
+        ).label()
 
     found = {name: sorted(group, key=_load) for name, group in grouped(_whole(pairs), name).items()}
     several = [(name, group) for name, group in found.items() if _load(group[0]) < _load(group[-1])]
@@ -184,8 +211,15 @@ def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
     shown = [pair for group in _by_load(pairs).values() for pair in group]
     if not shown:
         return []
-    unit = "requests per second" if shown[0].row.request_rate else "rows of a batch, or requests in flight"
-    curves = {name: [_measured(pair, _load(pair)) for pair in group] for name, group in _by_load(pairs).items()}
+    unit = (
+        "requests per second"
+        if shown[0].row.request_rate
+        else "rows of a batch, or requests in flight"
+    )
+    curves = {
+        name: [_measured(pair, _load(pair)) for pair in group]
+        for name, group in _by_load(pairs).items()
+    }
     axes = _curves(curves, _top([curves]), unit, "speed-up")
     loads = sorted({_load(pair) for pair in shown})
     axes.set_xscale("log", base=2)
@@ -202,9 +236,13 @@ def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
         timed = [(row, load) for row, load in rows if row.tokens_per_second and row.ms_per_token]
         curves: dict[str, list[Point]] = {}
         for row, _ in timed:
-            curves.setdefault(str(row.arm), []).append(Point(row.tokens_per_second, x=1000 / row.ms_per_token))
+            curves.setdefault(str(row.arm), []).append(
+                Point(row.tokens_per_second, x=1000 / row.ms_per_token)
+            )
         if curves:
-            axes = _curves(curves, _top([curves]), "tokens/s per user", "tokens/s in all", _shortened(name))
+            axes = _curves(
+                curves, _top([curves]), "tokens/s per user", "tokens/s in all", _shortened(name)
+            )
             for row, load in timed:
                 place = 1000 / row.ms_per_token, row.tokens_per_second
                 axes.annotate(load, place, textcoords="offset points", xytext=(5, 4))
@@ -216,13 +254,20 @@ def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
 def _by_position(pairs: Sequence[Pair]) -> list[Figure]:
     """How often a draft token is accepted at its position, if it was tested."""
     shown = [pair for pair in pairs if pair.best and pair.row.acceptance_by_position][:_MOST_CURVES]
-    rates = {pair.name.label(): enumerate(pair.row.acceptance_by_position or [], 1) for pair in shown}
-    curves = {name: [Point(100 * rate, x=at) for at, rate in of if rate is not None] for name, of in rates.items()}
+    rates = {
+        pair.name.label(): enumerate(pair.row.acceptance_by_position or [], 1) for pair in shown
+    }
+    curves = {
+        name: [Point(100 * rate, x=at) for at, rate in of if rate is not None]
+        for name, of in rates.items()
+    }
     labels = "position of the draft token", "accepted of those tested, %"
     return [_curves(curves, 100, *labels).figure] if shown else []
 
 
-def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False) -> list[Figure]:
+def _dots(
+    rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False
+) -> list[Figure]:
     """A figure with a row of dots below each label; none without any dots.
 
     Args:
@@ -239,13 +284,19 @@ def _dots(rows: Iterable[DotRow], label: str, reference: float | None = None, fr
     for y, (name, _) in enumerate(rows):
         axes.text(0, y - 0.42, _shortened(name), transform=axes.get_yaxis_transform(), va="center")
     for series, style in _STYLES.items():
-        found = [(y + _SHIFTS.get(series, 0), points[series]) for y, (_, points) in enumerate(rows) if series in points]
+        found = [
+            (y + _SHIFTS.get(series, 0), points[series])
+            for y, (_, points) in enumerate(rows)
+            if series in points
+        ]
         if found:
             places, points = zip(*found, strict=True)
             # Bounds that are None become NaN and are not drawn.
             values, low, high, _ = np.array(points, dtype=float).T
             bounds = values - low, high - values
-            axes.errorbar(values, places, xerr=bounds, label=series, linestyle="none", elinewidth=2, **style)
+            axes.errorbar(
+                values, places, xerr=bounds, label=series, linestyle="none", elinewidth=2, **style
+            )
     shown = [point.value for _, points in rows for point in points.values()]
     if from_zero and max(shown) > 20 * min(shown):
         axes.set_xscale("log")
@@ -271,7 +322,9 @@ def _curves(curves: Curves, top: float, x_label: str, y_label: str, title: str =
     for (name, points), other in zip(curves.items(), _OTHER_STYLES, strict=False):
         values, low, high, xs = np.array(points, dtype=float).T
         bounds, style = (values - low, high - values), _STYLES.get(name, other)
-        axes.errorbar(xs, values, yerr=bounds, label=_shortened(name), elinewidth=2, clip_on=False, **style)
+        axes.errorbar(
+            xs, values, yerr=bounds, label=_shortened(name), elinewidth=2, clip_on=False, **style
+        )
     return _with_legend(axes, columns=1 if of_pairs else 3)
 
 
@@ -290,7 +343,14 @@ def _axes(height: float, **labels: str) -> Any:
 
 def _with_legend(axes: Any, columns: int = 3) -> Any:
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=2.4, columnspacing=1.4)
+    axes.figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=columns,
+        handlelength=2.4,
+        columnspacing=1.4,
+    )
     return axes
 
 
@@ -306,7 +366,11 @@ def _shortened(label: str) -> str:
 def _svg(name: str, figure: Figure) -> str:
     """Without prologue, and with ids that no other plot has; only tags have ids, names may hold anything."""
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(figure).print_svg(
+        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     ids = re.compile(r'\bid="|href="#|url\(#')
-    return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), svg[svg.index("<svg") :])
+    return re.sub(
+        r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), svg[svg.index("<svg") :]
+    )

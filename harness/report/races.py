@@ -5,7 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.table import Column, Document, Line, Table, TableRow, grouped, interval, percent, times, visible
+from harness.report.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    TableRow,
+    grouped,
+    interval,
+    percent,
+    times,
+    visible,
+)
 from harness.report.words import in_words, labels, lossy_warning, pair_name
 from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
@@ -13,7 +24,10 @@ from harness.results.schema import CompareRow
 
 def verdict(row: CompareRow) -> Document:
     """Speed-up, acceptance, and whether the texts are the same; no more than labels after a race of one arm."""
-    lines = [Line(f"{label}: acceptance and texts say nothing about the pair", "warning") for label in labels(row)]
+    lines = [
+        Line(f"{label}: acceptance and texts say nothing about the pair", "warning")
+        for label in labels(row)
+    ]
     if row.speedup is None:
         return lines
     accepted = "nothing was drafted"
@@ -23,7 +37,11 @@ def verdict(row: CompareRow) -> Document:
     pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
     if lossy := lossy_warning(row):
         lines.insert(0, Line(lossy, "warning"))
-    return [Line(f"{times(row.speedup)}{pays} · {accepted}", "strong"), Line(_identity(row), "dim"), *lines]
+    return [
+        Line(f"{times(row.speedup)}{pays} · {accepted}", "strong"),
+        Line(_identity(row), "dim"),
+        *lines,
+    ]
 
 
 def rejections(found: Sequence[Rejection]) -> Document:
@@ -38,7 +56,9 @@ def rejections(found: Sequence[Rejection]) -> Document:
         Column("replaced by", _quoted, text=True),
     )
     note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
-    return [Table("rejections", "", columns, tuple(map(TableRow, found)), notes=(note,), look="plain")]
+    return [
+        Table("rejections", "", columns, tuple(map(TableRow, found)), notes=(note,), look="plain")
+    ]
 
 
 def races_table(rows: Sequence[CompareRow]) -> Table:
@@ -50,7 +70,11 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
         rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
         median = statistics.median(speedups) if speedups else None
         spread = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
-        lines.append(TableRow((pair, k, len(races), median, spread, statistics.fmean(rates) if rates else None)))
+        lines.append(
+            TableRow(
+                (pair, k, len(races), median, spread, statistics.fmean(rates) if rates else None)
+            )
+        )
     columns = (
         Column("pair", text=True),
         Column("K", names=True),

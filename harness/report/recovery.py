@@ -9,7 +9,14 @@ from typing import NamedTuple
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Style, Table, percent
-from harness.report.words import common_settings, labels, pair_name, settings_line, title, too_long_warning
+from harness.report.words import (
+    common_settings,
+    labels,
+    pair_name,
+    settings_line,
+    title,
+    too_long_warning,
+)
 from harness.results.schema import RecoveryRow
 
 _TITLE = "Is it lossless?"
@@ -33,7 +40,11 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
     row, findings, status = rows[0], _findings(rows), rows[-1].status or "ok"
     if status != "ok":
-        return Summary(status, f"{status}: these checks were finished, and no verdict follows from them.", status)
+        return Summary(
+            status,
+            f"{status}: these checks were finished, and no verdict follows from them.",
+            status,
+        )
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
@@ -54,7 +65,9 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
             f"{weakest.num_draws:,} draws{with_k} would see a shift of {weakest.shift:.0%} in a token's distribution"
             f" with a chance of only {_share(weakest.power)}; {advice}"
         )
-        return Summary("undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}")
+        return Summary(
+            "undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}"
+        )
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
 
 
@@ -64,13 +77,27 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     if row.check is None:
         return []
     # The last check has the temperature, the first one the number of prompts and K, which others also try smaller.
-    asked = dataclasses.replace(rows[-1], num_prompts=row.num_prompts, num_draft_tokens=row.num_draft_tokens)
+    asked = dataclasses.replace(
+        rows[-1], num_prompts=row.num_prompts, num_draft_tokens=row.num_draft_tokens
+    )
     settings = f"{settings_line([asked])} · seed {row.seed}"
-    document: list[Table | Line] = [Line(title(row), "strong"), Line(settings, "dim"), _checks(rows)]
+    document: list[Table | Line] = [
+        Line(title(row), "strong"),
+        Line(settings, "dim"),
+        _checks(rows),
+    ]
     if row.fault != "none":
-        document.append(Line(f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"))
+        document.append(
+            Line(
+                f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"
+            )
+        )
     if made_up := labels(row):
-        document.append(Line(f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"))
+        document.append(
+            Line(
+                f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"
+            )
+        )
     if cut := too_long_warning(row):
         document.append(Line(cut, "warning"))
     summary = summarise(rows)
@@ -87,7 +114,10 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", names=True),
         Column("verdict", text=True, of=lambda named: _in_words(named.run)),
-        Column("greedy texts identical", of=lambda named: next(map(_identical, _of(named.run.rows, "greedy")), None)),
+        Column(
+            "greedy texts identical",
+            of=lambda named: next(map(_identical, _of(named.run.rows, "greedy")), None),
+        ),
         Column("draws", "{:,}".format, lambda named: _num_draws(named.run.rows) or None),
         Column("smallest p-value", _p_value, lambda named: _least("p_value", named.run.rows)),
         Column("power", percent, lambda named: _least("power", _of_all_prompts(named.run.rows))),
@@ -117,13 +147,23 @@ def losses(accuracy: Sequence[Run], recovery: Sequence[Run]) -> list[str]:
     found = []
     tested = [run for run in recovery if not _control(run) and run.status == "ok"]
     for word, said in _HEADLINES.items():
-        if pairs := dict.fromkeys(pair_name(run.last) for run in tested if summarise(run.rows).verdict == word):
+        if pairs := dict.fromkeys(
+            pair_name(run.last) for run in tested if summarise(run.rows).verdict == word
+        ):
             found.append(f"{said}: {', '.join(pairs)}.")
     finished = [row for run in accuracy if run.status == "ok" for row in merged_rows(run.rows)]
-    compared = [(row, row.difference, row.mcnemar_p_value or 0) for row in finished if row.difference is not None]
-    differing = [f"{pair_name(row)} by {100 * points:+.1f} points" for row, points, p in compared if p < 0.05]
+    compared = [
+        (row, row.difference, row.mcnemar_p_value or 0)
+        for row in finished
+        if row.difference is not None
+    ]
+    differing = [
+        f"{pair_name(row)} by {100 * points:+.1f} points" for row, points, p in compared if p < 0.05
+    ]
     if differing:
-        found.append(f"The speculative arm's accuracy differs (McNemar p < 0.05): {'; '.join(differing)}.")
+        found.append(
+            f"The speculative arm's accuracy differs (McNemar p < 0.05): {'; '.join(differing)}."
+        )
     elif compared:
         evaluations = f"{len(compared)} evaluation{'s' * (len(compared) > 1)}"
         found.append(f"No significant difference in accuracy between the arms ({evaluations}).")
@@ -143,7 +183,10 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", names=True),
-        Column("tokens", of=lambda row: f"{'' if row.check == 'greedy' else 'first '}{row.num_tokens:,}"),
+        Column(
+            "tokens",
+            of=lambda row: f"{'' if row.check == 'greedy' else 'first '}{row.num_tokens:,}",
+        ),
         Column("draws", "{:,}".format, "num_draws"),
         Column("accepted", "{:.0%}".format, "acceptance_rate"),
         Column("outcome", of=_outcome),
@@ -151,12 +194,18 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
         Column("power", _share, "power"),
         Column("verdict", of="verdict"),
     )
-    shown = [row for row in rows if row.check and (row.prompt_index is None or row.verdict == "lossy")]
+    shown = [
+        row for row in rows if row.check and (row.prompt_index is None or row.verdict == "lossy")
+    ]
     return Table.of("recovery", "", shown, columns)
 
 
 def _check(row: RecoveryRow) -> str:
-    of = f", {row.num_prompts} prompts" if row.prompt_index is None else f", prompt {row.prompt_index}"
+    of = (
+        f", {row.num_prompts} prompts"
+        if row.prompt_index is None
+        else f", prompt {row.prompt_index}"
+    )
     return f"{row.check}{'' if row.check == 'greedy' else of}"
 
 
@@ -212,7 +261,9 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
 def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
     sampled = _of(rows, "sampled")
     if not sampled:
-        return [Line("At temperature 0 the output has one possible value; nothing was sampled.", "dim")]
+        return [
+            Line("At temperature 0 the output has one possible value; nothing was sampled.", "dim")
+        ]
     row, weakest = sampled[0], _least("power", _of_all_prompts(sampled))
     text = (
         f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"

@@ -16,7 +16,15 @@ from harness.report.others import OTHER_FILE, read_other
 from harness.report.table import grouped
 from harness.results.files import read_file
 from harness.results.row import Row
-from harness.results.schema import RUN_KINDS, AnswerRow, CompareRow, LatencyPromptRow, LatencyRow, PlanRow, RunRow
+from harness.results.schema import (
+    RUN_KINDS,
+    AnswerRow,
+    CompareRow,
+    LatencyPromptRow,
+    LatencyRow,
+    PlanRow,
+    RunRow,
+)
 
 # Plans measure nothing.
 _COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
@@ -217,11 +225,14 @@ def _without_result(file: Path) -> Iterator[Run]:
         return
     with suppress(OSError):
         config, overrides = (
-            file.with_name(name).read_text(encoding="utf-8", errors="replace") for name in (file.name, "overrides.yaml")
+            file.with_name(name).read_text(encoding="utf-8", errors="replace")
+            for name in (file.name, "overrides.yaml")
         )
         command = re.search(r"^command: (\w+)$", config, re.MULTILINE)
         if command is not None and command[1] in _COMMANDS:
-            asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+            asked = (
+                ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+            )
             begun = (folder / f"{command[1]}_prompts.csv").exists()
             written = "its prompts file has rows" if begun else "it has written nothing"
             reason = f"{asked}: still running, or killed; {written}"

@@ -31,7 +31,12 @@ def job_line(command: str, rows: Rows) -> str:
         return str(troubled.error).partition(": ")[2]
     if troubled is not None:
         return f"{troubled.status}: {troubled.error}"
-    said = {"latency": _latency, "eval": _accuracy, "recovery": _verdict, "plan": lambda rows: "fits"}.get(command)
+    said = {
+        "latency": _latency,
+        "eval": _accuracy,
+        "recovery": _verdict,
+        "plan": lambda rows: "fits",
+    }.get(command)
     return ", ".join([said(rows), *labels(rows[-1])]) if said and rows else "done"
 
 
@@ -80,7 +85,9 @@ def _latency(rows: Rows) -> str:
 
 
 def _accuracy(rows: Rows) -> str:
-    return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged_rows(rows) if row.accuracy is not None)
+    return ", ".join(
+        f"{row.arm} {row.accuracy:.1%}" for row in merged_rows(rows) if row.accuracy is not None
+    )
 
 
 def _verdict(rows: Rows) -> str:

@@ -88,7 +88,11 @@ class Table:
     ) -> Self:
         """A table with a row for each item, whose cells are what the columns have of it."""
         rows = [
-            TableRow(tuple(_value(item, c.of) for c in columns), _value(item, strong), _value(item, faint))
+            TableRow(
+                tuple(_value(item, c.of) for c in columns),
+                _value(item, strong),
+                _value(item, faint),
+            )
             for item in items
         ]
         return cls(key, title, tuple(columns), tuple(rows), **details)
@@ -101,13 +105,20 @@ class Table:
     def shown(self) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
         kept = []
-        for column, values in zip(self.columns, zip(*(row.cells for row in self.rows), strict=True), strict=False):
+        for column, values in zip(
+            self.columns, zip(*(row.cells for row in self.rows), strict=True), strict=False
+        ):
             texts = ["" if value is None else column.form(value) for value in values]
             if column.once:
-                texts = ["" if text == above else text for text, above in zip(texts, [None, *texts], strict=False)]
+                texts = [
+                    "" if text == above else text
+                    for text, above in zip(texts, [None, *texts], strict=False)
+                ]
             if not column.optional or any(texts):
                 kept.append((column, texts))
-        return tuple(column for column, _ in kept), list(zip(*(texts for _, texts in kept), strict=True))
+        return tuple(column for column, _ in kept), list(
+            zip(*(texts for _, texts in kept), strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,9 @@ def without_empty(document: Document) -> Document:
 
 
 # ESC becomes ␛. The last ones are the delete character, and the controls that begin sequences on some terminals.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(range(127, 160), "␡")
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
+    range(127, 160), "␡"
+)
 
 
 def visible(text: str) -> str:
@@ -160,7 +173,9 @@ def number(digits: int = 2) -> Callable[[float], str]:
     return f"{{:.{digits}f}}".format
 
 
-def interval(low: float | None, high: float | None, digits: int = 2, scale: float = 1) -> str | None:
+def interval(
+    low: float | None, high: float | None, digits: int = 2, scale: float = 1
+) -> str | None:
     """`2.18 to 2.42`; None where there is none."""
     if low is None or high is None or math.isnan(low + high):
         return None

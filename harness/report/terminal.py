@@ -50,7 +50,11 @@ def prepare_streams() -> None:
     os.close(descriptor)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            setattr(
+                sys,
+                name,
+                os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False),
+            )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -62,7 +66,9 @@ def discard(stream: IO[str]) -> None:
 
 def plain_console(width: int = PLAIN_WIDTH) -> Console:
     """Stdout, as wide as the terminal; this wide where it is none."""
-    return LastingConsole(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width)
+    return LastingConsole(
+        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width
+    )
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
@@ -104,14 +110,19 @@ def _print_table(table: Table, console: Console) -> None:
             lines.add_row(*(Text(visible(cell)) for cell in cells))
         console.print(lines)
     else:
-        wants = [_widths(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)]
+        wants = [
+            _widths(column, [cells[place] for cells in rows])
+            for place, column in enumerate(columns)
+        ]
         room = console.width - 1
         for part in _parts(columns, [least for least, _ in wants], room):
             widths = _shared(room, [wants[place] for place in part])
             drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
             for place, width in zip(part, widths, strict=True):
                 justify: JustifyMethod = "left" if columns[place].text else "right"
-                drawn.add_column(Text(columns[place].heading), justify=justify, overflow="fold", width=width)
+                drawn.add_column(
+                    Text(columns[place].heading), justify=justify, overflow="fold", width=width
+                )
             for row, cells in zip(table.rows, rows, strict=True):
                 style = "bold" if row.strong else "dim" if row.faint else None
                 drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
@@ -123,7 +134,11 @@ def _print_table(table: Table, console: Console) -> None:
 def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
     """Characters that a column cannot do without, so that numbers and words in headings stay whole; and all it has."""
     longest = max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
-    least = max(min(longest, _LEAST_TEXT if column.text else _UNBROKEN), *map(len, column.heading.split()), 0)
+    least = max(
+        min(longest, _LEAST_TEXT if column.text else _UNBROKEN),
+        *map(len, column.heading.split()),
+        0,
+    )
     return least, max(longest, *map(len, column.heading.split("\n")))
 
 
@@ -140,13 +155,18 @@ def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
     """Columns that fit side by side, by place, each time behind those that say what a row is."""
     widths = [width + _FRAME for width in least]
-    names = list(takewhile(lambda place: columns[place].text or columns[place].names, range(len(columns))))
+    names = list(
+        takewhile(lambda place: columns[place].text or columns[place].names, range(len(columns)))
+    )
     # Long names leave as much room for something to be said about them.
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
         names.pop()
     parts = [list(names)]
     for place in range(len(names), len(columns)):
-        if len(parts[-1]) > len(names) and sum(widths[other] for other in (*parts[-1], place)) > room:
+        if (
+            len(parts[-1]) > len(names)
+            and sum(widths[other] for other in (*parts[-1], place)) > room
+        ):
             parts.append(list(names))
         parts[-1].append(place)
     return parts

@@ -33,7 +33,12 @@ def labels(row: RunRow) -> list[str]:
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
     """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
-    return ", ".join([f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}", *labels(row)])
+    return ", ".join(
+        [
+            f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}",
+            *labels(row),
+        ]
+    )
 
 
 def arm_name(row: Any) -> str:
@@ -47,20 +52,30 @@ def lossy_warning(row: Any) -> str | None:
         return "rule typical: the speculative output no longer follows the target (lossy)."
     if row.lenience is None or row.lenience >= 1:
         return None
-    return f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
+    return (
+        f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
+    )
 
 
 def smaller_batch(row: Any) -> str | None:
     """A note that the last batch was smaller; None where all batches were full."""
     smallest, full = row.smallest_batch, row.batch_size
-    return f"The last batch had {smallest} rows instead of {full}." if smallest and full and smallest < full else None
+    return (
+        f"The last batch had {smallest} rows instead of {full}."
+        if smallest and full and smallest < full
+        else None
+    )
 
 
 def too_long_warning(row: Any) -> str | None:
     """How prompts that are longer than the context were treated; None where there were none."""
     done = "Left out" if row.num_skipped else "Cut to their last tokens"
     number = row.num_skipped or row.num_truncated
-    return f"{done} because they are too long for the context: {number} of the prompts." if number else None
+    return (
+        f"{done} because they are too long for the context: {number} of the prompts."
+        if number
+        else None
+    )
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
@@ -118,7 +133,10 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     """
     names = [Name(pair_name(row), row.num_draft_tokens if row.draft else None) for row in rows]
     for column, part, rivals in _steps(rows):
-        found = [(name, rivals(name), in_words(row, column)) for name, row in zip(names, rows, strict=True)]
+        found = [
+            (name, rivals(name), in_words(row, column))
+            for name, row in zip(names, rows, strict=True)
+        ]
         among: dict[object, set[str]] = {}
         for _, key, text in found:
             if text is not None:
@@ -142,7 +160,13 @@ def in_words(row: RunRow, column: str) -> str | None:
         return ""
     if isinstance(value, list | tuple):
         return phrase.format(", ".join(map(str, value)))
-    text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return _SPECIAL.get((column, value), phrase).format(text)
 
 
@@ -151,9 +175,18 @@ def _steps(rows: Sequence[RunRow]) -> Iterator[tuple[str, str, Callable[[Name], 
     for column in _FIRST:
         yield column, "settings", lambda name: None
     told = set(_FIRST) | _NEVER
-    kinds = {name: about["kind"] for name, about in type(rows[0]).columns().items() if name not in told} if rows else {}
-    kinds |= dict.fromkeys(sorted({f"settings.{entry}" for row in rows for entry in row.settings or ()}), "setting")
-    for kind, part, rivals in (("setting", "settings", attrgetter("group")), ("circumstance", "further", Name.label)):
+    kinds = (
+        {name: about["kind"] for name, about in type(rows[0]).columns().items() if name not in told}
+        if rows
+        else {}
+    )
+    kinds |= dict.fromkeys(
+        sorted({f"settings.{entry}" for row in rows for entry in row.settings or ()}), "setting"
+    )
+    for kind, part, rivals in (
+        ("setting", "settings", attrgetter("group")),
+        ("circumstance", "further", Name.label),
+    ):
         yield from ((column, part, rivals) for column in kinds if kinds[column] == kind)
 
 
@@ -209,7 +242,9 @@ _USUAL: dict[str, tuple[object, ...]] = {
 _MADE: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "weights": lambda row: ", ".join(part for part in (row.quantization, row.dtype) if part not in (None, "none")),
+    "weights": lambda row: ", ".join(
+        part for part in (row.quantization, row.dtype) if part not in (None, "none")
+    ),
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

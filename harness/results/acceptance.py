@@ -53,12 +53,22 @@ class Acceptance:
 
     def columns(self) -> dict[str, Any]:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
-        found = [(proposed, accepted, n) for (proposed, accepted), n in self.iterations.items() if proposed]
+        found = [
+            (proposed, accepted, n)
+            for (proposed, accepted), n in self.iterations.items()
+            if proposed
+        ]
         places = range(max((proposed for proposed, _, _ in found), default=0))
         accepted = [sum(n for _, accepted, n in found if place < accepted) for place in places]
         # Verification looks at the accepted tokens and the first rejected one.
-        tested = [sum(n for proposed, accepted, n in found if place < min(accepted + 1, proposed)) for place in places]
-        histogram = [sum(n for _, accepted, n in found if accepted == count) for count in (*places, len(places))]
+        tested = [
+            sum(n for proposed, accepted, n in found if place < min(accepted + 1, proposed))
+            for place in places
+        ]
+        histogram = [
+            sum(n for _, accepted, n in found if accepted == count)
+            for count in (*places, len(places))
+        ]
         rates = map(_ratio, accepted, tested)
         return {
             "acceptance_rate": self.acceptance_rate,
@@ -67,7 +77,8 @@ class Acceptance:
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
-            "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates] or None,
+            "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates]
+            or None,
             "acceptance_histogram": histogram if found else None,
         }
 
@@ -85,7 +96,9 @@ class Rejection(NamedTuple):
     replacement: str
 
 
-def predicted_speedup(mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float) -> float:
+def predicted_speedup(
+    mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float
+) -> float:
     """The speed-up that theory predicts: tokens per iteration over the cost of one in target steps.
 
     This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1

@@ -24,7 +24,15 @@ import psutil
 from harness.config.machine import command_line, cpu_name, cpu_quota, num_usable_cores, output_of
 from harness.results.files import replace_file
 
-_DISTRIBUTIONS = ("harness", "torch", "transformers", "accelerate", "bitsandbytes", "hydra-core", "pandas")
+_DISTRIBUTIONS = (
+    "harness",
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "hydra-core",
+    "pandas",
+)
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -65,13 +73,18 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": f"{commit}-dirty" if commit and dirty else commit,
-        **{f"{name}_version": _version(name) for name in ("harness", "torch", "transformers", "bitsandbytes")},
+        **{
+            f"{name}_version": _version(name)
+            for name in ("harness", "torch", "transformers", "bitsandbytes")
+        },
     }
 
 
 def write_environment(directory: Path, devices: Sequence[str] = ()) -> None:
     """Write `environment.json` into a run's directory; see `replace_file`."""
-    replace_file(directory / "environment.json", (json.dumps(environment(devices), indent=2) + "\n").encode())
+    replace_file(
+        directory / "environment.json", (json.dumps(environment(devices), indent=2) + "\n").encode()
+    )
 
 
 @functools.cache

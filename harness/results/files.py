@@ -94,7 +94,9 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
     new = {getattr(row, key) for row in rows}
     with _locked(Path(path)) as target:
         old = read_file(target).rows if target.exists() else []
-        kept = [row for row in old if isinstance(row, type(rows[0])) and getattr(row, key) not in new]
+        kept = [
+            row for row in old if isinstance(row, type(rows[0])) and getattr(row, key) not in new
+        ]
         _replace(target, _csv([*kept, *rows]))
         return len({getattr(row, key) for row in kept} | new)
 
@@ -118,7 +120,9 @@ def read_file(path: Path) -> Contents:
         if kind and len(cells) == len(header):
             rows.append(kind.parse(dict(zip(header, cells, strict=True))))
         elif cells:
-            torn.append(f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out")
+            torn.append(
+                f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out"
+            )
     return Contents(kind, rows, torn)
 
 
@@ -136,8 +140,14 @@ def read_answers(path: Path) -> list[AnswerRow]:
         found = Contents(None, [], [])
     answers = [row for row in found.rows if isinstance(row, AnswerRow)]
     needed = [name for name, about in AnswerRow.columns().items() if not about["optional"]]
-    if found.kind is not AnswerRow or found.torn or any(getattr(a, name) is None for a in answers for name in needed):
-        raise RunError(f"{path} cannot be read as answers of earlier runs; remove it, or set resume=false")
+    if (
+        found.kind is not AnswerRow
+        or found.torn
+        or any(getattr(a, name) is None for a in answers for name in needed)
+    ):
+        raise RunError(
+            f"{path} cannot be read as answers of earlier runs; remove it, or set resume=false"
+        )
     return answers
 
 
@@ -183,7 +193,9 @@ def _locked(path: Path, setting: str | None = None) -> Iterator[Path]:
         except FileNotFoundError:
             # Of /proc and the like; the lock would wait for a minute.
             raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
-        with filelock.FileLock(f"{target}.lock").acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.01):
+        with filelock.FileLock(f"{target}.lock").acquire(
+            timeout=_LOCK_TIMEOUT_S, poll_interval=0.01
+        ):
             yield target
     except filelock.Timeout:
         message = f"{path} cannot be written: another process has held {path}.lock for {_LOCK_TIMEOUT_S:.0f} s"
@@ -234,7 +246,11 @@ def _csv(rows: Sequence[Row], header: Sequence[str] = ()) -> bytes:
     # Objects, because pandas would turn a whole number next to an empty cell into a float.
     frame = pd.DataFrame([row.cells() for row in rows], columns=list(header) or None, dtype=object)
     # Python's csv before 3.13 leaves a lone carriage return unquoted, and readers take it for the end of a row.
-    quoting = csv.QUOTE_NONNUMERIC if any("\r" in str(cell) for cell in frame.to_numpy().flat) else csv.QUOTE_MINIMAL
+    quoting = (
+        csv.QUOTE_NONNUMERIC
+        if any("\r" in str(cell) for cell in frame.to_numpy().flat)
+        else csv.QUOTE_MINIMAL
+    )
     text = frame.to_csv(index=False, header=not header, lineterminator="\n", quoting=quoting)
     # A path from the command line may hold bytes that are not text; a row must not be lost over one.
     return str(text).encode("utf-8", errors="backslashreplace")

@@ -51,12 +51,19 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
         "kind": type(settings).__name__,
         "settings": asked,
         "prompts": prompts,
-        "weights": [_weights(model) for model in (settings.model, settings.draft) if model is not None],
-        "machine": gpu_names() or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")],
-        "versions": {key: value for key, value in environment_columns().items() if key.endswith("_version")},
+        "weights": [
+            _weights(model) for model in (settings.model, settings.draft) if model is not None
+        ],
+        "machine": gpu_names()
+        or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")],
+        "versions": {
+            key: value for key, value in environment_columns().items() if key.endswith("_version")
+        },
         "source": _source(),
     }
-    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
@@ -84,7 +91,13 @@ def _departures(settings: Any, told: Collection[str], prefix: str) -> dict[str, 
 
 def measured_rows(path: str | Path, kind: type[AnyRunRow], measurement: str) -> list[AnyRunRow]:
     """The rows of the newest complete run of a measurement in a shared file and its siblings; [] without one."""
-    return _newest([row for row in read_rows(path, kind) if row.measurement == measurement and row.status == "ok"])
+    return _newest(
+        [
+            row
+            for row in read_rows(path, kind)
+            if row.measurement == measurement and row.status == "ok"
+        ]
+    )
 
 
 def newest_run(path: str | Path, kind: type[AnyRunRow]) -> list[AnyRunRow]:

@@ -55,11 +55,19 @@ def published_for(row: RunRow) -> list[Published]:
         return []
     model = canonical_name(row.model, row.quantization)
     draft = canonical_name(row.draft, row.draft_quantization) if row.draft else None
-    return [f for f in FIGURES if not f.accuracy and model in f.models and (not f.drafts or draft in f.drafts)]
+    return [
+        f
+        for f in FIGURES
+        if not f.accuracy and model in f.models and (not f.drafts or draft in f.drafts)
+    ]
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
-    numbers = {name: float(cell) for name, cell in cells.items() if cell and name.startswith(("ms_", "sp", "acc"))}
+    numbers = {
+        name: float(cell)
+        for name, cell in cells.items()
+        if cell and name.startswith(("ms_", "sp", "acc"))
+    }
     return Published(
         source=cells["source"],
         named=cells["named"],
@@ -68,7 +76,11 @@ def _figure(cells: Mapping[str, str]) -> Published:
         hardware=cells["hardware"],
         ms_per_token=numbers.get("ms_per_token"),
         speedup=tuple(number for name, number in numbers.items() if name.startswith("speedup")),
-        accuracy={name.removeprefix("accuracy_"): value for name, value in numbers.items() if name.startswith("acc")},
+        accuracy={
+            name.removeprefix("accuracy_"): value
+            for name, value in numbers.items()
+            if name.startswith("acc")
+        },
     )
 
 
@@ -80,5 +92,6 @@ MULTIPLICATION_ACCURACY: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {figure.models[0]: figure.accuracy for figure in FIGURES if figure.accuracy}
 )
 MULTIPLICATION_NOTE = (
-    "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, ± 1.4 (7B) or ± 1.5 percentage points."
+    "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "
+    "± 1.4 (7B) or ± 1.5 percentage points."
 )

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 # The columns that a file begins with, so far as it has them.
-_FIRST = "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
+_FIRST = (
+    "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
+)
 
 
 def _column(kind: str, text: str, unit: str = "", path: str = "") -> Any:
@@ -65,7 +67,10 @@ class Row:
     def cells(self) -> dict[str, Any]:
         """The row as it is written; lists and mappings as JSON."""
         values = ((name, getattr(self, name)) for name in self.columns())
-        return {name: json.dumps(value) if isinstance(value, list | tuple | dict) else value for name, value in values}
+        return {
+            name: json.dumps(value) if isinstance(value, list | tuple | dict) else value
+            for name, value in values
+        }
 
     @classmethod
     def parse(cls, cells: Mapping[str, str]) -> Self:
@@ -73,20 +78,39 @@ class Row:
 
         An empty cell is None too, except in a column that always has text.
         """
-        return cls(**{name: _parsed(cells.get(name), **about) for name, about in cls.columns().items()})
+        return cls(
+            **{name: _parsed(cells.get(name), **about) for name, about in cls.columns().items()}
+        )
 
     @classmethod
     def asked(cls, settings: Any) -> dict[str, Any]:
         """The columns that repeat what `settings` say."""
-        return {name: _look_up(settings, about["path"]) for name, about in cls.columns().items() if about["path"]}
+        return {
+            name: _look_up(settings, about["path"])
+            for name, about in cls.columns().items()
+            if about["path"]
+        }
 
 
 def _value_type(hint: Any) -> dict[str, Any]:
     """`list`, and optional, for `list[int] | None`."""
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    words = tuple(word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part))
+    parts = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else (hint,)
+    )
+    words = tuple(
+        word
+        for part in parts
+        if typing.get_origin(part) is Literal
+        for word in typing.get_args(part)
+    )
     kind = next(part for part in parts if part is not types.NoneType)
-    return {"type": typing.get_origin(kind) or kind, "optional": types.NoneType in parts, "words": words}
+    return {
+        "type": typing.get_origin(kind) or kind,
+        "optional": types.NoneType in parts,
+        "words": words,
+    }
 
 
 def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...], **_: Any) -> Any:
@@ -100,8 +124,12 @@ def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...],
         value = json.loads(cell) if type in (list, dict) else type(cell)
     except (KeyError, ValueError):
         return None
-    return value if isinstance(value, type) and (type is not float or math.isfinite(value)) else None
+    return (
+        value if isinstance(value, type) and (type is not float or math.isfinite(value)) else None
+    )
 
 
 def _look_up(settings: Any, path: str) -> Any:
-    return functools.reduce(lambda found, name: found and getattr(found, name), path.split("."), settings)
+    return functools.reduce(
+        lambda found, name: found and getattr(found, name), path.split("."), settings
+    )

@@ -17,8 +17,12 @@ from harness.results.row import Row, circumstance, figure, setting
 class RunRow(Row):
     """A row with a run's result. A run that failed has one as well, with the reason."""
 
-    job: str | None = circumstance("number of the job within its sweep, from 0; empty outside a sweep's own file")
-    status: str | None = circumstance("`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`")
+    job: str | None = circumstance(
+        "number of the job within its sweep, from 0; empty outside a sweep's own file"
+    )
+    status: str | None = circumstance(
+        "`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`"
+    )
     error: str | None = circumstance("why the status is not `ok`")
     model: str | None = setting("name of the target, as typed", "model.name")
     draft: str | None = setting("name of the draft, as typed; empty without one", "draft.name")
@@ -26,31 +30,73 @@ class RunRow(Row):
     num_draft_tokens: int | Literal["auto"] | None = setting(
         "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
     )
-    max_new_tokens: int | None = setting("new tokens per prompt, at most", "decoding.max_new_tokens", "tokens")
-    weights: str | None = setting("`stored`, or `random` where only the architecture is real", "weights")
-    repository: str | None = setting("directory or hub repository of the target", "model.repository")
-    draft_repository: str | None = setting("directory or hub repository of the draft", "draft.repository")
-    quantization: str | None = setting("quantization of the target: `none`, `8bit` or `4bit`", "model.quantization")
+    max_new_tokens: int | None = setting(
+        "new tokens per prompt, at most", "decoding.max_new_tokens", "tokens"
+    )
+    weights: str | None = setting(
+        "`stored`, or `random` where only the architecture is real", "weights"
+    )
+    repository: str | None = setting(
+        "directory or hub repository of the target", "model.repository"
+    )
+    draft_repository: str | None = setting(
+        "directory or hub repository of the draft", "draft.repository"
+    )
+    quantization: str | None = setting(
+        "quantization of the target: `none`, `8bit` or `4bit`", "model.quantization"
+    )
     draft_quantization: str | None = setting("quantization of the draft", "draft.quantization")
-    draft_method: str | None = setting("`model` for a model or a head, else the method's name", "draft.method")
-    draft_sampling: str | None = setting("how draft tokens are drawn: `target` or `greedy`", "draft.sampling")
-    draft_layers: list[int] | None = setting("how many layers `early_exit` has, or those a head reads", "draft.layers")
-    max_ngram: int | None = setting("longest sequence that `lookup` searches for", "draft.max_ngram", "tokens")
-    shared: bool | None = setting("whether `suffix` searches earlier answers of the run", "draft.shared")
+    draft_method: str | None = setting(
+        "`model` for a model or a head, else the method's name", "draft.method"
+    )
+    draft_sampling: str | None = setting(
+        "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
+    )
+    draft_layers: list[int] | None = setting(
+        "how many layers `early_exit` has, or those a head reads", "draft.layers"
+    )
+    max_ngram: int | None = setting(
+        "longest sequence that `lookup` searches for", "draft.max_ngram", "tokens"
+    )
+    shared: bool | None = setting(
+        "whether `suffix` searches earlier answers of the run", "draft.shared"
+    )
     placement: str | None = setting("strategy by which the target was placed", "strategy")
-    chat_template: str | None = setting("whether prompts went through the chat template", "chat_template")
-    settings: dict[str, Any] | None = setting("settings that differ from their defaults and have no column, as JSON")
+    chat_template: str | None = setting(
+        "whether prompts went through the chat template", "chat_template"
+    )
+    settings: dict[str, Any] | None = setting(
+        "settings that differ from their defaults and have no column, as JSON"
+    )
     dtype: str | None = circumstance("number format of what is not quantized in the target")
     draft_dtype: str | None = circumstance("number format of what is not quantized in the draft")
-    weight_bytes: dict[str, int] | None = circumstance("the target's weights, bytes by device, as JSON", "bytes")
-    draft_weight_bytes: dict[str, int] | None = circumstance("the draft's weights, bytes by device, as JSON", "bytes")
-    engine: str | None = setting("who generated: `local`, `huggingface`, `vllm` or `server`", "engine.name")
-    url: str | None = setting("address of the server, of the one that speculates if there are two", "engine.url")
-    regular_url: str | None = setting("address of the server that does not speculate", "engine.regular_url")
-    request_rate: float | None = setting("requests sent per second; empty for `batch_size` in flight", "engine.rate")
-    schedule: str | None = setting("schedule of Hugging Face's number of draft tokens", "engine.schedule")
-    translation: str | None = circumstance("`intersection` or `text`, for a draft that has another tokenizer")
-    runner: str | None = circumstance("what ran the models; `eager+graphs` where target and draft differ")
+    weight_bytes: dict[str, int] | None = circumstance(
+        "the target's weights, bytes by device, as JSON", "bytes"
+    )
+    draft_weight_bytes: dict[str, int] | None = circumstance(
+        "the draft's weights, bytes by device, as JSON", "bytes"
+    )
+    engine: str | None = setting(
+        "who generated: `local`, `huggingface`, `vllm` or `server`", "engine.name"
+    )
+    url: str | None = setting(
+        "address of the server, of the one that speculates if there are two", "engine.url"
+    )
+    regular_url: str | None = setting(
+        "address of the server that does not speculate", "engine.regular_url"
+    )
+    request_rate: float | None = setting(
+        "requests sent per second; empty for `batch_size` in flight", "engine.rate"
+    )
+    schedule: str | None = setting(
+        "schedule of Hugging Face's number of draft tokens", "engine.schedule"
+    )
+    translation: str | None = circumstance(
+        "`intersection` or `text`, for a draft that has another tokenizer"
+    )
+    runner: str | None = circumstance(
+        "what ran the models; `eager+graphs` where target and draft differ"
+    )
     setup_s: float | None = circumstance("time to compile and capture", "s")
     timestamp: str | None = circumstance("when the row was written, UTC")
     devices: str | None = circumstance("names of the devices that computed")
@@ -60,7 +106,9 @@ class RunRow(Row):
     torch_version: str | None = circumstance("version of torch")
     transformers_version: str | None = circumstance("version of transformers")
     bitsandbytes_version: str | None = circumstance("version of bitsandbytes")
-    measurement: str | None = circumstance("digest of everything that determines the figures; equal for repetitions")
+    measurement: str | None = circumstance(
+        "digest of everything that determines the figures; equal for repetitions"
+    )
     directory: str | None = circumstance("directory of the run")
 
     @property
@@ -80,17 +128,30 @@ class DecodedRow(RunRow):
 
     temperature: float | None = setting("temperature; 0 is greedy", "decoding.temperature")
     top_k: int | None = setting("the k likeliest tokens are kept; 0 keeps all", "decoding.top_k")
-    top_p: float | None = setting("the likeliest tokens up to this mass are kept; 1 keeps all", "decoding.top_p")
-    rule: str | None = setting("acceptance rule", "decoding.rule")
-    lenience: float | None = setting("lenience of the acceptance rule; below 1 is lossy", "decoding.lenience")
-    synthetic_acceptance: float | None = setting(
-        "bias of the coin that accepted draft tokens; empty for the rule", "decoding.synthetic_acceptance"
+    top_p: float | None = setting(
+        "the likeliest tokens up to this mass are kept; 1 keeps all", "decoding.top_p"
     )
-    lossy: bool | None = setting("whether the speculative output may differ from the target's", "decoding.lossy")
-    ignore_eos: bool | None = setting("whether texts went on past the end of sequence", "decoding.ignore_eos")
+    rule: str | None = setting("acceptance rule", "decoding.rule")
+    lenience: float | None = setting(
+        "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
+    )
+    synthetic_acceptance: float | None = setting(
+        "bias of the coin that accepted draft tokens; empty for the rule",
+        "decoding.synthetic_acceptance",
+    )
+    lossy: bool | None = setting(
+        "whether the speculative output may differ from the target's", "decoding.lossy"
+    )
+    ignore_eos: bool | None = setting(
+        "whether texts went on past the end of sequence", "decoding.ignore_eos"
+    )
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")
-    conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens (alpha of Leviathan et al.)")
-    mean_acceptance_length: float | None = figure("tokens per iteration: 1 + accepted / iterations", "tokens")
+    conditional_acceptance_rate: float | None = figure(
+        "accepted / tested draft tokens (alpha of Leviathan et al.)"
+    )
+    mean_acceptance_length: float | None = figure(
+        "tokens per iteration: 1 + accepted / iterations", "tokens"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,52 +164,90 @@ class LatencyRow(DecodedRow):
     seed: int | None = setting("seed of the random numbers", "seed")
     arm: str | None = figure("`regular` or `speculative`")
     num_prompts: int | None = figure("prompts measured")
-    smallest_batch: int | None = figure("rows of the smallest batch: the last one may not have been full")
+    smallest_batch: int | None = figure(
+        "rows of the smallest batch: the last one may not have been full"
+    )
     num_tokens: int | None = figure("tokens generated over all prompts", "tokens")
-    ms_per_token: float | None = figure("time per token of a row, with the prompt's pass; mean over batches", "ms")
+    ms_per_token: float | None = figure(
+        "time per token of a row, with the prompt's pass; mean over batches", "ms"
+    )
     ms_per_token_median: float | None = figure("median of the same", "ms")
     ms_per_token_std: float | None = figure("standard deviation of the same", "ms")
     tokens_per_second: float | None = figure("tokens of all rows over total time", "tokens/s")
-    tokens_per_second_per_user: float | None = figure("1000 / `ms_per_token`: what a row's reader gets", "tokens/s")
+    tokens_per_second_per_user: float | None = figure(
+        "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
+    )
     time_to_first_token_ms: float | None = figure("mean time to the first token", "ms")
-    time_to_first_token_p50_ms: float | None = figure("median of the same, over requests to a server", "ms")
+    time_to_first_token_p50_ms: float | None = figure(
+        "median of the same, over requests to a server", "ms"
+    )
     time_to_first_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
     time_to_first_token_p99_ms: float | None = figure("99th percentile of the same", "ms")
-    time_between_tokens_p50_ms: float | None = figure("median over requests of the mean time between tokens", "ms")
+    time_between_tokens_p50_ms: float | None = figure(
+        "median over requests of the mean time between tokens", "ms"
+    )
     time_between_tokens_p90_ms: float | None = figure("90th percentile of the same", "ms")
     time_between_tokens_p99_ms: float | None = figure("99th percentile of the same", "ms")
-    requests_per_second: float | None = figure("requests that were answered, over total time", "requests/s")
-    num_failed: int | None = figure("requests that failed, time-outs too; the other figures leave them out")
+    requests_per_second: float | None = figure(
+        "requests that were answered, over total time", "requests/s"
+    )
+    num_failed: int | None = figure(
+        "requests that failed, time-outs too; the other figures leave them out"
+    )
     num_timed_out: int | None = figure("requests that took longer than `engine.timeout_s`")
     speedup: float | None = figure("total regular time / total speculative time, per token")
-    speedup_low: float | None = figure("lower end of its 95 % paired bootstrap interval over prompts")
+    speedup_low: float | None = figure(
+        "lower end of its 95 % paired bootstrap interval over prompts"
+    )
     speedup_high: float | None = figure("upper end of the same")
-    predicted_speedup: float | None = figure("tokens per iteration / (K c + v), with measured c and v")
-    acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
-    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
+    predicted_speedup: float | None = figure(
+        "tokens per iteration / (K c + v), with measured c and v"
+    )
+    acceptance_by_position: list[float | None] | None = figure(
+        "accepted / tested at each draft position, as JSON"
+    )
+    acceptance_histogram: list[int] | None = figure(
+        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
-    mean_num_draft_tokens: float | None = figure("the same over all iterations: K of `auto`", "tokens")
-    tokens_per_iteration: float | None = figure("tokens per iteration, over all iterations", "tokens")
+    mean_num_draft_tokens: float | None = figure(
+        "the same over all iterations: K of `auto`", "tokens"
+    )
+    tokens_per_iteration: float | None = figure(
+        "tokens per iteration, over all iterations", "tokens"
+    )
     draft_ms: float | None = figure("drafting per iteration", "ms")
-    verify_ms: float | None = figure("verification per iteration: the target's pass over K + 1 tokens", "ms")
+    verify_ms: float | None = figure(
+        "verification per iteration: the target's pass over K + 1 tokens", "ms"
+    )
     target_step_ms: float | None = figure("one forward pass of the target over one token", "ms")
-    target_8bit_share: float | None = figure("of a step of the target, spent in its 8-bit linear layers")
+    target_8bit_share: float | None = figure(
+        "of a step of the target, spent in its 8-bit linear layers"
+    )
     draft_8bit_share: float | None = figure("of drafting, spent in the draft's 8-bit linear layers")
     iteration_ms: float | None = figure("a whole iteration in the timed run", "ms")
     identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
     peak_memory_bytes: int | None = figure("most GPU memory allocated, summed over GPUs", "bytes")
     step_bytes: int | None = figure("weights and cache that a step of the target reads", "bytes")
-    draft_step_bytes: int | None = figure("weights and cache that a step of the draft reads", "bytes")
-    copy_bandwidth_bytes_per_s: float | None = figure("measured rate of a large copy in the target's memory", "bytes/s")
+    draft_step_bytes: int | None = figure(
+        "weights and cache that a step of the draft reads", "bytes"
+    )
+    copy_bandwidth_bytes_per_s: float | None = figure(
+        "measured rate of a large copy in the target's memory", "bytes/s"
+    )
     floor_ms: float | None = figure("least time of a target step at that rate", "ms")
     draft_floor_ms: float | None = figure("least time of a draft step", "ms")
     num_warmup: int | None = setting("warm-up batches that were not counted", "num_warmup")
     test: bool | None = setting("whether this was a short trial, `test=true`", "test")
     prompts: str | None = setting("name of the prompt set", "prompts.name")
     prompts_file: str | None = setting("file of the prompt set", "prompts.file")
-    too_long: str | None = setting("what became of prompts longer than the context", "prompts.too_long")
+    too_long: str | None = setting(
+        "what became of prompts longer than the context", "prompts.too_long"
+    )
     num_skipped: int | None = figure("prompts left out because they are too long")
-    num_truncated: int | None = figure("prompts of which only the last tokens were read, because they are too long")
+    num_truncated: int | None = figure(
+        "prompts of which only the last tokens were read, because they are too long"
+    )
     prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 
@@ -171,7 +270,9 @@ class DistillRow(LatencyRow):
     epochs: int | None = setting("how often each answer is learned", "epochs")
     texts_per_step: int | None = setting("answers of one batch", "texts_per_step")
     learning_rate: float | None = setting("highest learning rate", "learning_rate")
-    chain: int | None = setting("tokens ahead that an EAGLE-3 head is trained to draft", "chain", "tokens")
+    chain: int | None = setting(
+        "tokens ahead that an EAGLE-3 head is trained to draft", "chain", "tokens"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,17 +288,27 @@ class LatencyPromptRow(Row):
     arm: str | None = figure("`regular` or `speculative`")
     completion: str | None = figure("generated text")
     num_tokens: int | None = figure("generated tokens", "tokens")
-    time_ms: float | None = figure("time of the prompt's batch, or of its request to a server", "ms")
+    time_ms: float | None = figure(
+        "time of the prompt's batch, or of its request to a server", "ms"
+    )
     time_to_first_token_ms: float | None = figure("time to the first token", "ms")
     error: str | None = figure("why the request failed")
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens")
     mean_acceptance_length: float | None = figure("tokens per iteration", "tokens")
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
-    acceptance_by_position: list[float | None] | None = figure("accepted / tested at each draft position, as JSON")
-    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
-    divergence_position: int | None = figure("first token at which a greedy text differs from the regular arm's")
-    logit_margin: float | None = figure("logit of the regular arm's token minus that of this arm's, at that place")
+    acceptance_by_position: list[float | None] | None = figure(
+        "accepted / tested at each draft position, as JSON"
+    )
+    acceptance_histogram: list[int] | None = figure(
+        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    divergence_position: int | None = figure(
+        "first token at which a greedy text differs from the regular arm's"
+    )
+    logit_margin: float | None = figure(
+        "logit of the regular arm's token minus that of this arm's, at that place"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +318,14 @@ class EvalRow(DecodedRow):
     kind = "eval"
     signature = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
 
-    seed: str | None = setting("seed of the questions and of sampling; `all` for several seeds merged")
+    seed: str | None = setting(
+        "seed of the questions and of sampling; `all` for several seeds merged"
+    )
     arm: str | None = figure("`regular` or `speculative`")
     num_prompts: int | None = figure("questions answered")
-    smallest_batch: int | None = figure("rows of the smallest batch of this run: the last of a seed may not be full")
+    smallest_batch: int | None = figure(
+        "rows of the smallest batch of this run: the last of a seed may not be full"
+    )
     accuracy: float | None = figure("proportion of correct answers")
     wald_low: float | None = figure("lower end of Wald's 95 % interval")
     wald_high: float | None = figure("upper end of Wald's 95 % interval")
@@ -218,13 +333,19 @@ class EvalRow(DecodedRow):
     wilson_high: float | None = figure("upper end of Wilson's 95 % interval")
     num_correct: int | None = figure("correct answers")
     num_parsed: int | None = figure("completions with an integer in their first line")
-    difference: float | None = figure("accuracy of this arm minus the regular arm's, on the same questions")
+    difference: float | None = figure(
+        "accuracy of this arm minus the regular arm's, on the same questions"
+    )
     difference_low: float | None = figure("lower end of its paired 95 % interval")
     difference_high: float | None = figure("upper end of the same")
     mcnemar_p_value: float | None = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: int | None = figure("greedy completions equal to the regular arm's")
-    published_accuracy: float | None = figure("accuracy that others published for this model and arm")
-    ms_per_answer: float | None = figure("mean time per answer; an answer takes an equal share of its batch", "ms")
+    published_accuracy: float | None = figure(
+        "accuracy that others published for this model and arm"
+    )
+    ms_per_answer: float | None = figure(
+        "mean time per answer; an answer takes an equal share of its batch", "ms"
+    )
     num_tokens: int | None = figure("tokens generated over all questions", "tokens")
     num_resumed: int | None = figure("answers taken from earlier runs")
     task: str | None = setting("name of the task", "task")
@@ -271,10 +392,14 @@ class RecoveryRow(DecodedRow):
     arm: str | None = figure("the arm under test")
     check: str | None = figure("`greedy` or `sampled`")
     verdict: str | None = figure("`lossless`, `lossy` or `undecided`")
-    prompt_index: int | None = figure("prompt that the draws continue; empty for all contexts together")
+    prompt_index: int | None = figure(
+        "prompt that the draws continue; empty for all contexts together"
+    )
     context_end: int | None = figure("how many of the prompt's tokens the draws continue", "tokens")
     num_prompts: int | None = figure("prompts compared, or contexts drawn from")
-    num_tokens: int | None = figure("greedy: tokens compared; sampled: tokens counted per draw", "tokens")
+    num_tokens: int | None = figure(
+        "greedy: tokens compared; sampled: tokens counted per draw", "tokens"
+    )
     identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
     divergence_position: int | None = figure("where the greedy texts differ most: token")
     logit_margin: float | None = figure("logit margin there")
@@ -285,16 +410,26 @@ class RecoveryRow(DecodedRow):
     p_value: float | None = figure("p-value of the test")
     significance_level: float | None = figure("a p-value below this is called lossy")
     power: float | None = figure("chance that the test sees the stated shift")
-    num_draws_needed: int | None = figure("of an undecided check: a `num_draws` that would be enough")
+    num_draws_needed: int | None = figure(
+        "of an undecided check: a `num_draws` that would be enough"
+    )
     rounding: float | None = figure("part of the statistic attributed to rounding")
-    shift: float | None = setting("total variation of a token's distribution that must be seen", "shift")
-    false_alarm_rate: float | None = setting("chance that a lossless pair is called lossy", "false_alarm_rate")
+    shift: float | None = setting(
+        "total variation of a token's distribution that must be seen", "shift"
+    )
+    false_alarm_rate: float | None = setting(
+        "chance that a lossless pair is called lossy", "false_alarm_rate"
+    )
     fault: str | None = setting("mistake planted on purpose, or `none`", "fault")
     prompts: str | None = setting("name of the prompt set", "prompts.name")
     prompts_file: str | None = setting("file of the prompt set", "prompts.file")
-    too_long: str | None = setting("what became of prompts longer than the context", "prompts.too_long")
+    too_long: str | None = setting(
+        "what became of prompts longer than the context", "prompts.too_long"
+    )
     num_skipped: int | None = figure("prompts left out because they are too long")
-    num_truncated: int | None = figure("prompts of which only the last tokens were read, because they are too long")
+    num_truncated: int | None = figure(
+        "prompts of which only the last tokens were read, because they are too long"
+    )
     prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 
@@ -310,7 +445,9 @@ class CompareRow(DecodedRow):
     prompt: str | None = figure("the prompt")
     num_prompt_tokens: int | None = figure("its tokens", "tokens")
     speedup: float | None = figure("regular / speculative time per token")
-    acceptance_histogram: list[int] | None = figure("iterations with 0, 1, ... accepted draft tokens, as JSON")
+    acceptance_histogram: list[int] | None = figure(
+        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
     num_rejections: int | None = figure("draft tokens that the target rejected")
     identical: bool | None = figure("whether both texts are the same tokens")
     parted_at: int | None = figure("first token at which they differ")
@@ -341,26 +478,44 @@ class PlanRow(RunRow):
     num_gpus: int | None = figure("GPUs that were planned for; 0 is main memory")
     free_bytes: int | None = figure("free memory of the GPU that has least", "bytes")
     reserve_bytes: int | None = figure("kept free on each GPU", "bytes")
-    num_tokens: int | None = figure("tokens of a row: prompt, new tokens and what is drafted beyond", "tokens")
+    num_tokens: int | None = figure(
+        "tokens of a row: prompt, new tokens and what is drafted beyond", "tokens"
+    )
     num_parameters: int | None = figure("parameters of the target")
     draft_num_parameters: int | None = figure("parameters of the draft")
     model_bytes: int | None = figure("weights of the target", "bytes")
-    draft_bytes: int | None = figure("weights of the draft; 0 where it shares the target's", "bytes")
+    draft_bytes: int | None = figure(
+        "weights of the draft; 0 where it shares the target's", "bytes"
+    )
     cache_bytes: int | None = figure("KV cache of the target", "bytes")
     draft_cache_bytes: int | None = figure("KV cache of the draft", "bytes")
     needed_bytes: int | None = figure("weights and caches of both", "bytes")
-    rule_of_thumb_bytes: int | None = figure("llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes")
+    rule_of_thumb_bytes: int | None = figure(
+        "llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes"
+    )
     draft_rule_of_thumb_bytes: int | None = figure("the same for the draft", "bytes")
     read_bytes: int | None = figure(
         "what one forward pass of the target must read; on each GPU with tensor_parallel", "bytes"
     )
-    speculative_read_bytes: int | None = figure("the same per token with the draft, all tokens accepted", "bytes")
-    highest_speedup: float | None = figure("speed-up if every draft token is accepted and verification is one step")
-    break_even_tokens: float | None = figure("tokens per iteration from which on speculation pays", "tokens")
-    bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it, GB/s, as JSON", "GB/s")
-    lowest_ms_per_token: float | None = figure("least time per token at that bandwidth, if there is one", "ms")
+    speculative_read_bytes: int | None = figure(
+        "the same per token with the draft, all tokens accepted", "bytes"
+    )
+    highest_speedup: float | None = figure(
+        "speed-up if every draft token is accepted and verification is one step"
+    )
+    break_even_tokens: float | None = figure(
+        "tokens per iteration from which on speculation pays", "tokens"
+    )
+    bandwidths: dict[str, float] | None = figure(
+        "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
+    )
+    lowest_ms_per_token: float | None = figure(
+        "least time per token at that bandwidth, if there is one", "ms"
+    )
     lowest_speculative_ms_per_token: float | None = figure("the same with the draft", "ms")
-    devices_bytes: dict[str, dict[str, int]] | None = figure("free memory and its use by device, as JSON", "bytes")
+    devices_bytes: dict[str, dict[str, int]] | None = figure(
+        "free memory and its use by device, as JSON", "bytes"
+    )
     device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
     draft_device_map: dict[str, Any] | None = figure("modules of the draft to devices, as JSON")
     instead: str | None = figure("changes that would make the pair fit, one per line")

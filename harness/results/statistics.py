@@ -33,7 +33,9 @@ class Interval:
 
     def columns(self, *names: str) -> dict[str, float | None]:
         """The three numbers under the names of their columns; nan is None."""
-        values = (None if math.isnan(value) else value for value in (self.estimate, self.low, self.high))
+        values = (
+            None if math.isnan(value) else value for value in (self.estimate, self.low, self.high)
+        )
         return dict(zip(names, values, strict=True))
 
 
@@ -72,7 +74,11 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Int
 
 
 def ratio_of_totals(
-    numerators: ArrayLike, denominators: ArrayLike, num_resamples: int, seed: int, confidence: float = 0.95
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    num_resamples: int,
+    seed: int,
+    confidence: float = 0.95,
 ) -> Interval:
     """sum(numerators) / sum(denominators) with a bootstrap interval, as of the times of both arms on each prompt.
 
@@ -91,15 +97,22 @@ def ratio_of_totals(
     Raises:
         ValueError: when the two differ in length or a denominator is not positive.
     """
-    tops, bottoms = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    tops, bottoms = (
+        np.asarray(numerators, dtype=np.float64),
+        np.asarray(denominators, dtype=np.float64),
+    )
     if tops.ndim != 1 or tops.shape != bottoms.shape:
-        raise ValueError(f"numerators {tops.shape} and denominators {bottoms.shape} must be two lists of one length")
+        raise ValueError(
+            f"numerators {tops.shape} and denominators {bottoms.shape} must be two lists of one length"
+        )
     if not (bottoms > 0).all():
         raise ValueError("every denominator must be positive")
     if tops.size < FEWEST_FOR_INTERVAL:
         return Interval(float(tops.sum() / bottoms.sum()) if tops.size else NAN)
     # The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1)).
-    quantile = stats.t.isf((1 - confidence) / 2, tops.size - 1) * math.sqrt(tops.size / (tops.size - 1))
+    quantile = stats.t.isf((1 - confidence) / 2, tops.size - 1) * math.sqrt(
+        tops.size / (tops.size - 1)
+    )
     bounds = stats.bootstrap(
         (tops, bottoms),
         lambda tops, bottoms, axis: tops.sum(axis=axis) / bottoms.sum(axis=axis),
@@ -164,9 +177,14 @@ def chi_square_test(
     Raises:
         ValueError: for shapes that differ, no draws, negative numbers, or probabilities that do not sum to 1.
     """
-    counts, probabilities = np.asarray(observed_counts, dtype=np.float64), _distribution(expected_probabilities)
+    counts, probabilities = (
+        np.asarray(observed_counts, dtype=np.float64),
+        _distribution(expected_probabilities),
+    )
     if counts.shape != probabilities.shape or (counts < 0).any() or counts.sum() == 0:
-        raise ValueError("there must be as many counts as probabilities, none negative and at least one draw")
+        raise ValueError(
+            "there must be as many counts as probabilities, none negative and at least one draw"
+        )
     cells = _pooled_cells(probabilities * counts.sum(), min_expected)
     observed, expected = _merge(counts, cells), _merge(probabilities * counts.sum(), cells)
     impossible = bool(counts[probabilities == 0].any())
@@ -186,7 +204,9 @@ def chi_square_p_value(statistic: float, degrees_of_freedom: int, tolerated: flo
     return float(stats.ncx2.sf(statistic, degrees_of_freedom, tolerated))
 
 
-def chi_square_tail_power(degrees_of_freedom: int, noncentrality: float, alpha: float, tolerated: float = 0.0) -> float:
+def chi_square_tail_power(
+    degrees_of_freedom: int, noncentrality: float, alpha: float, tolerated: float = 0.0
+) -> float:
     """Chance that `chi_square_p_value` falls below `alpha` when the statistic has this noncentrality."""
     if not degrees_of_freedom:
         return 0.0
@@ -195,7 +215,10 @@ def chi_square_tail_power(degrees_of_freedom: int, noncentrality: float, alpha: 
 
 
 def chi_square_distance(
-    probabilities: ArrayLike, other_probabilities: ArrayLike, num_draws: int, min_expected: float = 5
+    probabilities: ArrayLike,
+    other_probabilities: ArrayLike,
+    num_draws: int,
+    min_expected: float = 5,
 ) -> float:
     """Σ (other − p)² / p over the cells that `chi_square_test` would pool them into."""
     null, other = _distribution(probabilities), _distribution(other_probabilities)
@@ -226,19 +249,31 @@ def least_visible_shift(probabilities: ArrayLike, total_variation: float) -> Flo
     gained = values[gaining].sum()
     if gained == 0:
         return values
-    shifted = values * np.where(gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained))
+    shifted = values * np.where(
+        gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained)
+    )
     return np.asarray(shifted / shifted.sum())
 
 
 def _around(estimate: float, standard_error: float, confidence: float) -> Interval:
-    low, high = stats.norm.interval(confidence, estimate, standard_error) if standard_error else (estimate, estimate)
+    low, high = (
+        stats.norm.interval(confidence, estimate, standard_error)
+        if standard_error
+        else (estimate, estimate)
+    )
     return Interval(estimate, float(low), float(high))
 
 
 def _distribution(probabilities: ArrayLike) -> Floats:
     values = np.asarray(probabilities, dtype=np.float64)
-    if values.ndim != 1 or not (values >= 0).all() or not math.isclose(values.sum(), 1, abs_tol=1e-3):
-        raise ValueError("probabilities must be one list of numbers that are not negative and sum to 1")
+    if (
+        values.ndim != 1
+        or not (values >= 0).all()
+        or not math.isclose(values.sum(), 1, abs_tol=1e-3)
+    ):
+        raise ValueError(
+            "probabilities must be one list of numbers that are not negative and sum to 1"
+        )
     return np.asarray(values / values.sum())
 
 

@@ -24,7 +24,9 @@ def pack_heads(model: PreTrainedModel) -> int:
 
     With other masks, and without one, the model computes what it did before.
     """
-    shares: set[Any] = {getattr(module, "num_key_value_groups", None) for module in model.modules()} - {None}
+    shares: set[Any] = {
+        getattr(module, "num_key_value_groups", None) for module in model.modules()
+    } - {None}
     implementation = model.config.get_text_config()._attn_implementation
     if len(shares) != 1 or implementation not in (PLAIN, PACKED):
         return 1
@@ -58,9 +60,15 @@ def _attention(
         if attention_mask is not None:
             # Of the queries that are packed, each head's see the same.
             attention_mask = attention_mask[:, :, :num_queries]
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
     query = query.reshape(num_rows, num_key_heads, packed, size)
-    output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
     # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split before they are joined.
-    output = output.view(num_rows, num_key_heads, -1, num_queries, output.shape[-1]).permute(0, 3, 1, 2, 4)
+    output = output.view(num_rows, num_key_heads, -1, num_queries, output.shape[-1]).permute(
+        0, 3, 1, 2, 4
+    )
     return output.reshape(num_rows, num_queries, num_heads, -1), None

@@ -25,8 +25,12 @@ class RollbackError(RuntimeError):
 class Options(TypedDict, total=False):
     """Of every runner over a transformers model."""
 
-    vocabulary_size: int | None  # logits are cut to it; embeddings are often padded differently in target and draft
-    device: torch.device | None  # where tokens go in and logits come out; the model's own by default
+    vocabulary_size: (
+        int | None
+    )  # logits are cut to it; embeddings are often padded differently in target and draft
+    device: (
+        torch.device | None
+    )  # where tokens go in and logits come out; the model's own by default
     # What `Step.hidden` holds, as indices into transformers' `hidden_states`: i is the input of layer i, 0 the
     # embeddings, and the last one the output after the final norm.
     hidden_layers: tuple[int, ...]
@@ -52,10 +56,16 @@ class CacheRunner(Runner):
         self._cache = DynamicCache()
         self._lengths, self._num_extended = list(map(len, prompts)), 0
         # Many samples of one prompt: it is read once.
-        outputs = self._read(prompts[:1] if all(prompt == prompts[0] for prompt in prompts) else prompts)
+        outputs = self._read(
+            prompts[:1] if all(prompt == prompts[0] for prompt in prompts) else prompts
+        )
         layers, width = self._cache.layers, max(self._lengths)
-        if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers):
-            raise RollbackError(f"{type(self._model).__name__} does not keep its state in a KV cache")
+        if not layers or not all(
+            type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers
+        ):
+            raise RollbackError(
+                f"{type(self._model).__name__} does not keep its state in a KV cache"
+            )
         self._begin()
         return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
 
@@ -75,7 +85,9 @@ class CacheRunner(Runner):
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
-        self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        self._lengths = [
+            length + count for length, count in zip(self._lengths, counts, strict=True)
+        ]
         dropped = [self._num_extended - count for count in counts]
         self._num_extended = 0
         if any(dropped):
@@ -116,7 +128,9 @@ def run_model(
     model: PreTrainedModel, options: Options, tokens: Tensor, cache: Cache, **arguments: Any
 ) -> tuple[Tensor, ...]:
     """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their states [B, n, L, D]."""
-    output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments, **capturing(options))
+    output = model(
+        input_ids=tokens, past_key_values=cache, use_cache=True, **arguments, **capturing(options)
+    )
     return captured(options, output)
 
 
@@ -131,17 +145,24 @@ def capturing(options: Options) -> dict[str, Any]:
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
     """See `run_model`."""
-    logits, layers = output.logits[..., : options.get("vocabulary_size")], options.get("hidden_layers", ())
+    logits, layers = (
+        output.logits[..., : options.get("vocabulary_size")],
+        options.get("hidden_layers", ()),
+    )
     if not layers:
         return (logits,)
     # The layers of one model may be on several devices.
-    return logits, torch.stack([output.hidden_states[layer].to(logits.device) for layer in layers], dim=2)
+    return logits, torch.stack(
+        [output.hidden_states[layer].to(logits.device) for layer in layers], dim=2
+    )
 
 
 def stacked(above: Tensor, below: Tensor) -> Tensor:
     """States [B, heads, slots, D] of some rows above those of others, padded on the left to the same width."""
     width = max(above.shape[2], below.shape[2])
-    return torch.cat([nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)])
+    return torch.cat(
+        [nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)]
+    )
 
 
 def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:

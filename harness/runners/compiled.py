@@ -42,9 +42,13 @@ class PreparedRunner(StaticRunner):
     runner.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compiled: bool, captured: bool, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, compiled: bool, captured: bool, **options: Unpack[Options]
+    ) -> None:
         if getattr(model, "is_loaded_in_8bit", False):
-            raise UnsupportedModelError("is held in 8 bit: which of its columns are outliers is decided on the host")
+            raise UnsupportedModelError(
+                "is held in 8 bit: which of its columns are outliers is decided on the host"
+            )
         super().__init__(model, **options)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
@@ -54,7 +58,9 @@ class PreparedRunner(StaticRunner):
         self._prepared: Slots | None = None
         self._views: dict[int, Slots] = {}  # of prepared numbers of rows, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
-        self._passes: dict[tuple[int, ...], Callable[..., tuple[Tensor, ...]]] = {}  # forward, by both of these
+        self._passes: dict[
+            tuple[int, ...], Callable[..., tuple[Tensor, ...]]
+        ] = {}  # forward, by both of these
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp = Warp()
         self._decisions: Mapping[int, Decision] = {}
@@ -91,13 +97,21 @@ class PreparedRunner(StaticRunner):
         self.check()
         self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
         # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
-        sizes = {batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)}
+        sizes = {
+            batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)
+        }
         self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
-        self._widths, self._num_drawn, self._warp = sorted(set(widths)), sorted(set(num_drawn)), warp or Warp()
+        self._widths, self._num_drawn, self._warp = (
+            sorted(set(widths)),
+            sorted(set(num_drawn)),
+            warp or Warp(),
+        )
         self._decisions = decisions if decisions and self._captured else {}
         self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
         shapes = itertools.product(self._views.items(), self._widths)
-        self._passes = {(size, width): functools.partial(self._forward, view) for (size, view), width in shapes}
+        self._passes = {
+            (size, width): functools.partial(self._forward, view) for (size, view), width in shapes
+        }
         started = time.perf_counter()
         if self._compiled:
             with refusing(CompilationError, "cannot be compiled"):
@@ -114,25 +128,35 @@ class PreparedRunner(StaticRunner):
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
-        width = next((width for width in self._widths if num_tokens <= width and self._fits(width)), None)
+        width = next(
+            (width for width in self._widths if num_tokens <= width and self._fits(width)), None
+        )
         if width is None or self._slots is not self._prepared:
             return super().extend(tokens)
         size = next(size for size in self._views if size >= num_rows)
         filled = _filled_up(tokens, size, width), self._starts(size), self._counts[num_tokens]
         outputs = self._calls["extend", size, width, 0](*filled)
         self._num_extended += num_tokens
-        return Step(*(first_columns(_first_rows(output, num_rows), num_tokens) for output in outputs))
+        return Step(
+            *(first_columns(_first_rows(output, num_rows), num_tokens) for output in outputs)
+        )
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
         (num_rows, num_tokens), num_drawn = tokens.shape, uniforms.shape[1]
-        number = next((k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None)
+        number = next(
+            (k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None
+        )
         prepared = num_tokens in self._widths and warp == self._warp
         if number is None or not prepared or self._slots is not self._prepared:
             return Runner.draw(self, tokens, uniforms, warp)  # by prepared extensions
         size = next(size for size in self._views if size >= num_rows)
         call = self._calls["draw", size, num_tokens, number]
-        filled = _filled_up(tokens, size, num_tokens), self._starts(size), _filled_up(uniforms, size, number)
+        filled = (
+            _filled_up(tokens, size, num_tokens),
+            self._starts(size),
+            _filled_up(uniforms, size, number),
+        )
         drawn, probabilities = call(*filled)
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
@@ -147,7 +171,9 @@ class PreparedRunner(StaticRunner):
         size = next(size for size in self._views if size >= num_rows)
         with torch.inference_mode():
             filled = [_filled_up(one, size) for one in (tokens, *inputs)]
-            outputs = self._calls["decide", size, width, 0](filled[0], self._starts(size), *filled[1:])
+            outputs = self._calls["decide", size, width, 0](
+                filled[0], self._starts(size), *filled[1:]
+            )
         self._num_extended += width
         outputs = tuple(_first_rows(output, num_rows) for output in outputs)
         num_states = 2 if self._options.get("hidden_layers") else 1
@@ -160,7 +186,9 @@ class PreparedRunner(StaticRunner):
         # Prepared shapes take starts from the device. Of an earlier verdict the host has read the lengths by now.
         self._lengths, self._num_extended = added(counts, list(self._lengths)), 0
 
-    def _extend_and_decide(self, tokens: Tensor, starts: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def _extend_and_decide(
+        self, tokens: Tensor, starts: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         """A prepared shape of tokens [B, n] and starts [B]; the outputs of both."""
         width = tokens.shape[1]
         outputs = self._passes[tokens.shape](tokens, starts, self._counts[width])
@@ -192,12 +220,19 @@ class PreparedRunner(StaticRunner):
         for (size, width), forward in self._passes.items():
             inputs = self._example(size, width)
             compiled = FixedCall(forward, inputs, compiler=compiler)
-            require_close(compiled(*inputs), forward(*inputs), self._model, "compiled differ from the eager ones")
+            require_close(
+                compiled(*inputs),
+                forward(*inputs),
+                self._model,
+                "compiled differ from the eager ones",
+            )
             self._passes[size, width] = compiled
 
     def _fix_calls(self) -> None:
         """Give each shape that is captured its buffers and its graph, the largest first, and compare both calls."""
-        recorder = Recorder(self._device) if self._captured and self._device.type == "cuda" else None
+        recorder = (
+            Recorder(self._device) if self._captured and self._device.type == "cuda" else None
+        )
         for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
             forward = self._passes[size, width]
@@ -205,9 +240,18 @@ class PreparedRunner(StaticRunner):
             calls = [("extend", 0, forward, (num_real,))]
             if width in self._decisions:
                 logits = forward(tokens, starts, num_real)[0]
-                calls += [("decide", 0, self._extend_and_decide, self._decisions[width].examples(logits))]
+                calls += [
+                    ("decide", 0, self._extend_and_decide, self._decisions[width].examples(logits))
+                ]
             for number in reversed(self._num_drawn):
-                calls += [("draw", number, self._draw, (torch.full((size, number), 0.5, device=self._device),))]
+                calls += [
+                    (
+                        "draw",
+                        number,
+                        self._draw,
+                        (torch.full((size, number), 0.5, device=self._device),),
+                    )
+                ]
             for kind, number, plain, others in calls:
                 self._calls[kind, size, width, number] = plain
                 if not self._captured:  # a compiled pass has its buffers
@@ -216,7 +260,9 @@ class PreparedRunner(StaticRunner):
                 # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
                 fixed.clear()
                 inputs = (tokens + 1, starts + 1, *others)
-                require_close(fixed(*inputs), plain(*inputs), self._model, "captured differ from those before")
+                require_close(
+                    fixed(*inputs), plain(*inputs), self._model, "captured differ from those before"
+                )
                 self._calls[kind, size, width, number] = fixed
 
     def _example(self, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,7 +278,9 @@ def _filled_up(numbers: Tensor, *shape: int) -> Tensor:
     if not any(missing):
         return numbers
     unchanged = [0, 0] * (numbers.dim() - len(shape))
-    return torch.nn.functional.pad(numbers, unchanged + [count for one in reversed(missing) for count in (0, one)])
+    return torch.nn.functional.pad(
+        numbers, unchanged + [count for one in reversed(missing) for count in (0, one)]
+    )
 
 
 def _first_rows(tensor: Tensor, count: int) -> Tensor:

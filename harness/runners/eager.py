@@ -30,7 +30,9 @@ class EagerRunner(CacheRunner):
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         width = max(map(len, prompts))
-        starts = [len(prompt) - width for prompt in prompts]  # so that positions end at the prompt's own length
+        starts = [
+            len(prompt) - width for prompt in prompts
+        ]  # so that positions end at the prompt's own length
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         logits, *hidden = self._forward(to_device(padded, self._device), starts, **only_last)
@@ -62,12 +64,16 @@ class EagerRunner(CacheRunner):
         if max(self._lengths) < num_slots:
             self._gather_right([num_slots] * len(rows))
 
-    def _forward(self, tokens: Tensor, starts: Sequence[int], **arguments: Any) -> tuple[Tensor, ...]:
+    def _forward(
+        self, tokens: Tensor, starts: Sequence[int], **arguments: Any
+    ) -> tuple[Tensor, ...]:
         """Run the model over tokens [B, n] after the cache; row b has starts[b] tokens before them."""
         num_slots, num_new = self._cache.get_seq_length(), tokens.shape[1]
         if any(start != num_slots for start in starts):
             # Slots before a row's first token are padding; in a prompt they have negative positions.
-            first_slots = to_device([num_slots - start for start in starts], self._device).unsqueeze(1)
+            first_slots = to_device(
+                [num_slots - start for start in starts], self._device
+            ).unsqueeze(1)
             slots = torch.arange(num_slots + num_new, device=self._device)
             arguments["attention_mask"] = (slots >= first_slots).long()
             if "position_ids" in self._parameters:
@@ -78,7 +84,11 @@ class EagerRunner(CacheRunner):
     def _gather_right(self, ends: Sequence[int]) -> None:
         """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the longest row."""
         width = max(self._lengths)
-        sources = to_device(ends, self._device).unsqueeze(1) - width + torch.arange(width, device=self._device)
+        sources = (
+            to_device(ends, self._device).unsqueeze(1)
+            - width
+            + torch.arange(width, device=self._device)
+        )
         sources.clamp_(min=0)  # padding; any slot will do
         for layer in self._cache.layers:
             layer.keys = _take_slots(layer.keys, sources)
@@ -92,4 +102,6 @@ def _take_slots(states: Tensor, sources: Tensor) -> Tensor:
     sources = sources.to(states.device)
     heads = torch.arange(num_rows * num_heads, device=states.device).view(num_rows, num_heads, 1)
     flat = (heads * num_slots + sources.unsqueeze(1)).flatten()
-    return states.reshape(-1, dimension).index_select(0, flat).view(num_rows, num_heads, -1, dimension)
+    return (
+        states.reshape(-1, dimension).index_select(0, flat).view(num_rows, num_heads, -1, dimension)
+    )

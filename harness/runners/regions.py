@@ -92,16 +92,26 @@ class _PlainTensors(TorchFunctionMode):
     """Operations see quantized weights as what these hold: fake tensors know no subclasses."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        args, kwargs = tree_map_only(nn.Parameter, lambda weight: weight.as_subclass(Tensor), (args, kwargs or {}))
+        args, kwargs = tree_map_only(
+            nn.Parameter, lambda weight: weight.as_subclass(Tensor), (args, kwargs or {})
+        )
         return func(*args, **kwargs)
 
 
 @contextmanager
 def _marked(model: nn.Module) -> Iterator[None]:
     """While a model is traced, each node's metadata get the path of its layer: of a numbered module in no other."""
-    layers = [(path, module) for path, module in model.named_modules() if re.fullmatch(r"(\D+\.)?\d+", path)]
+    layers = [
+        (path, module)
+        for path, module in model.named_modules()
+        if re.fullmatch(r"(\D+\.)?\d+", path)
+    ]
     with ExitStack() as hooks:
         for path, layer in layers:
             hooks.callback(layer.register_forward_pre_hook(lambda *_: _mark(None)).remove)
@@ -151,6 +161,8 @@ def _signature(graph: fx.Graph) -> str:
             example = node.meta["val"]
             lines.append(f"{example.shape} {example.stride()} {example.dtype} {example.device}")
         else:
-            lines.append(f"{node.op} {node.target} {map_arg((node.args, node.kwargs), numbers.__getitem__)}")
+            lines.append(
+                f"{node.op} {node.target} {map_arg((node.args, node.kwargs), numbers.__getitem__)}"
+            )
         numbers[node] = f"%{len(numbers)}"
     return "\n".join(lines)

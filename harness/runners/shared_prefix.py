@@ -41,7 +41,10 @@ class SharedPrefixRunner(Runner):
         logits = step.logits[torch.arange(len(ends), device=device), to_device(lengths, device) - 1]
         if shared.hidden is None or step.hidden is None:
             return Step(logits)
-        return Step(logits, right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))))
+        return Step(
+            logits,
+            right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))),
+        )
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         return self._runner.add(prompts)

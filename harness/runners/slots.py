@@ -42,7 +42,12 @@ class Slots:
     @classmethod
     def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
         """Empty buffers for keys and values such as these, [1 or more, heads, n, D]."""
-        return cls([state.new_zeros(num_rows, state.shape[1], num_slots, state.shape[3]) for state in states])
+        return cls(
+            [
+                state.new_zeros(num_rows, state.shape[1], num_slots, state.shape[3])
+                for state in states
+            ]
+        )
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +99,9 @@ class _SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """States [B, heads, n, D] of new tokens -> those of all slots that are seen, [B, heads, S, D] each."""
         keys, values = self._buffers
         return self._write(keys, key_states), self._write(values, value_states)
@@ -134,7 +141,12 @@ class SlotForward:
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
 
     def __call__(
-        self, slots: Slots, tokens: Tensor, starts: Tensor | int, num_real: Tensor | None = None, **arguments: Any
+        self,
+        slots: Slots,
+        tokens: Tensor,
+        starts: Tensor | int,
+        num_real: Tensor | None = None,
+        **arguments: Any,
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
@@ -158,7 +170,9 @@ class SlotForward:
             }
         # A single query sees all slots that attention reads, unless rows differ, and kernels are faster without a mask.
         needs_masks = self._needs_masks or num_tokens > 1 or not isinstance(starts, int)
-        positions = written if num_real is None else torch.minimum(written, written[:, :1] + num_real - 1)
+        positions = (
+            written if num_real is None else torch.minimum(written, written[:, :1] + num_real - 1)
+        )
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         return run_model(
             self._model,
@@ -175,7 +189,10 @@ class SlotForward:
 
         Where heads are packed, there are n queries for each head that shares its keys.
         """
-        queries, dtype = written.repeat(1, self._heads_per_key)[:, None, :, None], slots.buffers[0].dtype
+        queries, dtype = (
+            written.repeat(1, self._heads_per_key)[:, None, :, None],
+            slots.buffers[0].dtype,
+        )
         index = torch.arange(slots.width, device=written.device)
         masks = {}
         for name, window in self._windows.items():

@@ -46,11 +46,17 @@ class _State:
 
     def copied(self) -> _State:
         """Its keys and values are shared: models replace them, and never write into them."""
-        return _State(_changed(lambda name, held: held if name in _KEYS else held.clone(), self.held), self.num_read)
+        return _State(
+            _changed(lambda name, held: held if name in _KEYS else held.clone(), self.held),
+            self.num_read,
+        )
 
     def select(self, rows: Tensor) -> _State:
         """These rows alone."""
-        return _State(_changed(lambda _, held: held.index_select(0, rows.to(held.device)), self.held), self.num_read)
+        return _State(
+            _changed(lambda _, held: held.index_select(0, rows.to(held.device)), self.held),
+            self.num_read,
+        )
 
     def above(self, below: _State) -> _State:
         """The rows of both. Keys and values of the one that has read less get padding on their left."""
@@ -86,7 +92,12 @@ class SnapshotRunner(Runner):
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, takes_back: bool = True, keeps_first: bool = False, **options: Unpack[Options]
+        self,
+        model: PreTrainedModel,
+        *,
+        takes_back: bool = True,
+        keeps_first: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         """Without `takes_back` tokens are read one by one, as every model can.
 
@@ -98,7 +109,9 @@ class SnapshotRunner(Runner):
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._state: _State | None = _State()  # before the unread tokens; None if it was not copied
-        self._ahead: _State | None = None  # after the unread and the extended tokens, if they are equally many
+        self._ahead: _State | None = (
+            None  # after the unread and the extended tokens, if they are equally many
+        )
         self._padding: list[int] = []  # of each prompt, on its left
         self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
@@ -109,13 +122,18 @@ class SnapshotRunner(Runner):
         if not prompts or not all(prompts):
             raise ValueError("every prompt needs at least one token")
         width = max(map(len, prompts))
-        self._padding, self._unread = [width - len(prompt) for prompt in prompts], [[] for _ in prompts]
+        self._padding, self._unread = (
+            [width - len(prompt) for prompt in prompts],
+            [[] for _ in prompts],
+        )
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         tokens = to_device(padded, self._device)
         self._ahead, self._extended = None, tokens[:, :0]
         self._state, (logits, *hidden) = self._forward(_State(), tokens, only_last=True)
         if not self._state.held:
-            raise RollbackError(f"{type(self._model).__name__} hands no state on from token to token")
+            raise RollbackError(
+                f"{type(self._model).__name__} hands no state on from token to token"
+            )
         return Step(logits[:, -1], *hidden)
 
     @torch.inference_mode()
@@ -129,7 +147,9 @@ class SnapshotRunner(Runner):
         below, self._state = self._state, above.above(self._state)
         # Slots count from the first of the row that has read most.
         shifts = [self._state.num_read - one.num_read for one in (above, below)]
-        self._padding = [slots + shifts[0] for slots in padding] + [slots + shifts[1] for slots in self._padding]
+        self._padding = [slots + shifts[0] for slots in padding] + [
+            slots + shifts[1] for slots in self._padding
+        ]
         self._unread = [*unread, *self._unread]
         self._extended = self._extended.new_empty(len(self._padding), 0)
         return step
@@ -140,7 +160,10 @@ class SnapshotRunner(Runner):
         if not self._takes_back and num_new > 1:
             steps = [self.extend(column) for column in tokens.split(1, dim=1)]
             hidden = [step.hidden for step in steps if step.hidden is not None]
-            return Step(torch.cat([step.logits for step in steps], 1), torch.cat(hidden, 1) if hidden else None)
+            return Step(
+                torch.cat([step.logits for step in steps], 1),
+                torch.cat(hidden, 1) if hidden else None,
+            )
         self._read_what_is_much()
         self._extended = torch.cat([self._extended, tokens], dim=1)
         if self._ahead is not None:
@@ -148,7 +171,9 @@ class SnapshotRunner(Runner):
             return Step(*outputs)
         assert self._state is not None
         state, lengths = self._state, list(map(len, self._unread))
-        if self._takes_back and not (self._keeps_first and self._extended.shape[1] == 1 and not any(lengths)):
+        if self._takes_back and not (
+            self._keeps_first and self._extended.shape[1] == 1 and not any(lengths)
+        ):
             state = state.copied()
         else:
             self._state = None
@@ -195,31 +220,47 @@ class SnapshotRunner(Runner):
 
         Raises UnsupportedModelError if the influence of earlier tokens differs by more than rounding.
         """
-        precise = self._model.dtype == torch.float32 and getattr(self._model, "hf_quantizer", None) is None
+        precise = (
+            self._model.dtype == torch.float32
+            and getattr(self._model, "hf_quantizer", None) is None
+        )
         tolerance, rounding = _TOLERANCE if precise else _COARSE_TOLERANCE
-        prompts, fed = [[11, 12, 13, 14, 15], [16, 17]][:num_rows], torch.arange(20, 26, device=self._device).view(2, 3)
+        prompts, fed = (
+            [[11, 12, 13, 14, 15], [16, 17]][:num_rows],
+            torch.arange(20, 26, device=self._device).view(2, 3),
+        )
         counts = [1, 2] if self._takes_back else [3, 3]
-        kept = [[*prompt, *row[:count]] for prompt, row, count in zip(prompts, fed.tolist(), counts, strict=False)]
+        kept = [
+            [*prompt, *row[:count]]
+            for prompt, row, count in zip(prompts, fed.tolist(), counts, strict=False)
+        ]
         with refusing(UnsupportedModelError, "cannot go on from its state"):
             self.start(prompts)
             for before, new in [(prompts, fed), (kept, fed.flip(0))]:
                 step = self.extend(new[:num_rows])
                 for row, tokens in enumerate(before):
-                    actual, expected = step.logits[row], self._without_state([*tokens, *new[row].tolist()])[-3:]
+                    actual, expected = (
+                        step.logits[row],
+                        self._without_state([*tokens, *new[row].tolist()])[-3:],
+                    )
                     error = (actual - expected).norm()
                     influence = (expected - self._without_state(new[row].tolist())).norm()
                     if error > tolerance * influence and error > rounding * expected.norm():
                         share = float(error / influence)
-                        raise UnsupportedModelError(f"gets the influence of earlier tokens wrong by {share:.0%}")
+                        raise UnsupportedModelError(
+                            f"gets the influence of earlier tokens wrong by {share:.0%}"
+                        )
                 self.keep(counts[:num_rows])
 
     def _without_state(self, tokens: list[int]) -> Tensor:
         """Logits after each token [n, V], all read at once."""
-        return self._model(input_ids=torch.tensor([tokens], device=self._device), use_cache=False).logits[
-            0, :, : self._options.get("vocabulary_size")
-        ]
+        return self._model(
+            input_ids=torch.tensor([tokens], device=self._device), use_cache=False
+        ).logits[0, :, : self._options.get("vocabulary_size")]
 
-    def _forward(self, state: _State, tokens: Tensor, *, only_last: bool = False) -> tuple[_State, tuple[Tensor, ...]]:
+    def _forward(
+        self, state: _State, tokens: Tensor, *, only_last: bool = False
+    ) -> tuple[_State, tuple[Tensor, ...]]:
         """Read tokens [B, n] -> the state after them, which may be the given one written over, and the outputs."""
         arguments: dict[str, Any] = {**state.held, **capturing(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)

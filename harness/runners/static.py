@@ -43,7 +43,9 @@ class StaticRunner(CacheRunner):
     Raises UnsupportedModelError if the model needs the eager runner.
     """
 
-    def __init__(self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]
+    ) -> None:
         """`num_slots` are allocated for each row where its prompt needs no more, and are enough for as many tokens."""
         super().__init__(model, **options)
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
@@ -79,7 +81,9 @@ class StaticRunner(CacheRunner):
             num_seen = -(-num_seen // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
         slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
         with without_plans():
-            outputs = self._forward(slots, tokens, longest if alike else self._starts(num_rows), **arguments)
+            outputs = self._forward(
+                slots, tokens, longest if alike else self._starts(num_rows), **arguments
+            )
         self._num_extended += num_tokens
         return outputs
 
@@ -90,11 +94,17 @@ class StaticRunner(CacheRunner):
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses its masks.
         """
         # One pass gives what three with a cache must give. The second row's last two tokens do not count.
-        whole = torch.tensor([[11, 12, 13, 14, 15, 20, 21, 22], [16, 17, 23, 24, 25, 20, 20, 20]], device=self._device)
+        whole = torch.tensor(
+            [[11, 12, 13, 14, 15, 20, 21, 22], [16, 17, 23, 24, 25, 20, 20, 20]],
+            device=self._device,
+        )
         rows, places = torch.tensor([[0], [1]]), torch.tensor([[5, 6, 7, 5], [2, 3, 4, 5]])
         reserved, self._reserved = self._reserved, 0
         self.start([[11, 12, 13, 14, 15], [16, 17]])
-        expected = [states[rows, places] for states in run_model(self._model, self._options, whole, DynamicCache())]
+        expected = [
+            states[rows, places]
+            for states in run_model(self._model, self._options, whole, DynamicCache())
+        ]
         with refusing(UnsupportedModelError, "fails with explicit masks"):
             first = self.extend(whole[rows, places[:, :3]])
             self.keep([0, 3])  # rows of one length, over which a single token needs no mask
@@ -108,17 +118,25 @@ class StaticRunner(CacheRunner):
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         lengths = list(map(len, prompts))
         # Padding follows a prompt, which therefore never sees it: positions and masks are the model's own.
-        padded = [[*prompt, *list(prompt[-1:]) * (max(lengths) - len(prompt))] for prompt in prompts]
+        padded = [
+            [*prompt, *list(prompt[-1:]) * (max(lengths) - len(prompt))] for prompt in prompts
+        ]
         lasts = [length - 1 for length in lengths]
         arguments: dict[str, Any] = {}
         if "logits_to_keep" in self._parameters:
             ends = sorted(set(lasts))
-            arguments["logits_to_keep"] = torch.tensor(ends)  # on the CPU, as hidden states may be on another GPU
+            arguments["logits_to_keep"] = torch.tensor(
+                ends
+            )  # on the CPU, as hidden states may be on another GPU
             lasts = [ends.index(last) for last in lasts]
         tokens = to_device(padded, self._device)
         with without_plans():
-            logits, *hidden = run_model(self._model, self._options, tokens, self._cache, **arguments)
-        logits = logits[torch.arange(len(prompts), device=self._device), to_device(lasts, self._device)]
+            logits, *hidden = run_model(
+                self._model, self._options, tokens, self._cache, **arguments
+            )
+        logits = logits[
+            torch.arange(len(prompts), device=self._device), to_device(lasts, self._device)
+        ]
         return logits, *(right_aligned(states, lengths) for states in hidden)
 
     def _begin(self) -> None:
@@ -187,7 +205,10 @@ def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None
 
 
 def require_close(
-    actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], model: PreTrainedModel, otherwise: str
+    actual: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+    model: PreTrainedModel,
+    otherwise: str,
 ) -> None:
     """Raises UnsupportedModelError, with `otherwise`, if logits or hidden states differ by more than rounding."""
     precise = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None

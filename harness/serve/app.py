@@ -26,7 +26,8 @@ from harness.serve.guard import Guard, error_body, error_response, is_loopback
 from harness.serve.service import Service
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": HTTPStatus(status).phrase} for status in (400, 401, 411, 413, 422, 429, 500, 503)
+    status: {"description": HTTPStatus(status).phrase}
+    for status in (400, 401, 411, 413, 422, 429, 500, 503)
 }
 
 
@@ -35,11 +36,15 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     settings, registry = service.settings, CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
     max_bytes = round(settings.max_body_mb * 1e6)
-    app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry)
+    app.add_middleware(
+        Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry
+    )
     note = _noting(service, registry)
     # Without a draft there is nothing to choose between.
     app.include_router(_generation(service, service.arms[-1], note))
-    app.include_router(_generation(service, "regular", note), prefix="/regular", include_in_schema=False)
+    app.include_router(
+        _generation(service, "regular", note), prefix="/regular", include_in_schema=False
+    )
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -75,7 +80,9 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {first['msg']}")
+        return error_response(
+            400 if first["type"] == "json_invalid" else 422, f"{place}: {first['msg']}"
+        )
 
     return app
 
@@ -84,7 +91,9 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
     """The endpoints that generate with one arm."""
     router = APIRouter(responses=_ERRORS)
 
-    async def respond(request: Request, body: Sampling, prompts: list[list[int]], chat: bool = False) -> Any:
+    async def respond(
+        request: Request, body: Sampling, prompts: list[list[int]], chat: bool = False
+    ) -> Any:
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = service.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue, note)
@@ -95,7 +104,12 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
-        about = {"id": service.name, "object": "model", "created": service.started, "owned_by": "harness"}
+        about = {
+            "id": service.name,
+            "object": "model",
+            "created": service.started,
+            "owned_by": "harness",
+        }
         return {"object": "list", "data": [about | service.about()]}
 
     @router.post("/v1/completions")
@@ -131,8 +145,15 @@ class _Shape:
         choices = []
         for number in range(len(self._answers)):
             own = [piece for piece in pieces if piece.choice == number]
-            text, tokens = "".join(piece.text for piece in own), [token for piece in own for token in piece.token_ids]
-            choices.append(self._choice(Piece(number, text, tokens, own[-1].finish_reason), "message", is_first=True))
+            text, tokens = (
+                "".join(piece.text for piece in own),
+                [token for piece in own for token in piece.token_ids],
+            )
+            choices.append(
+                self._choice(
+                    Piece(number, text, tokens, own[-1].finish_reason), "message", is_first=True
+                )
+            )
         return {**self._head, "choices": choices, **self._sums()}
 
     async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
@@ -141,7 +162,9 @@ class _Shape:
         begun: set[int] = set()
         try:
             async for piece in pieces:
-                yield _event({**head, "choices": [self._choice(piece, "delta", piece.choice not in begun)]})
+                yield _event(
+                    {**head, "choices": [self._choice(piece, "delta", piece.choice not in begun)]}
+                )
                 begun.add(piece.choice)
             if self._body.stream_options.get("include_usage") is True:
                 yield _event({**head, "choices": [], **self._sums()})
@@ -157,17 +180,29 @@ class _Shape:
             content["token_ids"] = piece.token_ids
             if is_first:
                 content["prompt_token_ids"] = self._answers[piece.choice].question.prompts[0]
-        return {"index": piece.choice, **content, "logprobs": None, "finish_reason": piece.finish_reason}
+        return {
+            "index": piece.choice,
+            **content,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
 
     def _sums(self) -> dict[str, Any]:
         num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
         num_new = sum(answer.num_tokens for answer in self._answers)
-        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+        }
         return {"usage": usage, "metrics": metrics(self._answers)}
 
 
 async def _pieces(
-    request: Request, answers: Sequence[Answer], queue: asyncio.Queue[Piece], note: Callable[[Answer], None]
+    request: Request,
+    answers: Sequence[Answer],
+    queue: asyncio.Queue[Piece],
+    note: Callable[[Answer], None],
 ) -> AsyncIterator[Piece]:
     """The pieces of all answers until each has ended; left early, it cancels them. HTTPException if one fails."""
     running = len(answers)
@@ -205,7 +240,9 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
     tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
     accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)
-    first = Histogram("harness_time_to_first_token_seconds", "From request to token.", registry=registry)
+    first = Histogram(
+        "harness_time_to_first_token_seconds", "From request to token.", registry=registry
+    )
     for state in ("running", "waiting"):
         gauge = Gauge(f"harness_answers_{state}", f"Answers that are {state}.", registry=registry)
         gauge.set_function(partial(getattr, service.scheduler, f"num_{state}"))

@@ -60,7 +60,11 @@ class Sampling(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
 
     @model_validator(mode="after")
     def _check_others(self) -> Sampling:
@@ -78,7 +82,11 @@ class Completion(Sampling):
     @property
     def prompts(self) -> Sequence[str | list[int]]:
         prompt: Any = self.prompt
-        return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+        return (
+            prompt
+            if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+            else [prompt]
+        )
 
 
 class Part(BaseModel):
@@ -92,7 +100,11 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
 
 
 class Chat(Sampling):

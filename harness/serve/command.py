@@ -21,9 +21,17 @@ try:
     from harness.serve.app import make_app
     from harness.serve.service import Service
 except ImportError as error:
-    if (error.name or "").partition(".")[0] not in ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
+    if (error.name or "").partition(".")[0] not in (
+        "fastapi",
+        "prometheus_client",
+        "pydantic",
+        "starlette",
+        "uvicorn",
+    ):
         raise
-    raise SettingError("serve", "needs more packages: pip install 'harness[serve]'", error.name) from error
+    raise SettingError(
+        "serve", "needs more packages: pip install 'harness[serve]'", error.name
+    ) from error
 
 _say = partial(print, file=sys.stderr, flush=True)
 _GRACE_S = 3  # that answers may still take after Ctrl-C
@@ -41,7 +49,9 @@ def run(settings: ServeSettings) -> None:
         models = settings.model, settings.draft, settings.placement, settings.dtype
         planned = plan_pair(*models, weights=settings.weights)
         limits = settings.max_prompt_tokens, settings.max_new_tokens, settings.most_draft_tokens
-        placed = planned.place(Demand(settings.batch_size, *limits, settings.runner), force=settings.force)
+        placed = planned.place(
+            Demand(settings.batch_size, *limits, settings.runner), force=settings.force
+        )
         _say(placed.describe())
         service = Service(placed.load(), settings, _say)
         gc.collect()
@@ -51,10 +61,15 @@ def run(settings: ServeSettings) -> None:
         known = as_run_error(error) if isinstance(error, Exception) else None
         raise known or error from error
     app = make_app(service, key)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+    )
     host, port = listening.getsockname()[:2]
     pair = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
-    print(f"Serving {pair} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)", flush=True)
+    print(
+        f"Serving {pair} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
+        flush=True,
+    )
     # uvicorn takes the signals, ends, and passes them on.
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
@@ -68,4 +83,6 @@ def _listen(settings: ServeSettings) -> socket.socket:
     except socket.gaierror as error:
         raise SettingError("host", "must be an address of this machine", settings.host) from error
     except OSError as error:
-        raise SettingError("port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port) from error
+        raise SettingError(
+            "port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port
+        ) from error

@@ -19,9 +19,18 @@ class Guard:
     If `local`, only requests for loopback are answered, so that a web page whose name points here cannot use it.
     """
 
-    def __init__(self, app: ASGIApp, local: bool, key: str | None, max_bytes: int, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        local: bool,
+        key: str | None,
+        max_bytes: int,
+        registry: CollectorRegistry,
+    ) -> None:
         self._app, self._local, self._key, self._max_bytes = app, local, key, max_bytes
-        self._requests = Counter("harness_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self._requests = Counter(
+            "harness_requests", "Requests answered.", ["path", "status"], registry=registry
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,7 +44,9 @@ class Guard:
             await send(message)
 
         try:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+            }
             refusal = self._refusal(scope["path"], headers)
             await (refusal or self._app)(scope, receive, counted)
         finally:
@@ -49,7 +60,11 @@ class Guard:
         if self._local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if self._key and path not in _OPEN and not secrets.compare_digest(given, self._key.encode()):
+        if (
+            self._key
+            and path not in _OPEN
+            and not secrets.compare_digest(given, self._key.encode())
+        ):
             return error_response(401, "the API key is missing or wrong")
         if "transfer-encoding" in headers:
             return error_response(411, "a body must come with its length")

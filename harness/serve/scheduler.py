@@ -82,7 +82,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, open_arm: Callable[[str], LocalArm], arms: Sequence[str], max_rows: int, max_waiting: int
+        self,
+        open_arm: Callable[[str], LocalArm],
+        arms: Sequence[str],
+        max_rows: int,
+        max_waiting: int,
     ) -> None:
         self._max_rows, self._max_waiting = max_rows, max_waiting
         self._batches = {name: _Batch(partial(open_arm, name)) for name in arms}
@@ -138,7 +142,10 @@ class Scheduler:
                 if self._closing:
                     break
             self._turn()
-        for answer in [*self._waiting, *(row for batch in self._batches.values() for row in batch.rows.values())]:
+        for answer in [
+            *self._waiting,
+            *(row for batch in self._batches.values() for row in batch.rows.values()),
+        ]:
             answer.fail(_ENDING)
         for _, future in self._alone:
             future.set_exception(HTTPException(503, _ENDING))

@@ -39,7 +39,9 @@ class Service:
         self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
         self._pair, self._say = pair, say
         self._vocabulary = pair.vocabulary_size
-        contexts = (max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None)
+        contexts = (
+            max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
+        )
         self._context = min(filter(None, contexts), default=None)
         self._opened: dict[str, tuple[LocalEngine, LocalArm]] = {}
         limits = settings.batch_size, settings.max_waiting
@@ -50,7 +52,9 @@ class Service:
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat; of all its text where the model has no template. HTTPException if one refuses it."""
         if not self.tokenizer.chat_template or self.settings.chat_template == "never":
-            chat = [{"role": "user", "content": "\n\n".join(message["content"] for message in chat)}]
+            chat = [
+                {"role": "user", "content": "\n\n".join(message["content"] for message in chat)}
+            ]
         try:
             [token_ids] = encode_prompts(self.tokenizer, [chat], self.settings.chat_template)
         except Exception as error:  # a template may refuse with any
@@ -63,7 +67,10 @@ class Service:
         if not ids:
             raise HTTPException(400, "prompt: has no tokens")
         if max(ids) >= self._vocabulary:
-            raise HTTPException(400, f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}")
+            raise HTTPException(
+                400,
+                f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}",
+            )
         return ids
 
     def about(self) -> dict[str, Any]:
@@ -71,10 +78,15 @@ class Service:
         decoding = dataclasses.asdict(self.settings.decoding)
         return {"draft": self.settings.draft and self.settings.draft.name, "decoding": decoding}
 
-    def ask(self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]) -> list[Answer]:
+    def ask(
+        self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]
+    ) -> list[Answer]:
         """Have the prompts answered; the pieces come in the queue. Raises HTTPException beyond a limit."""
         if len(prompts) > self.settings.batch_size:
-            raise HTTPException(400, f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request")
+            raise HTTPException(
+                400,
+                f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request",
+            )
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
@@ -110,15 +122,23 @@ class Service:
     def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
         settings, default, num_prompt = self.settings, self.settings.decoding, len(prompt)
         if num_prompt > settings.max_prompt_tokens:
-            raise HTTPException(400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
+            raise HTTPException(
+                400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}"
+            )
         most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
         if most < 1:
-            raise HTTPException(400, f"prompt: its {num_prompt} tokens fill the context of {self._context}")
+            raise HTTPException(
+                400, f"prompt: its {num_prompt} tokens fill the context of {self._context}"
+            )
         asked = body.max_completion_tokens or body.max_tokens or min(default.max_new_tokens, most)
         if asked > most:
-            raise HTTPException(400, f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}")
+            raise HTTPException(
+                400, f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}"
+            )
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-        given = {name: max(0, value) for name, value in given.items() if value is not None}  # top_k=-1 is 0
+        given = {
+            name: max(0, value) for name, value in given.items() if value is not None
+        }  # top_k=-1 is 0
         decoding = dataclasses.replace(default, max_new_tokens=asked, **given)
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
@@ -129,12 +149,23 @@ class Service:
         """The arm, with its own engine, because arms share runners within an engine."""
         if name not in self._opened:
             settings = self.settings
-            decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
-            limits: Any = {"batch_size": settings.batch_size, "longest_prompt": settings.max_prompt_tokens}
-            engine = LocalEngine(self._pair, decoding, runner=settings.runner, say=self._say, **limits)
+            decoding = dataclasses.replace(
+                settings.decoding, max_new_tokens=settings.max_new_tokens
+            )
+            limits: Any = {
+                "batch_size": settings.batch_size,
+                "longest_prompt": settings.max_prompt_tokens,
+            }
+            engine = LocalEngine(
+                self._pair, decoding, runner=settings.runner, say=self._say, **limits
+            )
             [arm] = [arm for arm in engine.arms if arm.name == name]
             assert isinstance(arm, LocalArm)
             # Warm it up.
-            generate(engine, arm, Question([[0, 0]], dataclasses.replace(decoding, max_new_tokens=8), 0, [0]))
+            generate(
+                engine,
+                arm,
+                Question([[0, 0]], dataclasses.replace(decoding, max_new_tokens=8), 0, [0]),
+            )
             self._opened[name] = engine, arm
         return self._opened[name]

@@ -23,12 +23,16 @@ def lease(num_gpus: int | None) -> dict[str, int]:
         SettingError: if fewer are visible.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = map(str, range(len(gpu_names()))) if chosen is None else map(str.strip, chosen.split(","))
+    names = (
+        map(str, range(len(gpu_names()))) if chosen is None else map(str.strip, chosen.split(","))
+    )
     visible = list(filter(None, names))
     if num_gpus is None or not visible:
         return {}
     if num_gpus > len(visible):
-        raise SettingError("gpus_per_job", f"must not exceed the number of visible GPUs, {len(visible)}", num_gpus)
+        raise SettingError(
+            "gpus_per_job", f"must not exceed the number of visible GPUs, {len(visible)}", num_gpus
+        )
     directory = Path(tempfile.gettempdir()) / "harness-gpus"
     directory.mkdir(exist_ok=True)
     while True:

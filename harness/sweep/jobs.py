@@ -145,9 +145,13 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
     """
     assert job.sweep is not None
     file = job.sweep / f"{job.command}.csv"
-    num_done = replace_rows(file, [dataclasses.replace(row, job=str(job.number)) for row in rows], "job")
+    num_done = replace_rows(
+        file, [dataclasses.replace(row, job=str(job.number)) for row in rows], "job"
+    )
     manifest = Manifest.read(job.sweep)
-    label = " ".join(given for given in job.overrides if given.lstrip("+").partition("=")[0] in manifest.varying)
+    label = " ".join(
+        given for given in job.overrides if given.lstrip("+").partition("=")[0] in manifest.varying
+    )
     took = "measured before" if seconds is None else _duration(seconds)
     if num_left := max(0, manifest.num_jobs - num_done):
         each = (time.time() - manifest.started) / num_done

@@ -66,7 +66,9 @@ class SweepCallback(Callback):
         overrides = parser.parse_overrides([*chosen, *config.hydra.overrides.task])
         last = {override.get_key_element(): override for override in overrides}
         sweeps = [override for override in last.values() if override.is_sweep_override()]
-        num_jobs = sweeper.get("n_trials") or math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
+        num_jobs = sweeper.get("n_trials") or math.prod(
+            len(list(sweep.sweep_iterator())) for sweep in sweeps
+        )
         drafts = [
             str(choice).rpartition("+")[2]
             for sweep in sweeps
@@ -74,7 +76,9 @@ class SweepCallback(Callback):
             for choice in sweep.sweep_iterator()
         ]
         methods = sorted(set(map(method_of, drafts)))
-        manifest = Manifest(num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps], methods)
+        manifest = Manifest(
+            num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps], methods
+        )
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
         except RunError:

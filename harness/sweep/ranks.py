@@ -32,7 +32,10 @@ def is_superfluous() -> bool:
         return False
     if os.environ["RANK"] != "0":
         return True
-    os.environ[_STARTED], os.environ[_MACHINES] = os.environ["WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
+    os.environ[_STARTED], os.environ[_MACHINES] = (
+        os.environ["WORLD_SIZE"],
+        os.environ["GROUP_WORLD_SIZE"],
+    )
     for name in [name for name in os.environ if name.startswith(_OF_TORCHRUN)]:
         del os.environ[name]
     return False
@@ -50,7 +53,9 @@ def with_ranks(settings: SettingsType) -> SettingsType:
         require(started is None, "placement.strategy", rule, placement.strategy)
         return settings
     if isinstance(settings, CompareSettings) and settings.prompt is None:
-        raise SettingError("prompt", "must be given with tensor_parallel, whose processes share no keyboard")
+        raise SettingError(
+            "prompt", "must be given with tensor_parallel, whose processes share no keyboard"
+        )
     if started is not None:
         rule = "works on one machine (torchrun --nnodes 1)"
         require(os.environ[_MACHINES] == "1", "placement.strategy", rule, placement.strategy)

@@ -53,7 +53,11 @@ def interrupting() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reasons = {signal.SIGINT: (), signal.SIGTERM: ("stopped by SIGTERM",), signal.SIGHUP: ("stopped by SIGHUP",)}
+    reasons = {
+        signal.SIGINT: (),
+        signal.SIGTERM: ("stopped by SIGTERM",),
+        signal.SIGHUP: ("stopped by SIGHUP",),
+    }
     before, hook = {number: signal.getsignal(number) for number in reasons}, sys.unraisablehook
     for number, reason in reasons.items():
         if before[number] is not signal.SIG_IGN:

@@ -76,7 +76,9 @@ class Job:
             HarnessError: what ended it, or its bad answer.
         """
         signals.load(self.experiment)
-        rows: Sequence[RunRow] = _session().run(self.experiment, self.settings, directory or self.directory, keeper)
+        rows: Sequence[RunRow] = _session().run(
+            self.experiment, self.settings, directory or self.directory, keeper
+        )
         return rows
 
     def rows(self) -> Sequence[RunRow]:
@@ -85,7 +87,9 @@ class Job:
 
     def rows_or_failure(self, reason: str) -> Sequence[RunRow]:
         """The run's rows, or rows that say why there are none, which needs torch in this process, but no GPU."""
-        return self.rows() or _session().record_failure(self.experiment, self.settings, self.directory, reason)
+        return self.rows() or _session().record_failure(
+            self.experiment, self.settings, self.directory, reason
+        )
 
 
 def row_kind(command: str) -> type[RunRow]:
@@ -113,7 +117,11 @@ class Worker:
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         # Of letters that stdout lacks, see `prepare_streams`.
-        common = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": ":replace"}
+        common = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONIOENCODING": ":replace",
+        }
         if gpus:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         for meeting in _meeting_point(num_ranks):
@@ -165,7 +173,9 @@ class Worker:
         while unanswered:
             rest = deadline - time.monotonic()
             if rest <= 0:
-                error = error or RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
+                error = error or RunError(
+                    f"took longer than job_timeout_s={timeout_s:g} and was ended"
+                )
                 self.spent = True
                 self._end(error)
                 return error
@@ -223,7 +233,9 @@ def serve(file_descriptor: int) -> None:
 
     faulthandler.enable()
     with suppress(OSError, KeyboardInterrupt, RunError):
-        signals.handle(signal.SIGTERM, lambda: sent[0] if sent else KeyboardInterrupt("stopped by SIGTERM"))
+        signals.handle(
+            signal.SIGTERM, lambda: sent[0] if sent else KeyboardInterrupt("stopped by SIGTERM")
+        )
         threading.Thread(target=receive, daemon=True).start()
         rank = int(os.environ.get("RANK", "0"))
         if rank:
@@ -258,7 +270,13 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
     finally:
         sys.stdout.flush()
     if logged and error is not None:
-        print(f"harness: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr, flush=True)
+        print(
+            f"harness: {error}",
+            *getattr(error, "__notes__", ()),
+            sep="\n",
+            file=sys.stderr,
+            flush=True,
+        )
     if not rank:
         return error
     if not isinstance(error, RunError):
@@ -279,5 +297,9 @@ def _meeting_point(num_ranks: int) -> list[dict[str, str]]:
         return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared = {
+            "WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+        }
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

@@ -51,14 +51,18 @@ class Lesson:
     def to(self, device: torch.device | str) -> Lesson:
         """The same on another device."""
         hidden = None if self.hidden is None else self.hidden.to(device)
-        return Lesson(self.tokens.to(device), self.counts.to(device), self.wanted.to(device), hidden)
+        return Lesson(
+            self.tokens.to(device), self.counts.to(device), self.wanted.to(device), hidden
+        )
 
     def features(self) -> Tensor:
         """The hidden states side by side [B, n, L * D], in float32."""
         assert self.hidden is not None
         return self.hidden.flatten(2).float()
 
-    def loss(self, logits: Tensor, ahead: int, first: int = 0, tokens: Tensor | None = None) -> Tensor:
+    def loss(
+        self, logits: Tensor, ahead: int, first: int = 0, tokens: Tensor | None = None
+    ) -> Tensor:
         """Cross-entropy of logits [B, n, V of the draft], whose entry i predicts what follows token i + ahead.
 
         Args:
@@ -66,10 +70,17 @@ class Lesson:
             tokens: of the target [V of the draft], where the draft knows some of them alone.
         """
         end = self.tokens.shape[1] - ahead
-        return soft_loss(logits[:, first:end], self.wanted[:, first + ahead :], self.counts[:, first + ahead :], tokens)
+        return soft_loss(
+            logits[:, first:end],
+            self.wanted[:, first + ahead :],
+            self.counts[:, first + ahead :],
+            tokens,
+        )
 
 
-def soft_loss(logits: Tensor, wanted: Tensor, counts: Tensor, tokens: Tensor | None = None) -> Tensor:
+def soft_loss(
+    logits: Tensor, wanted: Tensor, counts: Tensor, tokens: Tensor | None = None
+) -> Tensor:
     """Mean cross-entropy of logits [..., V] against probabilities [..., V] where `counts` [...]."""
     if tokens is not None:
         wanted = wanted[..., tokens]
@@ -82,10 +93,14 @@ Loss = Callable[[Lesson], Tensor]
 
 
 @torch.no_grad()
-def lesson(target: PreTrainedModel, tokens: Tensor, counts: Tensor, layers: tuple[int, ...], size: int) -> Lesson:
+def lesson(
+    target: PreTrainedModel, tokens: Tensor, counts: Tensor, layers: tuple[int, ...], size: int
+) -> Lesson:
     """One forward pass of the target; its distributions are cut to the first `size` tokens."""
     logits, *hidden = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
-    return Lesson(tokens, counts, logits[..., :size].float().softmax(-1), hidden[0] if hidden else None)
+    return Lesson(
+        tokens, counts, logits[..., :size].float().softmax(-1), hidden[0] if hidden else None
+    )
 
 
 def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
@@ -116,7 +131,9 @@ class _Unrolled(SlotCache):
         self.positions = positions  # [B, n], the same in every step
         self.step = 0
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if (held := self._layers.get(layer)) is not None:
             keys, values = torch.cat([held[0], keys], 2), torch.cat([held[1], values], 2)
         self._layers[layer] = keys, values
@@ -170,7 +187,9 @@ def _block(head: BlockHead, embedding: Any, output: Any, given: Lesson) -> Tenso
 
 def _known(head: Head) -> Tensor | None:
     """The target's tokens that a head of a smaller vocabulary can draft; None for all."""
-    return None if head.d2t is None else head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
+    return (
+        None if head.d2t is None else head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
+    )
 
 
 def _medusa(head: MedusaHead, output: Any, given: Lesson) -> Tensor:

@@ -32,7 +32,9 @@ CHARACTER = "little brave shy clever kind young quiet cheerful curious gentle la
 WEATHER = "sunny rainy windy cold warm foggy snowy bright".split()
 TIME = ["morning", "afternoon", "evening", "day"]
 PLACE = "forest river village garden lake mill hill meadow harbour bridge castle farm orchard market".split()
-THING = "ball kite lantern drum key hat basket book bell boat scarf cup flute map ring umbrella".split()
+THING = (
+    "ball kite lantern drum key hat basket book bell boat scarf cup flute map ring umbrella".split()
+)
 COLOUR = "red blue green yellow white silver golden purple".split()
 FOOD = "apple pear cake nut plum cookie carrot berry potato egg".split()
 FEELING = ["sad", "worried", "tired", "angry", "lonely"]
@@ -121,7 +123,8 @@ def story(rng: random.Random) -> str:
             "More than anything, {he} loved {poss} {colour} {thing}.",
             "In {poss} bag {he} carried {a_colour} {thing}.",
         ),
-        say("One {weather} {time}, ", "But one {time}, ", "Then, all at once, ") + say(f"the {{thing}} {mishap}."),
+        say("One {weather} {time}, ", "But one {time}, ", "Then, all at once, ")
+        + say(f"the {{thing}} {mishap}."),
         say(
             "{hero} was very {feeling}.",
             "This made {hero} {feeling}.",
@@ -148,7 +151,11 @@ def story(rng: random.Random) -> str:
                 '"I want my {thing} back," {hero} answered.',
             )
         )
-    sentences.append(say("{friend} smiled and ", "Without a word, the {friend_kind} ", "So {friend} ") + rescue + ".")
+    sentences.append(
+        say("{friend} smiled and ", "Without a word, the {friend_kind} ", "So {friend} ")
+        + rescue
+        + "."
+    )
     if rng.random() < 0.6:
         had, given = rng.randint(1, 9), rng.randint(1, 9)
         sentences.append(

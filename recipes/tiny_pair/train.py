@@ -44,12 +44,48 @@ class Stage:
 
 
 TARGET = [
-    Stage(layers=4, tokens=9_000_000, learning_rate=3e-3, products=0.60, additions=0.10, window=128, rows=64, seed=1),
-    Stage(layers=4, tokens=5_000_000, learning_rate=2e-3, products=0.70, additions=0.10, window=128, rows=16, seed=4),
-    Stage(layers=24, tokens=3_600_000, learning_rate=1e-3, products=0.60, additions=0.10, window=256, rows=8, seed=2),
+    Stage(
+        layers=4,
+        tokens=9_000_000,
+        learning_rate=3e-3,
+        products=0.60,
+        additions=0.10,
+        window=128,
+        rows=64,
+        seed=1,
+    ),
+    Stage(
+        layers=4,
+        tokens=5_000_000,
+        learning_rate=2e-3,
+        products=0.70,
+        additions=0.10,
+        window=128,
+        rows=16,
+        seed=4,
+    ),
+    Stage(
+        layers=24,
+        tokens=3_600_000,
+        learning_rate=1e-3,
+        products=0.60,
+        additions=0.10,
+        window=256,
+        rows=8,
+        seed=2,
+    ),
 ]
 DRAFT = [
-    Stage(layers=2, tokens=5_000_000, learning_rate=3e-3, products=0.50, additions=0.10, window=128, rows=16, seed=3)
+    Stage(
+        layers=2,
+        tokens=5_000_000,
+        learning_rate=3e-3,
+        products=0.50,
+        additions=0.10,
+        window=128,
+        rows=16,
+        seed=3,
+    )
 ]
 
 
@@ -57,7 +93,10 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE in which every digit is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -66,7 +105,9 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    sample = (text.removesuffix(END_OF_TEXT) for text in documents(seed=0, products=0.1, additions=0.1))
+    sample = (
+        text.removesuffix(END_OF_TEXT) for text in documents(seed=0, products=0.1, additions=0.1)
+    )
     tokenizer.train_from_iterator(itertools.islice(sample, 20_000), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -107,10 +148,14 @@ def new_model(tokenizer: PreTrainedTokenizerFast, layers: int) -> LlamaForCausal
     return LlamaForCausalLM(config)
 
 
-def grow(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, layers: int) -> LlamaForCausalLM:
+def grow(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, layers: int
+) -> LlamaForCausalLM:
     """The same function with `layers` layers: each trained layer is followed by copies of it that add nothing yet."""
     if layers % model.config.num_hidden_layers:
-        raise ValueError(f"layers={layers} is no multiple of the model's {model.config.num_hidden_layers}")
+        raise ValueError(
+            f"layers={layers} is no multiple of the model's {model.config.num_hidden_layers}"
+        )
     repeat = layers // model.config.num_hidden_layers
     grown = new_model(tokenizer, layers)
     grown.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
@@ -134,7 +179,9 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
         optimizer,
         [
             torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=warm_up),
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - warm_up, eta_min=stage.learning_rate / 10),
+            torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, steps - warm_up, eta_min=stage.learning_rate / 10
+            ),
         ],
         [warm_up],
     )
@@ -142,7 +189,9 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
     @torch.compile
     def loss_of(ids: torch.Tensor) -> torch.Tensor:
         logits = model(input_ids=ids, use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten()
+        )
 
     model.train()
     started = time.perf_counter()
@@ -157,13 +206,16 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
         if step % 20 == 0 or step == steps:
             speed = step * ids.numel() / (time.perf_counter() - started)
             print(
-                f"{stage.layers} layers  step {step}/{steps}  loss {loss.item():.4f}  {speed:,.0f} tokens/s", flush=True
+                f"{stage.layers} layers  step {step}/{steps}  loss {loss.item():.4f}  {speed:,.0f} tokens/s",
+                flush=True,
             )
     model.eval()
 
 
 @torch.inference_mode()
-def accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: int = 500) -> float:
+def accuracy(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: int = 500
+) -> float:
     """Share of products answered right, greedily, after the three solved ones that MISSION.md's evaluation shows."""
     generator = torch.Generator().manual_seed(0)
     operands = torch.randint(1, 100, (questions, 2), generator=generator).tolist()
@@ -174,9 +226,9 @@ def accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questi
         by_length.setdefault(len(ids), []).append((ids, f" {a * b}"))
     for group in by_length.values():
         ids = torch.tensor([question for question, _ in group])
-        answers = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)[
-            :, ids.shape[1] :
-        ]
+        answers = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+        )[:, ids.shape[1] :]
         for answer, (_, expected) in zip(answers, group, strict=True):
             right += tokenizer.decode(answer).split("\n")[0] == expected
     return right / questions
@@ -194,8 +246,12 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, help="a directory; tiny/ and tiny_draft/ are written below it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "output", type=Path, help="a directory; tiny/ and tiny_draft/ are written below it"
+    )
     parser.add_argument("--only", choices=["target", "draft"], help="train one of the two")
     arguments = parser.parse_args()
     tokenizer = train_tokenizer()

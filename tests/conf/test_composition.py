@@ -37,7 +37,9 @@ def _hydra() -> Iterator[None]:
 
 
 def composed(command: str, *overrides: str) -> Any:
-    plain: Any = OmegaConf.to_container(compose(command, list(overrides)), resolve=True, throw_on_missing=True)
+    plain: Any = OmegaConf.to_container(
+        compose(command, list(overrides)), resolve=True, throw_on_missing=True
+    )
     assert plain.pop("command") == command
     return conversion.from_config(getattr(commands, COMMANDS[command].settings), plain)
 
@@ -49,7 +51,9 @@ def test_every_choice_composes(choice: str) -> None:
     assert getattr(chosen, group) != name
 
 
-@pytest.mark.parametrize("name", [preset.stem for preset in sorted((CONF / "experiment").glob("*.yaml"))])
+@pytest.mark.parametrize(
+    "name", [preset.stem for preset in sorted((CONF / "experiment").glob("*.yaml"))]
+)
 def test_every_job_of_every_experiment_composes(name: str) -> None:
     command = "eval" if "accuracy" in name else "latency"
     config = compose(command, [f"+experiment={name}"], return_hydra_config=True)
@@ -75,7 +79,11 @@ def test_every_job_of_every_experiment_composes(name: str) -> None:
     ],
 )
 def test_what_is_typed_replaces_the_list_of_an_experiment(
-    typed: list[str], varying: list[str], num_jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: list[str],
+    varying: list[str],
+    num_jobs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(SweepCallback, "directory", None)
     overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", *typed]
@@ -86,7 +94,9 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(
     assert (manifest.varying, manifest.num_jobs) == (varying, num_jobs)
     # Hydra has this many.
     arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()] + typed
-    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(arguments), None)
+    (jobs,) = BasicSweeper.split_arguments(
+        OverridesParser.create().parse_overrides(arguments), None
+    )
     assert len(jobs) == num_jobs
 
 
@@ -98,7 +108,9 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert Path(chosen.model.repository).name == "tiny"
     assert chosen.strategy == "auto"
     # A plan is no measurement, and a service none either: they are collected only in a file that is named.
-    assert chosen.results.file == (None if command in ("plan", "serve") else f"results/{command}.csv")
+    assert chosen.results.file == (
+        None if command in ("plan", "serve") else f"results/{command}.csv"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,10 +158,16 @@ def test_a_gguf_file_is_a_model() -> None:
 
 
 def test_the_sides_may_differ() -> None:
-    chosen = composed("latency", "model=7B_8bit", "draft=7B", "draft.placement=cpu", "draft.dtype=bfloat16")
+    chosen = composed(
+        "latency", "model=7B_8bit", "draft=7B", "draft.placement=cpu", "draft.dtype=bfloat16"
+    )
     assert chosen.model.quantization == "8bit"
     assert chosen.model.placement is None
-    assert (chosen.draft.quantization, chosen.draft.placement, chosen.draft.dtype) == ("none", "cpu", "bfloat16")
+    assert (chosen.draft.quantization, chosen.draft.placement, chosen.draft.dtype) == (
+        "none",
+        "cpu",
+        "bfloat16",
+    )
 
 
 def test_a_prompt_file_is_a_prompt_set() -> None:
@@ -158,6 +176,10 @@ def test_a_prompt_file_is_a_prompt_set() -> None:
 
 
 def test_head_is_no_target() -> None:
-    with pytest.raises(SettingError, match="model=qwen3-8b-eagle3: is a head that drafts for another model"):
+    with pytest.raises(
+        SettingError, match="model=qwen3-8b-eagle3: is a head that drafts for another model"
+    ):
         composed("plan", "model=qwen3-8b-eagle3", "draft=none")
-    assert composed("plan", "model=qwen3-8b", "draft=qwen3-8b-eagle3").draft.name == "qwen3-8b-eagle3"
+    assert (
+        composed("plan", "model=qwen3-8b", "draft=qwen3-8b-eagle3").draft.name == "qwen3-8b-eagle3"
+    )

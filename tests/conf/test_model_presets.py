@@ -174,7 +174,9 @@ def test_head_is_of_its_kind_and_size(name: str) -> None:
 
 
 def test_a_key_of_another_architecture_is_found() -> None:
-    assert unknown_keys({"model_type": "gpt2", "n_layer": 2, "num_key_value_heads": 2}) == {"num_key_value_heads"}
+    assert unknown_keys({"model_type": "gpt2", "n_layer": 2, "num_key_value_heads": 2}) == {
+        "num_key_value_heads"
+    }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -189,7 +191,9 @@ def test_model_has_the_published_size_and_context(name: str) -> None:
     assert getattr(config, "max_position_embeddings", None) == context
 
 
-@pytest.mark.parametrize(("name", "factor"), [("llama3.1_8B", 8.0), ("llama3.1_70B", 8.0), ("llama3.2_1B", 32.0)])
+@pytest.mark.parametrize(
+    ("name", "factor"), [("llama3.1_8B", 8.0), ("llama3.1_70B", 8.0), ("llama3.2_1B", 32.0)]
+)
 def test_third_llamas_stretch_their_rotary_positions(name: str, factor: float) -> None:
     rope = configuration(architecture_of(name)).rope_parameters
     assert (rope["rope_type"], rope["rope_theta"], rope["factor"]) == ("llama3", 500_000, factor)
@@ -201,9 +205,14 @@ def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) 
     model, twin = preset(name), preset(f"{name}-bnb-4bit")
     assert twin.quantization == "4bit"
     assert twin.repository != model.repository
-    same = dataclasses.replace(twin, name=name, repository=model.repository, quantization=model.quantization)
+    same = dataclasses.replace(
+        twin, name=name, repository=model.repository, quantization=model.quantization
+    )
     assert same == model
 
 
 def test_only_baichuan_runs_code_from_its_repository() -> None:
-    assert {name for name in PUBLISHED if preset(name).trust_remote_code} == {"baichuan-7b", "baichuan-13b"}
+    assert {name for name in PUBLISHED if preset(name).trust_remote_code} == {
+        "baichuan-7b",
+        "baichuan-13b",
+    }

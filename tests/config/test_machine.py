@@ -60,7 +60,9 @@ def test_where_there_are_no_cgroups_there_is_no_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 64), (64.0, 64), (3.9, 3), (0.5, 1)])
-def test_a_quota_counts_like_missing_cores(monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int) -> None:
+def test_a_quota_counts_like_missing_cores(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
+) -> None:
     monkeypatch.setattr(machine, "_num_visible_cores", lambda: 64)
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
     assert machine.num_usable_cores() == cores
@@ -90,10 +92,17 @@ def test_a_number_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(VISIBLE < 2, reason="one core cannot be shared")
 def test_torch_computes_with_the_share() -> None:
     script = (
-        "from harness.config.machine import share_cores; share_cores(2); import torch; print(torch.get_num_threads())"
+        "from harness.config.machine import share_cores; share_cores(2); "
+        "import torch; print(torch.get_num_threads())"
     )
-    without = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    result = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, check=True)
+    without = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=without, capture_output=True, text=True, check=True
+    )
     assert int(result.stdout) == VISIBLE // 2
 
 
@@ -107,7 +116,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_gpus_are_counted_and_leased_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_counted_and_leased_without_nvidia_smi(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     # The driver's management library, with two GPUs.
     monkeypatch.setattr("pynvml.nvmlInit", lambda: None)
     monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: 2)

@@ -15,13 +15,21 @@ from harness.config.overrides import changed, quote_text
 from harness.config.settings import ModelSettings, PlacementSettings
 from some_settings import settings_of
 
-CHANGEABLE = ["decoding.temperature", "decoding.num_draft_tokens", "decoding.rule", "decoding.lenience", "view"]
+CHANGEABLE = [
+    "decoding.temperature",
+    "decoding.num_draft_tokens",
+    "decoding.rule",
+    "decoding.lenience",
+    "view",
+]
 
 
 PLAIN = ["a, b", "it's", "8 * 12 = 96\n3 * 4 =", 'say "x"', "${x}", "漢字 {a} [b] (c", "12", "null"]
 
 
-@pytest.mark.parametrize("text", [*PLAIN, "back\\slash", "end\\", "\\\\", "\\${x} \\\\${y}", "x\\'y"])
+@pytest.mark.parametrize(
+    "text", [*PLAIN, "back\\slash", "end\\", "\\\\", "\\${x} \\\\${y}", "x\\'y"]
+)
 def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
     override = OverridesParser.create().parse_override(quote_text(f"prompt={text}"))
     config = OmegaConf.create({"prompt": override.value()})
@@ -29,13 +37,16 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", "model=7B -m --help prompt prompt='a','b' +x=1,2 model=7B,13B model=glob(tiny*) +pair=7B+none".split()
+    "argument",
+    "model=7B -m --help prompt prompt='a','b' +x=1,2 model=7B,13B model=glob(tiny*) +pair=7B+none".split(),
 )
 def test_other_arguments_stay_as_they_are(argument: str) -> None:
     assert quote_text(argument) == argument
 
 
-@pytest.mark.parametrize("path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"])
+@pytest.mark.parametrize(
+    "path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"]
+)
 @pytest.mark.parametrize("key", ["model", "+pair", "prompts", "results.file", "hydra.run.dir"])
 def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
     override = OverridesParser.create().parse_override(quote_text(f"{key}={path}"))
@@ -49,7 +60,11 @@ def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ä,b").mkdir()
     parse = OverridesParser.create().parse_override
-    assert list(parse(quote_text("model=./ä=1,7B,./ö")).sweep_string_iterator()) == ["'./ä=1'", "7B", "'./ö'"]
+    assert list(parse(quote_text("model=./ä=1,7B,./ö")).sweep_string_iterator()) == [
+        "'./ä=1'",
+        "7B",
+        "'./ö'",
+    ]
     assert parse(quote_text("model=./ä,b")).value() == "./ä,b"
     assert parse(quote_text("hydra.run.dir=ä,${now:%Y}")).value() == "ä,${now:%Y}"
 
@@ -57,7 +72,9 @@ def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
 @pytest.fixture
 def settings() -> CompareSettings:
     model = ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"})
-    return settings_of(CompareSettings, model=model, draft=None, placement=PlacementSettings(device_map={"": 0}))
+    return settings_of(
+        CompareSettings, model=model, draft=None, placement=PlacementSettings(device_map={"": 0})
+    )
 
 
 def test_settings_change_and_the_rest_stays(settings: CompareSettings) -> None:
@@ -74,7 +91,10 @@ def test_settings_change_and_the_rest_stays(settings: CompareSettings) -> None:
         ("temperature=warm", "decoding.temperature=warm: must be a number"),
         ("view=text temperature=1 top_pp=3", "top_pp: no such setting"),
         ("tempratur=1", "tempratur: no such setting (did you mean temperature?)"),
-        ("decoding.tempratur=1", "decoding.tempratur: no such setting (did you mean decoding.temperature?)"),
+        (
+            "decoding.tempratur=1",
+            "decoding.tempratur: no such setting (did you mean decoding.temperature?)",
+        ),
         ("model=13B", "model: cannot be changed in a session, only decoding.num_draft_tokens"),
         ("temperature 1", ":set=temperature: is followed by key=value"),
         ("temperature=", "decoding.temperature=: must be a number"),

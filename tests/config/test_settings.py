@@ -10,7 +10,12 @@ from harness.config import commands
 from harness.config.commands import LatencySettings
 from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings, PromptSettings
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+)
 from harness.experiments.tasks import TASKS
 
 MODEL = {"name": "m", "repository": "a/b"}
@@ -52,7 +57,10 @@ def test_a_complete_mapping_becomes_settings() -> None:
             {"draft": {"name": "early_exit", "method": "early_exit", "layers": [3, 4]}},
             "draft.layers=[3, 4]: must be one number, of the target's layers that draft",
         ),
-        ({"prompts": {"name": "p", "file": "p.csv"}}, "prompts.file=p.csv: must be a preset, a .txt or a .jsonl file"),
+        (
+            {"prompts": {"name": "p", "file": "p.csv"}},
+            "prompts.file=p.csv: must be a preset, a .txt or a .jsonl file",
+        ),
     ],
 )
 def test_a_wrong_value_names_setting_rule_and_value(changes: dict[str, Any], message: str) -> None:
@@ -85,7 +93,9 @@ def test_errors_survive_pickling_between_processes() -> None:
 
 def test_every_setting_has_a_name_to_type() -> None:
     names = setting_names(LatencySettings)
-    assert {"decoding.top_p", "model.gpus", "draft.gpus", "num_prompts", "results.file"} <= set(names)
+    assert {"decoding.top_p", "model.gpus", "draft.gpus", "num_prompts", "results.file"} <= set(
+        names
+    )
 
 
 def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
@@ -93,7 +103,9 @@ def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
 
 
 def test_a_split_target_is_the_strategy_of_the_run_and_its_draft_is_copied() -> None:
-    settings = from_config(LatencySettings, {**COMPLETE, "draft": MODEL, "placement": {"strategy": "tensor_parallel"}})
+    settings = from_config(
+        LatencySettings, {**COMPLETE, "draft": MODEL, "placement": {"strategy": "tensor_parallel"}}
+    )
     assert settings.strategy == "tensor_parallel"
     assert settings.strategies["draft"] == "single"
     assert from_config(LatencySettings, COMPLETE).strategy == "auto"

@@ -62,7 +62,9 @@ class TableDrafter(Drafter):
         self.rows: list[list[int]] = []
         self.num_offered: list[int] = []
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
         assert step.hidden is not None
         for states, prompt in zip(step.hidden[:, :, 0].tolist(), prompts, strict=True):
@@ -73,7 +75,9 @@ class TableDrafter(Drafter):
         offered: list[list[int]] = []
         for row in self.rows:
             tokens: list[int] = []
-            while len(tokens) < num_draft_tokens and (last := [*row, *tokens][-1]) in self._following:
+            while (
+                len(tokens) < num_draft_tokens and (last := [*row, *tokens][-1]) in self._following
+            ):
                 tokens.append(self._following[last])
             offered.append(tokens)
         lengths = list(map(len, offered))
@@ -83,7 +87,9 @@ class TableDrafter(Drafter):
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None
-        decided = zip(self.rows, num_accepted, next_tokens, step.hidden[:, :, 0].tolist(), strict=True)
+        decided = zip(
+            self.rows, num_accepted, next_tokens, step.hidden[:, :, 0].tolist(), strict=True
+        )
         for row, count, next_token, states in decided:
             for position, token in states[1 : count + 1]:
                 assert position == len(row)

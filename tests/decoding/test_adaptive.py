@@ -61,7 +61,9 @@ class World:
         World(0.05, 0.0, 1.1),
         World(0.3, 0.9, 1.0),
     ],
-    ids=lambda world: f"accepts {world.acceptance} of {world.offers}, costs {world.draft} and {world.verify}",
+    ids=lambda world: (
+        f"accepts {world.acceptance} of {world.offers}, costs {world.draft} and {world.verify}"
+    ),
 )
 def test_it_is_nearly_as_fast_as_the_best_constant_number(world: World) -> None:
     world.run(300)
@@ -81,7 +83,9 @@ def test_what_did_not_pay_is_tried_again() -> None:
     assert world.run(2000) > 0.97
 
 
-@pytest.mark.parametrize("world", [World(0.8, 0.3, 1.05), World(0.0, 0.3, 1.05)], ids=["useful", "useless"])
+@pytest.mark.parametrize(
+    "world", [World(0.8, 0.3, 1.05), World(0.0, 0.3, 1.05)], ids=["useful", "useless"]
+)
 def test_others_that_slow_the_machine_down_change_no_choice(world: World) -> None:
     world.run(300)
     speeds = [world.run(40, pace) for _ in range(25) for pace in (1, 4, 2)]
@@ -130,7 +134,9 @@ Make = Callable[[Warp], ModelDrafter | TableDrafter]
 DRAFTERS: list[Make] = [
     lambda warp: ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp),
     lambda warp: ModelDrafter(MarkovRunner(chain(0)), warp),
-    lambda warp: TableDrafter({token: int(chain(0)[token].argmax()) for token in range(0, SIZE, 2)}),
+    lambda warp: TableDrafter(
+        {token: int(chain(0)[token].argmax()) for token in range(0, SIZE, 2)}
+    ),
 ]
 
 
@@ -161,7 +167,10 @@ def test_sampling_stays_lossless_if_the_past_alone_decides(policy: str, lossless
 
     numbers = Scripted([2, 0, 1])
     what = request([prompt] * num_rows, warp, length=4, indices=range(num_rows))
-    found = texts(speculative(MarkovRunner(target), Peeking(MarkovRunner(draft), warp), what, numbers), num_rows)
+    found = texts(
+        speculative(MarkovRunner(target), Peeking(MarkovRunner(draft), warp), what, numbers),
+        num_rows,
+    )
     seconds = torch.tensor(found)[:, 3].bincount(minlength=SIZE)
     exact = torch.linalg.matrix_power(target.double(), 4)[prompt[0]] * num_rows
     p_value = stats.chisquare(seconds.double(), exact * seconds.sum() / exact.sum()).pvalue

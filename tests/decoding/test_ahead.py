@@ -40,7 +40,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
     within = False
 
-    def call(self: FixedCall, *inputs: torch.Tensor, original: Callable[..., Any] = FixedCall.__call__) -> Any:
+    def call(
+        self: FixedCall, *inputs: torch.Tensor, original: Callable[..., Any] = FixedCall.__call__
+    ) -> Any:
         nonlocal within
         events.append("pass")
         within = True  # where a graph would be replayed
@@ -100,7 +102,9 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
     }
     if kind == "model":
         target, draft = pair("llama", device)
-        return prepared(target), ModelDrafter(prepared(draft, num_drawn=NUM_DRAFT_TOKENS), WARP, device)
+        return prepared(target), ModelDrafter(
+            prepared(draft, num_drawn=NUM_DRAFT_TOKENS), WARP, device
+        )
     target = target_model()
     if kind in LAYERS:
         target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
@@ -118,7 +122,10 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
 def test_regular_records_are_the_same(length: int, prompts: list[list[int]], warp: Warp) -> None:
     runners = MarkovRunner(chain(0)), MarkovRunner(chain(0))
     what = request(prompts, warp, length)
-    plain, ahead = list(autoregressive(runners[0], what)), list(autoregressive(runners[1], what, ahead=True))
+    plain, ahead = (
+        list(autoregressive(runners[0], what)),
+        list(autoregressive(runners[1], what, ahead=True)),
+    )
     assert ahead == plain
     assert runners[0].num_calls == runners[1].num_calls == length - 1
 
@@ -168,18 +175,29 @@ def test_rows_of_different_lengths_end_where_they_should(drafts: bool) -> None:
         if drafts:
             drafter = ModelDrafter(EagerRunner(draft), WARP)
             records = speculative(EagerRunner(target), drafter, long, NUM_DRAFT_TOKENS, ahead=ahead)
-        found.append([fields(one) for one in (next(records), records.send(Change(joining=[short])), *records)])
+        found.append(
+            [
+                fields(one)
+                for one in (next(records), records.send(Change(joining=[short])), *records)
+            ]
+        )
     assert found[0] == found[1]
     assert [len(text) for text in found[0][0][1]] == [1] * 3
     assert {len(rows) for rows, *_ in found[0][2:]} >= {3, 4}
 
 
-@pytest.mark.parametrize("change", [Change({0}), Change(joining=[request([[1]])])], ids=["leaves", "joins"])
+@pytest.mark.parametrize(
+    "change", [Change({0}), Change(joining=[request([[1]])])], ids=["leaves", "joins"]
+)
 @pytest.mark.parametrize("decode", [autoregressive, speculative])
-def test_a_batch_that_is_worked_on_ahead_cannot_change(decode: Callable[..., Records], change: Change) -> None:
+def test_a_batch_that_is_worked_on_ahead_cannot_change(
+    decode: Callable[..., Records], change: Change
+) -> None:
     target, drafter = markov_pair(WARP)
     what = request(RAGGED)
-    records = decode(*([target, what] if decode is autoregressive else [target, drafter, what, 2]), ahead=True)
+    records = decode(
+        *([target, what] if decode is autoregressive else [target, drafter, what, 2]), ahead=True
+    )
     next(records)
     next(records)
     with pytest.raises(ValueError, match="worked on ahead"):
@@ -197,7 +215,9 @@ def test_speculative_records_are_the_same(prompts: list[list[int]], warp: Warp, 
             what = replace(request(prompts, warp, length), uniforms=numbers)
             rule = verify_block if redraw else verify
             plain, ahead = (
-                speculative(*markov_pair(warp), what, k, verification=rule, redraw=redraw, ahead=flag)
+                speculative(
+                    *markov_pair(warp), what, k, verification=rule, redraw=redraw, ahead=flag
+                )
                 for flag in (False, True)
             )
             assert list(map(fields, ahead)) == list(map(fields, plain))
@@ -207,7 +227,9 @@ def test_k_that_is_chosen_anew_waits_for_each_verdict(log: list[str]) -> None:
     numbers = Adaptive(range(NUM_DRAFT_TOKENS + 1))
     target, draft = map(prepared, pair("llama"))
     del log[:]
-    records = list(speculative(target, ModelDrafter(draft, WARP), request(RAGGED, WARP), numbers, ahead=True))
+    records = list(
+        speculative(target, ModelDrafter(draft, WARP), request(RAGGED, WARP), numbers, ahead=True)
+    )
     assert " ".join(log).count("pass read") == log.count("read") - 1 == len(records) - 1
 
 
@@ -219,7 +241,13 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
     for ahead in (False, True):
         runner, drafter = drafting(kind)
         del log[:]
-        found.append(list(speculative(runner, drafter, request(RAGGED, WARP, 40), NUM_DRAFT_TOKENS, ahead=ahead)))
+        found.append(
+            list(
+                speculative(
+                    runner, drafter, request(RAGGED, WARP, 40), NUM_DRAFT_TOKENS, ahead=ahead
+                )
+            )
+        )
         passes = ["".join(log).count("pass", 0, 4 * place) for place in range(len(log))]
         places = [place for place, event in enumerate(log) if event == "read"]
         per_turn = 2 if kind == "model" else 1
@@ -227,7 +255,9 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
     for plain, early in zip(*found, strict=True):
         assert fields(early) == fields(plain)
         if plain.verdict is not None and early.verdict is not None:
-            torch.testing.assert_close(early.verdict.draft_probability, plain.verdict.draft_probability)
+            torch.testing.assert_close(
+                early.verdict.draft_probability, plain.verdict.draft_probability
+            )
     assert len({count for record in found[0] for count in record.num_accepted}) > 2
     assert waiting[0] == [0] * len(found[0])
     assert len(waiting[1]) == len(found[1])
@@ -258,14 +288,18 @@ def test_the_host_waits_for_no_iteration(kind: str | None) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(("role", "position"), [("model", 6), ("draft", 11)])
-def test_speculative_logits_that_are_not_finite_are_found_at_their_token(role: str, position: int, ahead: bool) -> None:
+def test_speculative_logits_that_are_not_finite_are_found_at_their_token(
+    role: str, position: int, ahead: bool
+) -> None:
     """The texts are 6 7 ... 11 and 1 2 ... 11, after which one of the models has no numbers."""
     sound = torch.eye(SIZE).roll(1, dims=1)
     broken = sound.clone()
     broken[SIZE - 1] = torch.nan
     target, draft = (broken, sound) if role == "model" else (sound, broken)
     drafter = ModelDrafter(MarkovRunner(draft), GREEDY)
-    records = speculative(MarkovRunner(target), drafter, request([[5], [0]], length=60), 2, ahead=ahead)
+    records = speculative(
+        MarkovRunner(target), drafter, request([[5], [0]], length=60), 2, ahead=ahead
+    )
     with pytest.raises(NonFiniteError) as caught:
         list(records)
     assert (caught.value.role, caught.value.position) == (role, position)

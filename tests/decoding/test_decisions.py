@@ -50,7 +50,11 @@ def require_same(found: list[Iteration], expected: list[Iteration]) -> None:
     assert list(map(fields, found)) == list(map(fields, expected))
     for one, other in zip(found, expected, strict=True):
         if one.verdict is not None and other.verdict is not None:
-            assert one.verdict.num_accepted.tolist() == other.verdict.num_accepted.tolist() == other.num_accepted
+            assert (
+                one.verdict.num_accepted.tolist()
+                == other.verdict.num_accepted.tolist()
+                == other.num_accepted
+            )
             for name in ("next_token", "target_probability", "draft_probability"):
                 torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))
 
@@ -65,17 +69,25 @@ def test_prepared_decisions_are_the_plain_ones(warp: Warp, plain: list[int]) -> 
         del plain[:]
         require_same(list(autoregressive(fast, what)), expected)
         assert not plain
-        expected = list(speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), warp), what, 3))
+        expected = list(
+            speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), warp), what, 3)
+        )
         del plain[:]
-        require_same(list(speculative(fast, ModelDrafter(EagerRunner(draft), warp), what, 3)), expected)
+        require_same(
+            list(speculative(fast, ModelDrafter(EagerRunner(draft), warp), what, 3)), expected
+        )
         assert len(plain) < len(expected) / 2, "rows near their ends are offered less"
 
 
-def test_a_head_gets_the_states_of_a_prepared_decision(plain: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_gets_the_states_of_a_prepared_decision(
+    plain: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for _ in range(2):
         runner, drafter = drafting("eagle")
-        found.append(list(speculative(runner, drafter, request(RAGGED, WARP, 20), NUM_DRAFT_TOKENS)))
+        found.append(
+            list(speculative(runner, drafter, request(RAGGED, WARP, 20), NUM_DRAFT_TOKENS))
+        )
         monkeypatch.setattr(PreparedRunner, "decide", Runner.decide)
     assert len({count for record in found[0] for count in record.num_accepted}) > 2
     assert len(plain) > len(found[0])
@@ -127,12 +139,19 @@ def test_what_makes_decisions_equal() -> None:
         return verify(offer)
 
     prepared_one = Judge(WARP, verify)
-    others = [Judge(WARP, other), Judge(WARP, verify, 0.5), Judge(WARP, verify, is_deterministic=True), Draw(WARP)]
+    others = [
+        Judge(WARP, other),
+        Judge(WARP, verify, 0.5),
+        Judge(WARP, verify, is_deterministic=True),
+        Draw(WARP),
+    ]
     assert all(one != prepared_one for one in others)
 
 
 @pytest.mark.parametrize("role", ["model", "draft", None])
-def test_logits_that_are_not_finite_are_found_at_their_token(role: str | None, plain: list[int]) -> None:
+def test_logits_that_are_not_finite_are_found_at_their_token(
+    role: str | None, plain: list[int]
+) -> None:
     """After one token of the text a model has no numbers."""
     target, draft = pair("llama")
     what = request(RAGGED[:1], WARP, 30)

@@ -39,7 +39,9 @@ def requests() -> list[Request]:
         generator = torch.Generator().manual_seed(number)
         sizes = [1 + 3 * number % 8, 4] if number == 3 else [1 + 3 * number % 8]
         prompts = [torch.randint(40, (size,), generator=generator).tolist() for size in sizes]
-        numbers = uniforms(0, [10 * number + row for row in range(len(sizes))], (length + 1) * (K + 1))
+        numbers = uniforms(
+            0, [10 * number + row for row in range(len(sizes))], (length + 1) * (K + 1)
+        )
         asked.append(Request(prompts, numbers, WARPS[number % len(WARPS)], length))
     return asked
 
@@ -47,7 +49,9 @@ def requests() -> list[Request]:
 Texts = dict[int, list[tuple[int, str]]]
 
 
-def collect(records: Records, joining: dict[int, list[Request]], ended: dict[int, set[int]]) -> Texts:
+def collect(
+    records: Records, joining: dict[int, list[Request]], ended: dict[int, set[int]]
+) -> Texts:
     """The tokens of each row with their origins; at each turn send what joins there, and the rows that end there."""
     texts: Texts = {}
     record = next(records)
@@ -92,7 +96,13 @@ def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bo
     expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
     # Row 4, the second of two prompts, and row 5 leave before they are done; two requests join in one turn, and one
     # when all others may have ended.
-    joining = dict(zip([1, 2, 4, 6, 7], [[others[0]], [others[1]], others[2:4], [others[4]], [others[5]]], strict=True))
+    joining = dict(
+        zip(
+            [1, 2, 4, 6, 7],
+            [[others[0]], [others[1]], others[2:4], [others[4]], [others[5]]],
+            strict=True,
+        )
+    )
     together = collect(decode(first), joining, {5: {4}, 8: {5}})
     assert together.keys() == expected.keys()
     for row, text in together.items():
@@ -118,7 +128,9 @@ def test_rows_join_with_heads(kind: str) -> None:
     def decode(request: Request) -> Records:
         warp = RowWarp()
         drafter = head.drafter(target, warp)
-        return speculative(EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp)
+        return speculative(
+            EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
+        )
 
     first, *others = requests()
     alone = [collect(decode(request), {}, {}) for request in [first, *others]]
@@ -130,7 +142,9 @@ def test_rows_join_with_heads(kind: str) -> None:
 def test_a_batch_that_has_emptied_takes_new_rows() -> None:
     model = random_model("llama")
     first, second, *_ = requests()
-    records = speculative(EagerRunner(model), ModelDrafter(EagerRunner(model), first.warp), first, K)
+    records = speculative(
+        EagerRunner(model), ModelDrafter(EagerRunner(model), first.warp), first, K
+    )
     next(records)
     record = records.send(Change({0}, [second]))
     assert record.rows == [1]

@@ -29,7 +29,9 @@ RAGGED = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]
 
 
 def chain(seed: int, sharpness: float = 2.0) -> Tensor:
-    return (sharpness * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+    return (
+        sharpness * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+    ).softmax(-1)
 
 
 def small_chain(seed: int, sharpness: float, size: int) -> Tensor:
@@ -68,7 +70,9 @@ def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
     return rows
 
 
-def run_speculative(target: Tensor, draft: Tensor, what: Request, k: int = 4) -> tuple[list[Iteration], MarkovRunner]:
+def run_speculative(
+    target: Tensor, draft: Tensor, what: Request, k: int = 4
+) -> tuple[list[Iteration], MarkovRunner]:
     runner = MarkovRunner(target)
     iterations = list(speculative(runner, ModelDrafter(MarkovRunner(draft), what.warp), what, k))
     return iterations, runner
@@ -139,16 +143,26 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     iterations, _ = run_speculative(target, draft, request(RAGGED, Warp(1.0)))
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
     assert all(count == 0 for iteration in iterations for count in iteration.num_accepted)
-    assert all(row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins)
-    assert iterations[-1].origins == [[Origin.TARGET]] * 3, "the last token leaves room for no proposal"
+    assert all(
+        row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins
+    )
+    assert iterations[-1].origins == [[Origin.TARGET]] * 3, (
+        "the last token leaves room for no proposal"
+    )
 
 
 def test_origins_and_proposals_match_the_tokens() -> None:
     target = chain(0)
-    iterations, _ = run_speculative(target, 0.5 * target + 0.5 * chain(1), request(RAGGED, Warp(1.0), 40), 3)
+    iterations, _ = run_speculative(
+        target, 0.5 * target + 0.5 * chain(1), request(RAGGED, Warp(1.0), 40), 3
+    )
     for iteration in iterations[1:]:
         for tokens, origins, proposed, accepted in zip(
-            iteration.tokens, iteration.origins, iteration.proposed, iteration.num_accepted, strict=True
+            iteration.tokens,
+            iteration.origins,
+            iteration.proposed,
+            iteration.num_accepted,
+            strict=True,
         ):
             assert len(tokens) == len(origins) > 0
             drafted = origins.count(Origin.DRAFT)
@@ -189,7 +203,9 @@ def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
     prompts = [[index % SIZE] for index in range(num_rows)]
     together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length))
     for index, prompt in enumerate(prompts):
-        alone, _ = run_speculative(target, draft, request([prompt], Warp(0.9), length, indices=[index]))
+        alone, _ = run_speculative(
+            target, draft, request([prompt], Warp(0.9), length, indices=[index])
+        )
         assert texts(alone, 1)[0] == texts(together, num_rows)[index]
 
 
@@ -201,10 +217,14 @@ def test_greedy_output_equals_generate(name: str, batch: list[list[int]]) -> Non
     expected = [generated(model, prompt, 24) for prompt in batch]
     what = request(batch, length=24)
     assert texts(autoregressive(EagerRunner(model), what), len(batch)) == expected
-    iterations = list(speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4))
+    iterations = list(
+        speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4)
+    )
     assert texts(iterations, len(batch)) == expected
     accepted = [count for iteration in iterations[1:] for count in iteration.num_accepted]
-    assert 0 < sum(accepted) < 4 * len(accepted), "the draft should be right sometimes, and wrong sometimes"
+    assert 0 < sum(accepted) < 4 * len(accepted), (
+        "the draft should be right sometimes, and wrong sometimes"
+    )
 
 
 def test_two_architectures_as_a_pair() -> None:
@@ -215,7 +235,9 @@ def test_two_architectures_as_a_pair() -> None:
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("following", [{}, {9: 8}, {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}], ids=len)
+@pytest.mark.parametrize(
+    "following", [{}, {9: 8}, {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}], ids=len
+)
 def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: Warp) -> None:
     """Some rows of a batch get K tokens, some fewer and some none; `TableDrafter` checks what it is given."""
     target, num_rows = MarkovRunner(chain(0)), 40
@@ -223,7 +245,9 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
     drafter = TableDrafter(following)
     iterations = list(speculative(target, drafter, what, 4))
     if warp == GREEDY:
-        assert texts(iterations, num_rows) == texts(autoregressive(MarkovRunner(chain(0)), what), num_rows)
+        assert texts(iterations, num_rows) == texts(
+            autoregressive(MarkovRunner(chain(0)), what), num_rows
+        )
     assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
     lasts = {
         (len(proposed), accepted, origins[-1])
@@ -239,7 +263,9 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
     assert len({origin for _, _, origin in lasts}) >= {0: 1, 1: 2, 7: 3}[len(following)]
 
 
-def test_without_an_offer_the_target_sees_the_pending_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_offer_the_target_sees_the_pending_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     widths: list[int] = []
     original = MarkovRunner.extend
 
@@ -252,7 +278,9 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(monkeypatch: p
 
     monkeypatch.setattr(MarkovRunner, "extend", extend)
     what = request(RAGGED, Warp(1.0), 6)
-    silent = list(speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never))
+    silent = list(
+        speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never)
+    )
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
     assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
@@ -262,17 +290,27 @@ def test_nothing_is_drafted_where_one_token_is_missing() -> None:
     drafter = ModelDrafter(draft := MarkovRunner(chain(0)), GREEDY)
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, request(RAGGED, length=7), 4))
     assert [step.proposed for step in iterations[-1:]] == [[[]] * 3]
-    assert draft.num_calls == 4, "one proposal of four tokens, all accepted; then one token is missing"
+    assert draft.num_calls == 4, (
+        "one proposal of four tokens, all accepted; then one token is missing"
+    )
 
 
 @pytest.mark.parametrize("verification", [verify, without_residual])
-def test_a_table_as_drafter_keeps_the_target_s_distribution(verification: Callable[..., Verdict]) -> None:
+def test_a_table_as_drafter_keeps_the_target_s_distribution(
+    verification: Callable[..., Verdict],
+) -> None:
     """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
     target, num_rows = small_chain(5, 0.7, 6), 30_000
     what = request([[0]] * num_rows, Warp(1.0), 3)
-    table = TableDrafter({token: int(target[token].argmax()) for token in (0, 1, 2, 4)})  # of two tokens, nothing
-    drawn = texts(speculative(MarkovRunner(target.float()), table, what, 2, 1.0, verification), num_rows)
-    assert set(table.num_offered) == {0, 1}, "the first token is drawn, and the last one never drafted"
+    table = TableDrafter(
+        {token: int(target[token].argmax()) for token in (0, 1, 2, 4)}
+    )  # of two tokens, nothing
+    drawn = texts(
+        speculative(MarkovRunner(target.float()), table, what, 2, 1.0, verification), num_rows
+    )
+    assert set(table.num_offered) == {0, 1}, (
+        "the first token is drawn, and the last one never drafted"
+    )
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == (verification is verify)
 
 
@@ -283,7 +321,9 @@ def test_a_table_as_drafter_keeps_the_target_s_distribution(verification: Callab
     [verify, verify_block, verify_typical, functools.partial(verify_by_coin, 1.0)],
     ids="default block typical coin".split(),
 )
-def test_no_rule_accepts_past_logits_that_are_not_finite(rule: Callable[..., Verdict], role: str, warp: Warp) -> None:
+def test_no_rule_accepts_past_logits_that_are_not_finite(
+    rule: Callable[..., Verdict], role: str, warp: Warp
+) -> None:
     """The text is 1 2 3 4 ..., and after 3 one of the models has no numbers."""
     sound = torch.eye(SIZE).roll(1, dims=1)
     broken = sound.clone()
@@ -291,5 +331,9 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(rule: Callable[..., Ver
     target, draft = (broken, sound) if role == "model" else (sound, broken)
     drafter = ModelDrafter(MarkovRunner(draft), warp)
     with pytest.raises(NonFiniteError) as caught:
-        list(speculative(MarkovRunner(target), drafter, request([[5], [0]], warp), 4, verification=rule))
+        list(
+            speculative(
+                MarkovRunner(target), drafter, request([[5], [0]], warp), 4, verification=rule
+            )
+        )
     assert (caught.value.role, caught.value.position) == (role, 3)

@@ -45,11 +45,15 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
 def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(6, 40, size, generator=generator).mul(4).softmax(-1)
-    weights[:, ::2] *= torch.rand(weights[:, ::2].shape, generator=generator) < 0.01  # whole blocks without weight
+    weights[:, ::2] *= (
+        torch.rand(weights[:, ::2].shape, generator=generator) < 0.01
+    )  # whole blocks without weight
     numbers = torch.rand(6, 40, generator=generator)
     numbers[:, :5], numbers[:, 5:10] = 0.0, 1 - 2**-24
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    expected = torch.searchsorted(cumulative, numbers.unsqueeze(-1) * cumulative[..., -1:], right=True).squeeze(-1)
+    expected = torch.searchsorted(
+        cumulative, numbers.unsqueeze(-1) * cumulative[..., -1:], right=True
+    ).squeeze(-1)
     drawn = inverse_cdf(weights, numbers)
     assert torch.equal(drawn, expected)
     assert (weights.gather(-1, drawn.unsqueeze(-1)) > 0).all()

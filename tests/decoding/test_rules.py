@@ -22,14 +22,19 @@ from harness.drafting.model import ModelDrafter
 Rule = Callable[..., Verdict]
 
 
-def arguments(num_rows: int, k: int, size: int = 6, seed: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def arguments(
+    num_rows: int, k: int, size: int = 6, seed: int = 4
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of `verify`: random distributions, with tokens drawn from the draft's."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.rand(num_rows, k + 1, size, generator=generator) ** 4
     draft = torch.rand(num_rows, k, size, generator=generator) ** 4 + target[:, :k]
     target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
     tokens = inverse_cdf(draft, torch.rand(num_rows, k, generator=generator))
-    numbers = torch.rand(num_rows, k, generator=generator), torch.rand(num_rows, k + 1, generator=generator)
+    numbers = (
+        torch.rand(num_rows, k, generator=generator),
+        torch.rand(num_rows, k + 1, generator=generator),
+    )
     return target, tokens, draft, *numbers
 
 
@@ -43,7 +48,9 @@ def with_token_residual(offer: Offer) -> Verdict:
         rejected = (verdict.num_accepted < tokens.shape[1]) & (residual.sum(-1) > 0)
         weights = torch.where(rejected.unsqueeze(-1), residual, weights)
     drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
-    return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
+    return Verdict(
+        verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability
+    )
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["draft model", "deterministic"])
@@ -51,18 +58,27 @@ def with_token_residual(offer: Offer) -> Verdict:
     ("rule", "redraw", "lossless"),
     [
         (verify_block, True, True),
-        pytest.param(verify_block, False, False, id="numbers used again at positions whose tokens were discarded"),
+        pytest.param(
+            verify_block,
+            False,
+            False,
+            id="numbers used again at positions whose tokens were discarded",
+        ),
         (with_token_residual, True, False),
     ],
 )
-def test_the_loop_keeps_the_target_s_distribution(rule: Rule, redraw: bool, lossless: bool, table: bool) -> None:
+def test_the_loop_keeps_the_target_s_distribution(
+    rule: Rule, redraw: bool, lossless: bool, table: bool
+) -> None:
     """Chi-square over the first token and the K + 2 after it, false-alarm rate 1e-9; the broken twins are caught."""
     size, k, num_rows = 3, 2, 15_000
     target, draft = small_chain(5, 0.8, size), small_chain(6, 1.2, size).float()
     what = request([[0]] * num_rows, Warp(1.0), k + 3)
     what = dataclasses.replace(what, uniforms=uniforms(0, range(num_rows), (k + 4) * (k + 1)))
     drafter = TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what.warp)
-    drawn = texts(speculative(MarkovRunner(target.float()), drafter, what, k, 1.0, rule, redraw), num_rows)
+    drawn = texts(
+        speculative(MarkovRunner(target.float()), drafter, what, k, 1.0, rule, redraw), num_rows
+    )
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
 
 
@@ -70,7 +86,9 @@ def test_the_loop_keeps_the_target_s_distribution(rule: Rule, redraw: bool, loss
 def test_block_verification_and_typical_acceptance_as_units(deterministic: bool) -> None:
     """Ragged where deterministic, with tokens that only one of target and draft can produce."""
     assert p_value(*first_two_tokens(verify_block, 200_000, deterministic)) > FALSE_ALARM_RATE
-    assert p_value(*first_two_tokens(verify_typical, 200_000, deterministic)) < FALSE_ALARM_RATE, "is lossy"
+    assert p_value(*first_two_tokens(verify_typical, 200_000, deterministic)) < FALSE_ALARM_RATE, (
+        "is lossy"
+    )
 
 
 def test_the_motivating_example_of_the_paper() -> None:
@@ -83,7 +101,9 @@ def test_the_motivating_example_of_the_paper() -> None:
     for rule in expected:
         for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
             offered = torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2)
-            verdict = rule(Offer(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3)))
+            verdict = rule(
+                Offer(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3))
+            )
             expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
     assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
     assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
@@ -92,7 +112,9 @@ def test_the_motivating_example_of_the_paper() -> None:
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_no_fewer_tokens_are_accepted_than_token_by_token(k: int) -> None:
     given = arguments(20_000, k)
-    by_token, by_block = (rule(Offer(*given)).num_accepted.double().mean() for rule in (verify, verify_block))
+    by_token, by_block = (
+        rule(Offer(*given)).num_accepted.double().mean() for rule in (verify, verify_block)
+    )
     assert by_block == by_token if k == 1 else by_block > 1.02 * by_token
 
 
@@ -141,7 +163,9 @@ def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
 def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
     target, tokens, *_ = arguments(500, 3)
     accept = torch.full((500, 3), 1 - 2**-24)
-    assert (rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3).all()
+    assert (
+        rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3
+    ).all()
 
 
 def test_a_later_token_makes_up_for_an_earlier_one() -> None:
@@ -158,7 +182,9 @@ def test_lenience_accepts_more() -> None:
     given = arguments(5000, 3)
     strict, lenient = verify_block(Offer(*given)), verify_block(Offer(*given, lenience=0.5))
     assert lenient.num_accepted.sum() > strict.num_accepted.sum()
-    counted = first_two_tokens(lambda offer: verify_block(dataclasses.replace(offer, lenience=0.5)), 200_000)
+    counted = first_two_tokens(
+        lambda offer: verify_block(dataclasses.replace(offer, lenience=0.5)), 200_000
+    )
     assert p_value(*counted) < FALSE_ALARM_RATE
 
 
@@ -177,12 +203,19 @@ def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) 
     assert verify_typical(Offer(*given, torch.zeros(1, 2))).num_accepted.item() == accepted
     last = verify_typical(Offer(*given, torch.full((1, 2), 0.9999))).next_token.item()
     assert last == len(probabilities) - 1, "what follows is drawn from the whole target"
-    assert verify_typical(Offer(*given, torch.zeros(1, 2)), epsilon=0.01, delta=0.01).num_accepted.item() == 1
+    assert (
+        verify_typical(
+            Offer(*given, torch.zeros(1, 2)), epsilon=0.01, delta=0.01
+        ).num_accepted.item()
+        == 1
+    )
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize(("uniform", "expected"), [(0.2, 0), (0.3, 1)])
-def test_without_draft_tokens_the_target_is_sampled(rule: Rule, uniform: float, expected: int) -> None:
+def test_without_draft_tokens_the_target_is_sampled(
+    rule: Rule, uniform: float, expected: int
+) -> None:
     nothing = torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0)
     verdict = rule(Offer(torch.tensor([[[0.25, 0.75]]]), *nothing, torch.tensor([[uniform]])))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])

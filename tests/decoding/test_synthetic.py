@@ -69,7 +69,10 @@ def test_rows_keep_to_the_tokens_they_were_offered() -> None:
 
 def test_a_deterministic_proposal_is_accepted_by_the_same_coin() -> None:
     target, tokens, _, *numbers = proposal()
-    verdict, drawn = verify_by_coin(0.5, Offer(target, tokens, None, *numbers)), verify_by_coin(0.5, Offer(*proposal()))
+    verdict, drawn = (
+        verify_by_coin(0.5, Offer(target, tokens, None, *numbers)),
+        verify_by_coin(0.5, Offer(*proposal())),
+    )
     assert torch.equal(verdict.num_accepted, drawn.num_accepted)
     assert (verdict.draft_probability == 1).all()
     rejected = verdict.num_accepted < NUM_DRAFT_TOKENS

@@ -82,7 +82,10 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
     elif kind in HEADS:
         target, head = target_model(), HEADS[kind]()
     elif kind == "spread, early exit":
-        target, options = spread(random_model("llama"), first, second), {"device": torch.device(first)}
+        target, options = (
+            spread(random_model("llama"), first, second),
+            {"device": torch.device(first)},
+        )
         own = StaticRunner(truncated(target, 2), **options)
         return StaticRunner(target, **options), ModelDrafter(own, WARP, first)
     elif kind == "recurrent":
@@ -122,9 +125,13 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
     return replace(what, uniforms=what.uniforms.to(device))
 
 
-@pytest.mark.parametrize("kind", [*RUNNERS, *HEADS, *LAYERS, "translated", "recurrent", "spread, early exit"])
+@pytest.mark.parametrize(
+    "kind", [*RUNNERS, *HEADS, *LAYERS, "translated", "recurrent", "spread, early exit"]
+)
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., PretendedGpus]) -> None:
-    gpus = compared(lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS))
+    gpus = compared(
+        lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS)
+    )
     assert not gpus.plans
     waits = gpus.waits
     if kind == "translated":  # tokens become others on the host
@@ -145,7 +152,9 @@ def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) 
 
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", ["static", "captured"])
-def test_rows_that_differ_leave_and_join(kind: str, drafts: bool, compared: Callable[..., PretendedGpus]) -> None:
+def test_rows_that_differ_leave_and_join(
+    kind: str, drafts: bool, compared: Callable[..., PretendedGpus]
+) -> None:
     """Caches grow, too."""
 
     def decode(first: str, second: str) -> Iterator[Iteration]:
@@ -155,8 +164,13 @@ def test_rows_that_differ_leave_and_join(kind: str, drafts: bool, compared: Call
         if drafts:
             assert isinstance(drafter, ModelDrafter)
             drafter._warp = warp
-            records = speculative(runner, drafter, on(first, Warp(0.9)), NUM_DRAFT_TOKENS, warp=warp)
-        joining = [on(first, Warp(0.5, top_k=5), [[3, 4]], 8), on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20)]
+            records = speculative(
+                runner, drafter, on(first, Warp(0.9)), NUM_DRAFT_TOKENS, warp=warp
+            )
+        joining = [
+            on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
+            on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
+        ]
         yield next(records)
         changes = iter([Change(), Change(ended={1}), Change(joining=joining)])
         while True:

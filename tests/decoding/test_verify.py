@@ -25,7 +25,9 @@ def test_rows_are_judged_apart() -> None:
     target = torch.stack([one_hot(1, 2, 3), one_hot(1, 0, 3), one_hot(0, 2, 3)])
     tokens = torch.tensor([[1, 2]]).expand(3, 2)
     accept = torch.tensor([[0.999, 0.999], [0.0, 0.0], [0.0, 0.0]])
-    verdict = verify(Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), accept, torch.zeros(3, 3)))
+    verdict = verify(
+        Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), accept, torch.zeros(3, 3))
+    )
     assert verdict.num_accepted.tolist() == [2, 1, 0]
     assert verdict.next_token.tolist() == [3, 0, 0]
 
@@ -34,7 +36,9 @@ def test_rows_are_judged_apart() -> None:
 def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted: int) -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     draft = torch.tensor([[[0.8, 0.2]]])
-    verdict = verify(Offer(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2)))
+    verdict = verify(
+        Offer(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
+    )
     assert verdict.num_accepted.item() == accepted
     assert verdict.target_probability.item() == pytest.approx(0.4)
     assert verdict.draft_probability.item() == pytest.approx(0.8)
@@ -54,11 +58,20 @@ def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
     tokens = torch.zeros(3, 2, dtype=torch.long)
     # All would be accepted; after the offered ones the target alone decides, not the residual.
     verdict = verify(
-        Offer(target, tokens, draft, torch.zeros(3, 2), torch.full((3, 3), 0.05), lengths=torch.tensor([0, 1, 2]))
+        Offer(
+            target,
+            tokens,
+            draft,
+            torch.zeros(3, 2),
+            torch.full((3, 3), 0.05),
+            lengths=torch.tensor([0, 1, 2]),
+        )
     )
     assert verdict.num_accepted.tolist() == [0, 1, 2]
     assert verdict.next_token.tolist() == [0, 0, 0]
-    unlimited = verify(Offer(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05)))
+    unlimited = verify(
+        Offer(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05))
+    )
     assert unlimited.num_accepted.tolist() == [1, 1, 1]
     assert unlimited.next_token.tolist() == [1, 1, 1], "a recovered token, by contrast"
 
@@ -73,8 +86,14 @@ def first_two_tokens(
     """
     generator = torch.Generator().manual_seed(20)
     size = 5
-    target_first, target_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
-    draft_first, draft_next = torch.rand(size, generator=generator), torch.rand(size, size, generator=generator) ** 3
+    target_first, target_next = (
+        torch.rand(size, generator=generator),
+        torch.rand(size, size, generator=generator) ** 3,
+    )
+    draft_first, draft_next = (
+        torch.rand(size, generator=generator),
+        torch.rand(size, size, generator=generator) ** 3,
+    )
     target_next[2, 1] = draft_next[3, 0] = 0  # tokens only one of the two can produce
     for weights in (target_first, target_next, draft_first, draft_next):
         weights /= weights.sum(-1, keepdim=True)
@@ -90,15 +109,21 @@ def first_two_tokens(
         x1 = inverse_cdf(draft_first.expand(num_draws, size), uniform(num_draws))
         x2 = inverse_cdf(draft_next[x1], uniform(num_draws))
         draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
-    target = torch.stack([target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1)
+    target = torch.stack(
+        [target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1
+    )
     lengths = {"lengths": torch.arange(num_draws) % 3} if deterministic else {}
     tokens = torch.stack([x1, x2], 1)
-    verdict = judge(Offer(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths))
+    verdict = judge(
+        Offer(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
+    )
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
     # A row that stopped after its first token continues with regular decoding.
     regular = inverse_cdf(target_next[first], uniform(num_draws))
     second = torch.where(
-        verdict.num_accepted > 1, x2, torch.where(verdict.num_accepted == 1, verdict.next_token, regular)
+        verdict.num_accepted > 1,
+        x2,
+        torch.where(verdict.num_accepted == 1, verdict.next_token, regular),
     )
     counts = torch.bincount(first * size + second, minlength=size * size).view(size, size)
     return counts, target_first[:, None] * target_next
@@ -108,7 +133,9 @@ def p_value(counts: Tensor, probabilities: Tensor) -> float:
     possible = probabilities > 0
     if counts[~possible].any():
         return 0.0
-    expected = probabilities[possible].double() / probabilities[possible].double().sum() * counts.sum()
+    expected = (
+        probabilities[possible].double() / probabilities[possible].double().sum() * counts.sum()
+    )
     return float(stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue)
 
 
@@ -125,7 +152,9 @@ def without_residual(offer: Offer) -> Verdict:
     verdict = verify(offer)
     rows = torch.arange(len(offer.draft_tokens)), verdict.num_accepted
     drawn = inverse_cdf(offer.target_probabilities[rows], offer.next_uniforms[rows])
-    return Verdict(verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability)
+    return Verdict(
+        verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability
+    )
 
 
 def ignoring_draft(offer: Offer) -> Verdict:
@@ -146,7 +175,9 @@ def always_excluding(offer: Offer) -> Verdict:
     weights = target[rows, verdict.num_accepted].scatter(-1, tokens[rows, place].unsqueeze(-1), 0.0)
     drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
     next_token = torch.where(verdict.num_accepted < 2, drawn, verdict.next_token)
-    return Verdict(verdict.num_accepted, next_token, verdict.target_probability, verdict.draft_probability)
+    return Verdict(
+        verdict.num_accepted, next_token, verdict.target_probability, verdict.draft_probability
+    )
 
 
 def test_output_of_deterministic_proposals_follows_the_target() -> None:
@@ -154,7 +185,9 @@ def test_output_of_deterministic_proposals_follows_the_target() -> None:
 
 
 @pytest.mark.parametrize("broken", [lenient, without_residual, always_excluding])
-def test_the_same_test_catches_a_broken_verifier_of_deterministic_proposals(broken: Callable[..., Verdict]) -> None:
+def test_the_same_test_catches_a_broken_verifier_of_deterministic_proposals(
+    broken: Callable[..., Verdict],
+) -> None:
     assert p_value(*first_two_tokens(broken, 200_000, deterministic=True)) < FALSE_ALARM_RATE
 
 
@@ -162,5 +195,7 @@ def test_lenience_accepts_more_of_a_deterministic_proposal() -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     arguments = (target, torch.tensor([[0]]), None, torch.tensor([[0.7]]), torch.zeros(1, 2))
     strict, lenient = verify(Offer(*arguments)), verify(Offer(*arguments, lenience=0.5))
-    assert (strict.num_accepted.item(), strict.next_token.item()) == (0, 1), "the rejected token cannot follow"
+    assert (strict.num_accepted.item(), strict.next_token.item()) == (0, 1), (
+        "the rejected token cannot follow"
+    )
     assert (lenient.num_accepted.item(), lenient.next_token.item()) == (1, 0)

@@ -31,10 +31,16 @@ from harness.drafting.dflash import BlockConfig, BlockHead
 from harness.runners.eager import EagerRunner
 
 DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence_markov": True}
-WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "sliding_window": 5}
+WINDOW = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 5,
+}
 
 
-def block_head(style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any) -> BlockHead:
+def block_head(
+    style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
+) -> BlockHead:
     config = BlockConfig(
         layers=(1, 3),
         target_size=32,
@@ -53,7 +59,9 @@ def block_head(style: str = "qwen3", window: bool = False, reduced: bool = False
     return head
 
 
-def block_states(head: BlockHead, target: PreTrainedModel, last: Tensor, features: Tensor) -> Tensor:
+def block_states(
+    head: BlockHead, target: PreTrainedModel, last: Tensor, features: Tensor
+) -> Tensor:
     """The states [block, D] of one block, after the final norm."""
     size, length = head.config.block_size, len(features)
     context = rms(head.fc(features.flatten(1)), head.hidden_norm)
@@ -80,7 +88,11 @@ def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
         logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
         if head.markov_head is not None:
             before = torch.cat([decided[-1:], drawn[:-1]])
-            logits = logits + head.markov_head["markov_w1"].weight[before] @ head.markov_head["markov_w2"].weight.T
+            logits = (
+                logits
+                + head.markov_head["markov_w1"].weight[before]
+                @ head.markov_head["markov_w2"].weight.T
+            )
         return spread(head, logits)
 
     return expected
@@ -96,17 +108,31 @@ def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
         DSPARK,
         {**DSPARK, "reduced": True, "from_anchor": False},
     ],
-    ids=["plain", "reduced vocabulary", "window", "causal window", "DSpark", "DSpark, reduced vocabulary"],
+    ids=[
+        "plain",
+        "reduced vocabulary",
+        "window",
+        "causal window",
+        "DSpark",
+        "DSpark, reduced vocabulary",
+    ],
 )
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), block_head(**changes)
     check_against(target, head.drafter(target, Warp()), block_expected(head, target))
 
 
-def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_decided_without_a_proposal_is_read_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("harness.drafting.blocks.MOST_UNREAD", 8)
     target, head = target_model(), block_head()
-    check_against(target, head.drafter(target, Warp()), block_expected(head, target), Scripted([0, 0, 4, 0, 3, 4]))
+    check_against(
+        target,
+        head.drafter(target, Warp()),
+        block_expected(head, target),
+        Scripted([0, 0, 4, 0, 3, 4]),
+    )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
@@ -151,5 +177,7 @@ def test_output_with_shortened_offers_is_the_regular_one() -> None:
     target, head = target_model(), block_head(**DSPARK)
     what = request(PROMPTS, GREEDY, length=20)
     drafter = head.drafter(target, GREEDY, confidence=0.5)
-    actual = texts(speculative(EagerRunner(target, hidden_layers=drafter.layers), drafter, what, 4), 3)
+    actual = texts(
+        speculative(EagerRunner(target, hidden_layers=drafter.layers), drafter, what, 4), 3
+    )
     assert actual == texts(autoregressive(EagerRunner(target), what), 3)

@@ -31,11 +31,18 @@ class Checked(Drafter):
     """Another drafter, each of whose distributions is compared with a plain computation of it."""
 
     def __init__(self, drafter: Drafter, target: PreTrainedModel, expected: Expected) -> None:
-        self.layers, self._drafter, self._target, self._expected = drafter.layers, drafter, target, expected
+        self.layers, self._drafter, self._target, self._expected = (
+            drafter.layers,
+            drafter,
+            target,
+            expected,
+        )
         self.rows: list[list[int]] = []
         self.error, self.num_accepted = 0.0, set[int]()
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
         self.offered: list[list[int]] = [[] for _ in prompts]
         self._drafter.start(prompts, first_tokens, step)
@@ -44,9 +51,13 @@ class Checked(Drafter):
         proposal = self._drafter.propose(num_draft_tokens, uniforms)
         self.offered = proposal.tokens.tolist()
         assert proposal.probabilities is not None
-        for row, tokens, probabilities in zip(self.rows, proposal.tokens, proposal.probabilities, strict=True):
+        for row, tokens, probabilities in zip(
+            self.rows, proposal.tokens, proposal.probabilities, strict=True
+        ):
             decided = torch.tensor(row)
-            states = self._target(input_ids=decided[None, :-1], output_hidden_states=True).hidden_states
+            states = self._target(
+                input_ids=decided[None, :-1], output_hidden_states=True
+            ).hidden_states
             features = torch.stack([states[layer][0] for layer in self.layers], dim=1)
             expected = self._expected(decided, tokens, features)
             assert expected.shape == probabilities.shape
@@ -57,21 +68,30 @@ class Checked(Drafter):
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        for row, tokens, count, following in zip(self.rows, self.offered, num_accepted, next_tokens, strict=True):
+        for row, tokens, count, following in zip(
+            self.rows, self.offered, num_accepted, next_tokens, strict=True
+        ):
             row += [*tokens[:count], following]
         self.num_accepted |= set(num_accepted)
         self._drafter.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        self.rows, self.offered = [self.rows[row] for row in rows], [self.offered[row] for row in rows]
+        self.rows, self.offered = (
+            [self.rows[row] for row in rows],
+            [self.offered[row] for row in rows],
+        )
         self._drafter.select(rows)
 
 
-def check_against(target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int | DraftLength = 4) -> None:
+def check_against(
+    target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int | DraftLength = 4
+) -> None:
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
     what = request(PROMPTS, Warp(), length=40, stop=range(60, 63))
-    iterations = list(speculative(EagerRunner(target, hidden_layers=drafter.layers), checked, what, k))
+    iterations = list(
+        speculative(EagerRunner(target, hidden_layers=drafter.layers), checked, what, k)
+    )
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
     assert checked.error < 1e-4, checked.error
@@ -123,7 +143,10 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
     head = EagleHead(config)
     randomize(head)
     if head.d2t is not None:
-        head.d2t.copy_(torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:60] - torch.arange(60))
+        head.d2t.copy_(
+            torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:60]
+            - torch.arange(60)
+        )
     return head
 
 
@@ -136,10 +159,14 @@ def rotate(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
     half = x.shape[-1] // 2
     angles = positions[:, None, None] * theta ** -(torch.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+    return torch.cat(
+        [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1
+    )
 
 
-def attend(attention: Any, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor, seen: Tensor) -> Tensor:
+def attend(
+    attention: Any, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor, seen: Tensor
+) -> Tensor:
     """Attention of inputs [n, D] to inputs [m, D] at their positions; seen [n, m]."""
     q, k, v = attention.q_proj(queries), attention.k_proj(keys), attention.v_proj(keys)
     q, k, v = (x.view(len(x), -1, attention.head_dim) for x in (q, k, v))
@@ -221,7 +248,10 @@ def eagle_expected(head: EagleHead, embedding: Any, output: Any) -> Expected:
     [
         ("llama", {}),
         ("llama", {"reduced": True, "norm_before_residual": True, "norm_before_fc": True}),
-        ("qwen3", {"fc_norm": True, "norm_output": True, "own_embedding": False, "own_output": False}),
+        (
+            "qwen3",
+            {"fc_norm": True, "norm_output": True, "own_embedding": False, "own_output": False},
+        ),
         ("llama", {"mask_token_id": 96, "reduced": True}),
     ],
     ids=["plain", "reduced vocabulary", "3.1, the target's vocabulary", "P-EAGLE"],
@@ -236,17 +266,24 @@ def test_distributions_equal_those_without_a_cache(style: str, changes: dict[str
 
 def test_a_sliding_window_and_a_second_layer() -> None:
     kinds = ["full_attention", "sliding_attention"]
-    transformer = layer_config("qwen3", 2, layer_types=kinds, use_sliding_window=True, sliding_window=5)
+    transformer = layer_config(
+        "qwen3", 2, layer_types=kinds, use_sliding_window=True, sliding_window=5
+    )
     target, head = target_model(), eagle_head(transformer)
     assert head.windows == [None, 5]
-    check_against(target, head.drafter(target, Warp()), eagle_expected(head, head.embed_tokens, head.lm_head))
+    check_against(
+        target, head.drafter(target, Warp()), eagle_expected(head, head.embed_tokens, head.lm_head)
+    )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 @pytest.mark.parametrize("mask_token_id", [None, 96])
 def test_greedy_output_is_that_of_generate(model_type: str, mask_token_id: int | None) -> None:
     target = target_model(model_type)
-    check_greedy(target, eagle_head(layer_config(model_type), mask_token_id=mask_token_id).drafter(target, GREEDY))
+    check_greedy(
+        target,
+        eagle_head(layer_config(model_type), mask_token_id=mask_token_id).drafter(target, GREEDY),
+    )
 
 
 @pytest.mark.parametrize("mask_token_id", [None, 96])

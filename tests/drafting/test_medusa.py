@@ -39,7 +39,10 @@ def test_distributions_are_those_of_the_formula(own_outputs: bool) -> None:
         for number in range(len(drawn)):
             x = features[-1, 0]
             for block in range(2):
-                linear = weights[f"{number}.{block}.linear.weight"] @ x + weights[f"{number}.{block}.linear.bias"]
+                linear = (
+                    weights[f"{number}.{block}.linear.weight"] @ x
+                    + weights[f"{number}.{block}.linear.bias"]
+                )
                 x = x + linear * linear.sigmoid()
             output = weights[f"{number}.2.weight"] if own_outputs else target.lm_head.weight
             found.append((output @ x).log_softmax(-1))
@@ -57,7 +60,9 @@ def test_greedy_output_is_that_of_generate(model_type: str) -> None:
 def test_there_are_no_more_tokens_than_heads() -> None:
     target, head = target_model(), medusa_head(False, num_heads=2)
     drafter = head.drafter(target, GREEDY)
-    drafter.start(PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS))
+    drafter.start(
+        PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
+    )
     assert drafter.propose(4, torch.zeros(3, 4)).tokens.shape == (3, 2)
 
 
@@ -67,7 +72,9 @@ def test_no_token_is_drawn_that_does_not_exist(warp: Warp) -> None:
     with torch.no_grad():
         head.get_submodule("1.2").weight.fill_(torch.nan)
     drafter = head.drafter(target, warp)
-    drafter.start(PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS))
+    drafter.start(
+        PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
+    )
     proposal = drafter.propose(4, torch.full((3, 4), 0.99))
     assert int(proposal.tokens.max()) < VOCABULARY
     assert proposal.probabilities is not None

@@ -25,9 +25,13 @@ class Shortened(ModelDrafter):
         self.decided: list[list[int]] = []
         self.generator = torch.Generator().manual_seed(0)
 
-    def start(self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step) -> None:
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
         super().start(prompts, first_tokens, step)
-        self.decided = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+        self.decided = [
+            [*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)
+        ]
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         self.proposal = super().propose(num_draft_tokens, uniforms)
@@ -53,7 +57,9 @@ class Shortened(ModelDrafter):
 @pytest.mark.parametrize("same", [True, False])
 def test_some_of_its_tokens_may_be_offered(most: int, same: bool) -> None:
     target = chain(0)
-    drafter = Shortened(MarkovRunner(target if same else 0.5 * target + 0.5 * chain(1)), GREEDY, most)
+    drafter = Shortened(
+        MarkovRunner(target if same else 0.5 * target + 0.5 * chain(1)), GREEDY, most
+    )
     what = request(RAGGED, length=40, stop=[8])
     iterations = list(speculative(MarkovRunner(target), drafter, what, 4))
     assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)

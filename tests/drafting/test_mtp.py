@@ -31,7 +31,13 @@ needs_oracle = pytest.mark.skipif(
 
 def mtp_head(layers: MtpModel) -> MtpHead:
     own, size = layers.config, layers.config.vocab_size
-    config = EagleConfig(layers=(2,), target_size=32, vocabulary_size=size, draft_vocabulary_size=size, transformer=own)
+    config = EagleConfig(
+        layers=(2,),
+        target_size=32,
+        vocabulary_size=size,
+        draft_vocabulary_size=size,
+        transformer=own,
+    )
     return MtpHead(config, layers).eval().requires_grad_(False)
 
 
@@ -39,14 +45,23 @@ def transformers_says(layers: MtpModel) -> Expected:
     """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
 
     def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        cache, states, tokens, found = MtpCache(config=layers.config), features.flatten(1)[None], decided[None, 1:], []
+        cache, states, tokens, found = (
+            MtpCache(config=layers.config),
+            features.flatten(1)[None],
+            decided[None, 1:],
+            [],
+        )
         positions = torch.arange(1, len(decided))[None]
         for place, token in enumerate(drawn):
             several = len(layers.layers) > 1
-            states = layers.forward_layer(place if several else 0, states, positions, cache, input_ids=tokens)
+            states = layers.forward_layer(
+                place if several else 0, states, positions, cache, input_ids=tokens
+            )
             found.append(layers.shared_head(states[0, -1]).log_softmax(-1))
             # Several layers read every entry, one token further on; a single one reads its own last state again.
-            tokens = torch.cat([tokens[:, 1:] if several else tokens[:, :0], token.view(1, 1)], dim=1)
+            tokens = torch.cat(
+                [tokens[:, 1:] if several else tokens[:, :0], token.view(1, 1)], dim=1
+            )
             positions = positions + 1 if several else positions[:, -1:] + 1
             states = states if several else states[:, -1:]
         return torch.stack(found)
@@ -55,7 +70,9 @@ def transformers_says(layers: MtpModel) -> Expected:
 
 
 @needs_oracle
-@pytest.mark.parametrize(("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)])
+@pytest.mark.parametrize(
+    ("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)]
+)
 def test_distributions_are_those_of_transformers(family: str, number: int) -> None:
     target, layers = mtp_target(family, num_mtp_layers=number)
     drafter = mtp_head(layers).drafter(target, Warp())
@@ -63,7 +80,9 @@ def test_distributions_are_those_of_transformers(family: str, number: int) -> No
 
 
 @needs_oracle
-def test_what_is_decided_without_a_proposal_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_decided_without_a_proposal_is_read_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("harness.drafting.blocks.MOST_UNREAD", 8)
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
     drafter = mtp_head(layers).drafter(target, Warp())
@@ -98,11 +117,22 @@ def test_the_target_s_distribution_is_kept(verification: Callable[..., Verdict])
     target.get_output_embeddings().weight.data.mul_(4)
     drafter = mtp_head(layers).drafter(target, Warp())
     runner = EagerRunner(target, hidden_layers=drafter.layers)
-    drawn = texts(speculative(runner, drafter, request([prompt] * num_rows, Warp(), 3), 2, 1.0, verification), num_rows)
+    drawn = texts(
+        speculative(runner, drafter, request([prompt] * num_rows, Warp(), 3), 2, 1.0, verification),
+        num_rows,
+    )
     codes = torch.cartesian_prod(*[torch.arange(size)] * 3)
     with torch.inference_mode():
-        whole = target(input_ids=torch.cat([torch.tensor(prompt).expand(len(codes), -1), codes], dim=1)).logits
-    exact = whole.double().softmax(-1)[:, len(prompt) - 1 : -1].gather(2, codes.unsqueeze(-1)).prod(dim=1).squeeze(1)
+        whole = target(
+            input_ids=torch.cat([torch.tensor(prompt).expand(len(codes), -1), codes], dim=1)
+        ).logits
+    exact = (
+        whole.double()
+        .softmax(-1)[:, len(prompt) - 1 : -1]
+        .gather(2, codes.unsqueeze(-1))
+        .prod(dim=1)
+        .squeeze(1)
+    )
     counts = (torch.tensor(drawn) @ torch.tensor([size**2, size, 1])).bincount(minlength=size**3)
     p_value = stats.chisquare(counts.numpy(), num_rows * exact.numpy()).pvalue
     assert (p_value > 1e-9) == (verification is verify)

@@ -28,7 +28,10 @@ def text(tokens: list[int], threshold: float = 0.1, max_depth: int = 24) -> Suff
         ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),
         ([2, 5, 0, 2, 5, 1, 2, 6, 2], [5]),  # the most frequent, and no more than were matched
         ([2, 5, 2, 6, 2], [6]),  # the latest of equals
-        ([7, 1, 2, 5, 4, 3, 1, 2, 6, 1, 2, 6, 7, 1, 2], [5, 4, 3]),  # the longest match before the most frequent
+        (
+            [7, 1, 2, 5, 4, 3, 1, 2, 6, 1, 2, 6, 7, 1, 2],
+            [5, 4, 3],
+        ),  # the longest match before the most frequent
         ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1]),
         ([1, 2, 3], []),
         ([], []),
@@ -38,7 +41,9 @@ def test_what_followed_most_often_is_proposed(tokens: list[int], expected: list[
     assert text(tokens).continuation(5) == expected
 
 
-@pytest.mark.parametrize(("threshold", "length"), [(0.7, 0), (0.6, 1), (0.34, 1), (0.3, 2), (0.0, 2)])
+@pytest.mark.parametrize(
+    ("threshold", "length"), [(0.7, 0), (0.6, 1), (0.34, 1), (0.3, 2), (0.0, 2)]
+)
 def test_as_many_tokens_as_their_joint_probability_carries(threshold: float, length: int) -> None:
     """After 8 9 comes 1 twice in three times, and after 8 9 1 comes 2 and 3 once each."""
     tokens = [8, 9, 4, 0, 8, 9, 1, 3, 0, 8, 9, 1, 2, 5, 8, 9]
@@ -50,7 +55,9 @@ def search(tokens: list[int], max_depth: int, most: int, threshold: float) -> li
 
     def ends(substring: list[int]) -> list[int]:
         size = len(substring)
-        return [end for end in range(size, len(tokens) + 1) if tokens[end - size : end] == substring]
+        return [
+            end for end in range(size, len(tokens) + 1) if tokens[end - size : end] == substring
+        ]
 
     for length in range(min(max_depth, len(tokens) - 1), 0, -1):
         if len(ends(tokens[-length:])) > 1:
@@ -124,7 +131,9 @@ def test_earlier_answers_are_found_only_if_asked_for() -> None:
             expected = texts(autoregressive(MarkovRunner(target), what), len(what.prompts))
             assert texts(iterations, len(what.prompts)) == expected
         # 6, then 7 after a match of one token and 8, 9 after one of three; without earlier answers nothing is known.
-        assert sum(count for iteration in iterations for count in iteration.num_accepted) == (3 if shared else 0)
+        assert sum(count for iteration in iterations for count in iteration.num_accepted) == (
+            3 if shared else 0
+        )
 
 
 def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
@@ -133,7 +142,9 @@ def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
     drafter.observe([0], [5], NOTHING)
     drafter.observe([0], [6], NOTHING)
     drafter.start([[1, 5, 9, 1, 4]], [5], NOTHING)
-    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[6]], "4 5 is longer than 5, and its answer ends"
+    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[6]], (
+        "4 5 is longer than 5, and its answer ends"
+    )
     drafter.start([[4, 5, 8, 3, 2, 4]], [5], NOTHING)
     assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[8, 3]]
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from decoding.fakes import MarkovRunner
-from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
+from decoding.test_loops import (
+    GREEDY,
+    RAGGED,
+    SIZE,
+    chain,
+    p_value_of_texts,
+    request,
+    small_chain,
+    texts,
+)
 from decoding.test_verify import FALSE_ALARM_RATE, without_residual
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
@@ -62,7 +71,9 @@ def test_the_loop_keeps_the_target_s_distribution(new: New, rule: Callable[..., 
     what = request([[0, 1, 0, 2, 0, 1]] * num_rows, Warp(1.0), 4)
     iterations = list(speculative(MarkovRunner(target.float()), new(), what, 2, 1.0, rule))
     assert {count for iteration in iterations for count in iteration.num_accepted} == {0, 1, 2}
-    assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (rule is verify)
+    assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (
+        rule is verify
+    )
 
 
 @every_drafter
@@ -82,7 +93,10 @@ def test_rows_are_followed_and_renumbered(new: New) -> None:
     drafter.select([2, 0])
     assert proposed(drafter.propose(3, torch.zeros(2, 3))) == [[], [1, 2, 3]], "6 4 9 is new"
     drafter.observe([0, 3], [4, 1], nothing)
-    assert proposed(drafter.propose(1, torch.zeros(2, 1))) == [[9 if isinstance(drafter, LookupDrafter) else 5], [2]]
+    assert proposed(drafter.propose(1, torch.zeros(2, 1))) == [
+        [9 if isinstance(drafter, LookupDrafter) else 5],
+        [2],
+    ]
     drafter.observe([0, 0], [1, 1], nothing)  # rejected
     drafter.start([[9, 9]], [1], nothing)
     empty = drafter.propose(4, torch.zeros(1, 4))
@@ -92,7 +106,9 @@ def test_rows_are_followed_and_renumbered(new: New) -> None:
 def proposed(proposal: Proposal) -> list[list[int]]:
     assert proposal.probabilities is None
     assert proposal.lengths is not None
-    return [row[:length] for row, length in zip(proposal.tokens.tolist(), proposal.lengths, strict=True)]
+    return [
+        row[:length] for row, length in zip(proposal.tokens.tolist(), proposal.lengths, strict=True)
+    ]
 
 
 @every_drafter

@@ -33,21 +33,36 @@ def toy(name: str) -> Translation:
     def into_draft(tokens: Sequence[int]) -> list[int]:
         if tokens[-1] == 11 and len(tokens) < 3:
             return []
-        return [own for token in tokens for own in ([common[token]] if token in common else [1, token % 3])]
+        return [
+            own
+            for token in tokens
+            for own in ([common[token]] if token in common else [1, token % 3])
+        ]
 
     def into_target(tokens: Sequence[int]) -> list[int]:
         back = {own: token for token, own in common.items()}
         return [back.get(own, 7 + own % 2) for own in tokens if own != 2]
 
-    return Translation(sorted(common.items()), into_draft_of_prompt(into_draft), into_draft, into_target, SIZE, name)  # type: ignore[arg-type]
+    return Translation(
+        sorted(common.items()),
+        into_draft_of_prompt(into_draft),
+        into_draft,
+        into_target,
+        SIZE,
+        name,
+    )  # type: ignore[arg-type]
 
 
-def into_draft_of_prompt(into_draft: Callable[[Sequence[int]], list[int]]) -> Callable[[Sequence[int]], list[int]]:
+def into_draft_of_prompt(
+    into_draft: Callable[[Sequence[int]], list[int]],
+) -> Callable[[Sequence[int]], list[int]]:
     return lambda tokens: into_draft([*tokens, 0])
 
 
 def own_chain(seed: int) -> Tensor:
-    return torch.randn(OWN_SIZE, OWN_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    return torch.randn(OWN_SIZE, OWN_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(
+        -1
+    )
 
 
 def sharp_chain() -> Tensor:
@@ -66,7 +81,9 @@ def test_greedy_output_is_the_regular_one(name: str, k: int, prompts: list[list[
     what = request(prompts, length=30, stop=[8])
     drafter = TranslatedDrafter(MarkovRunner(sharp_chain()), toy(name), GREEDY)
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, k))
-    assert texts(iterations, len(prompts)) == texts(autoregressive(MarkovRunner(chain(0)), what), len(prompts))
+    assert texts(iterations, len(prompts)) == texts(
+        autoregressive(MarkovRunner(chain(0)), what), len(prompts)
+    )
     assert any(count for iteration in iterations for count in iteration.num_accepted)
 
 
@@ -88,14 +105,18 @@ class Checked(TranslatedDrafter):
 
     def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
         offered = self._offered or [[]] * len(next_tokens)
-        self.learn([[*offered[row][:n], last] for row, (n, last) in enumerate(zip(num_accepted, next_tokens))])  # noqa: B905
+        kept = zip(offered, num_accepted, next_tokens, strict=False)
+        self.learn([[*tokens[:count], last] for tokens, count, last in kept])
         super().observe(num_accepted, next_tokens, step)
         for seen, pending, whole in zip(self._runner.rows, self._pending, self.whole, strict=True):  # type: ignore[attr-defined]
             assert seen + pending == whole
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
-        self.whole, self.waiting = [self.whole[row] for row in rows], [self.waiting[row] for row in rows]
+        self.whole, self.waiting = (
+            [self.whole[row] for row in rows],
+            [self.waiting[row] for row in rows],
+        )
 
 
 def test_the_draft_model_reads_the_whole_text() -> None:
@@ -116,9 +137,15 @@ class Unmapped(TranslatedDrafter):
 
 @pytest.mark.parametrize(
     ("kind", "name", "lossless"),
-    [(TranslatedDrafter, "intersection", True), (TranslatedDrafter, "text", True), (Unmapped, "intersection", False)],
+    [
+        (TranslatedDrafter, "intersection", True),
+        (TranslatedDrafter, "text", True),
+        (Unmapped, "intersection", False),
+    ],
 )
-def test_sampling_follows_the_target(kind: type[TranslatedDrafter], name: str, lossless: bool) -> None:
+def test_sampling_follows_the_target(
+    kind: type[TranslatedDrafter], name: str, lossless: bool
+) -> None:
     num_rows, warp, target = 5_000, Warp(1.0), chain(0, 1.0)
     drafter = kind(MarkovRunner(own_chain(1)), toy(name), warp)
     what = request([[3]] * num_rows, warp, length=4, indices=range(num_rows))
@@ -137,7 +164,8 @@ def trained_tokenizer(corpus: list[str], size: int) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        corpus, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"])
+        corpus,
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"]),
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
@@ -145,7 +173,9 @@ def trained_tokenizer(corpus: list[str], size: int) -> PreTrainedTokenizerFast:
 def spaced_tokenizer() -> PreTrainedTokenizerFast:
     """Whole words alone, so that hardly a token is anybody else's."""
     words = ["</s>", "<unk>", *(f"word{number}" for number in range(900)), "one", "two", "four"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
@@ -172,13 +202,29 @@ SaveModel = Callable[..., ModelSettings]
 
 
 @pytest.mark.parametrize("name", ["intersection", "text"])
-def test_from_the_command_line(harness: Harness, save_model: SaveModel, tmp_path: Path, name: str) -> None:
-    (tmp_path / "prompts.txt").write_text("one\ntwo words\nfour four four four\nhöher €\n", encoding="utf-8")
-    tokenizer = trained_tokenizer(["two words four four"] * 9, 270) if name == "intersection" else spaced_tokenizer()
+def test_from_the_command_line(
+    harness: Harness, save_model: SaveModel, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text(
+        "one\ntwo words\nfour four four four\nhöher €\n", encoding="utf-8"
+    )
+    tokenizer = (
+        trained_tokenizer(["two words four four"] * 9, 270)
+        if name == "intersection"
+        else spaced_tokenizer()
+    )
     target = save_model("llama", "model")
-    draft = save_model("gpt2", "draft", tokenizer=tokenizer, vocab_size=len(tokenizer), n_positions=256)
+    draft = save_model(
+        "gpt2", "draft", tokenizer=tokenizer, vocab_size=len(tokenizer), n_positions=256
+    )
     pair = [f"model={target.name}", f"draft={draft.name}", "prompts=prompts.txt"]
-    quick = ["num_prompts=4", "batch_size=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=10"]
+    quick = [
+        "num_prompts=4",
+        "batch_size=2",
+        "num_warmup=0",
+        "decoding=greedy",
+        "decoding.max_new_tokens=10",
+    ]
     outcome = harness("latency", *pair, *quick)
     assert f"draft {draft.name}: another tokenizer; it" in outcome.stderr
     row = results().iloc[-1]

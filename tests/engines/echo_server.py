@@ -57,10 +57,21 @@ class EchoServer:
                 lines = head.decode().split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                if self.key is not None and headers.get("authorization") != f"bearer {self.key}".lower():
-                    self._send(writer, 401, {"error": {"message": f"wrong key {headers.get('authorization')}"}})
+                if (
+                    self.key is not None
+                    and headers.get("authorization") != f"bearer {self.key}".lower()
+                ):
+                    self._send(
+                        writer,
+                        401,
+                        {"error": {"message": f"wrong key {headers.get('authorization')}"}},
+                    )
                 elif lines[0].startswith("GET"):
-                    self._send(writer, 200, {"object": "list", "data": [{"id": "served", "object": "model"}]})
+                    self._send(
+                        writer,
+                        200,
+                        {"object": "list", "data": [{"id": "served", "object": "model"}]},
+                    )
                 elif not await self._complete(json.loads(body), reader, writer):
                     break
                 await writer.drain()
@@ -69,7 +80,9 @@ class EchoServer:
         finally:
             writer.close()
 
-    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _complete(
+        self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Answer one request; False to close the connection."""
         if self.dialect == "openai" and ("top_k" in body or not isinstance(body["prompt"], str)):
             self._send(writer, 400, {"error": {"message": "unknown parameter"}})
@@ -84,7 +97,9 @@ class EchoServer:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
             chunk_count = 0
             async for chunk in self._chunks(body):
                 data = f"data: {json.dumps(chunk) if chunk else '[DONE]'}\n\n".encode()
@@ -106,7 +121,11 @@ class EchoServer:
         return True
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
-        prompt, count, width = body["prompt"], body["max_tokens"], 1 + (self.num_draft_tokens or 0) // 2
+        prompt, count, width = (
+            body["prompt"],
+            body["max_tokens"],
+            1 + (self.num_draft_tokens or 0) // 2,
+        )
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = continuation(last, count)
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
@@ -131,13 +150,25 @@ class EchoServer:
         drafted = [self.num_draft_tokens or 0] * len(accepted)
         histogram = [accepted.count(count) for count in range((self.num_draft_tokens or 0) + 1)]
         if self.dialect.startswith("vllm"):
-            found: dict[str, Any] = {"num_draft_tokens": sum(drafted), "num_accepted_draft_tokens": sum(accepted)}
+            found: dict[str, Any] = {
+                "num_draft_tokens": sum(drafted),
+                "num_accepted_draft_tokens": sum(accepted),
+            }
             if self.dialect == "vllm":
                 found |= {"per_step_drafted": drafted, "per_step_accepted": accepted}
-            return {"metrics": {"speculative_decoding": found | {"acceptance_histogram": histogram}}}
+            return {
+                "metrics": {"speculative_decoding": found | {"acceptance_histogram": histogram}}
+            }
         if self.dialect == "sglang":
-            details = {"spec_num_proposed_drafts": sum(drafted), "spec_num_correct_drafts": sum(accepted)}
-            return {"sglext": {"spec_tokens_details": details | {"spec_correct_drafts_histogram": histogram}}}
+            details = {
+                "spec_num_proposed_drafts": sum(drafted),
+                "spec_num_correct_drafts": sum(accepted),
+            }
+            return {
+                "sglext": {
+                    "spec_tokens_details": details | {"spec_correct_drafts_histogram": histogram}
+                }
+            }
         return (
             {"timings": {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}}
             if self.dialect != "openai"

@@ -51,8 +51,13 @@ class PairServer(EchoServer):
             self._busy = True
             asyncio.get_running_loop().create_task(self._work())
         tokens = await answer
-        choice: dict[str, Any] = {"index": 0, "text": "".join(chr(FIRST_LETTER + t % 26) for t in tokens)}
-        choice |= {"finish_reason": "length"} | ({"token_ids": tokens} if self.dialect == "vllm" else {})
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "".join(chr(FIRST_LETTER + t % 26) for t in tokens),
+        }
+        choice |= {"finish_reason": "length"} | (
+            {"token_ids": tokens} if self.dialect == "vllm" else {}
+        )
         yield {"object": "text_completion", "choices": [choice]}
         yield {"choices": [], "usage": {"completion_tokens": len(tokens)}}
         yield None
@@ -64,7 +69,9 @@ class PairServer(EchoServer):
             alike = [one for one in self._waiting if _settings(one[0]) == _settings(first)][:_MOST]
             self._waiting = [one for one in self._waiting if one not in alike]
             bodies = [body for body, _ in alike]
-            answers = await asyncio.get_running_loop().run_in_executor(_THREAD, self._generate, bodies)
+            answers = await asyncio.get_running_loop().run_in_executor(
+                _THREAD, self._generate, bodies
+            )
             for (_, answer), tokens in zip(alike, answers, strict=True):
                 answer.set_result(tokens)
         self._busy = False
@@ -72,7 +79,9 @@ class PairServer(EchoServer):
     def _generate(self, bodies: list[dict[str, Any]]) -> Tokens:
         assert self.arm is not None
         temperature, max_new_tokens = _settings(bodies[0])
-        decoding = DecodingSettings(temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens)
+        decoding = DecodingSettings(
+            temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens
+        )
         indices = [next(self._indices) for _ in bodies]
         question = Question([body["prompt"] for body in bodies], decoding, 0, indices)
         lap = Generation("any")
@@ -89,7 +98,9 @@ def _settings(body: dict[str, Any]) -> tuple[float, int]:
 
 def shipped_pair() -> Pair:
     """tiny with tiny_draft, loaded."""
-    models = (ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft"))
+    models = (
+        ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft")
+    )
     return plan_pair(*models, PlacementSettings()).place(Demand(64, 64, 16, 4, "eager")).load()
 
 

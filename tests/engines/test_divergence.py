@@ -30,7 +30,9 @@ def test_the_first_difference_comes_with_its_margin() -> None:
     assert found is not None
     assert (found.position, found.expected, found.actual) == (2, 0, 1)
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
-    assert found.logit_tolerance == pytest.approx(0.5 * torch.tensor(4.0).log().item())  # the largest is log 1/4
+    assert found.logit_tolerance == pytest.approx(
+        0.5 * torch.tensor(4.0).log().item()
+    )  # the largest is log 1/4
 
 
 def test_a_text_that_ends_earlier_parts_there() -> None:

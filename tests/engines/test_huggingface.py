@@ -10,7 +10,12 @@ import torch
 
 from chain_pair import save_chain_pair
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, PlacementSettings
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+)
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
@@ -25,19 +30,25 @@ PROMPT = [40, 50, 60, 40, 50]
 
 
 def ask(
-    decoding: DecodingSettings = GREEDY, prompt: list[int] = PROMPT, stop: frozenset[int] = frozenset()
+    decoding: DecodingSettings = GREEDY,
+    prompt: list[int] = PROMPT,
+    stop: frozenset[int] = frozenset(),
 ) -> Question:
     return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
 
 
 def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager")
+    demand = Demand(
+        batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager"
+    )
     return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
 
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Pair:
-    target, draft = (ModelSettings(name=str(path), repository=str(path)) for path in save_chain_pair(tmp_path))
+    target, draft = (
+        ModelSettings(name=str(path), repository=str(path)) for path in save_chain_pair(tmp_path)
+    )
     return load(target, draft)
 
 
@@ -47,7 +58,9 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 
 
 def with_lookup(pair: Pair) -> Pair:
-    return dataclasses.replace(pair, draft=None, drafting=DraftSettings(name="lookup", method="lookup"))
+    return dataclasses.replace(
+        pair, draft=None, drafting=DraftSettings(name="lookup", method="lookup")
+    )
 
 
 @pytest.fixture
@@ -60,9 +73,15 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
 def test_ranks_that_could_part_are_refused(save_model: Callable[..., ModelSettings]) -> None:
     model, draft = save_model(), save_model(name="draft", num_hidden_layers=1)
     split = PlacementSettings(strategy="tensor_parallel", gpus=2)
-    check_pair(plan_pair(model, dataclasses.replace(draft, placement="tensor_parallel"), split), GREEDY, "constant")
+    check_pair(
+        plan_pair(model, dataclasses.replace(draft, placement="tensor_parallel"), split),
+        GREEDY,
+        "constant",
+    )
     check_pair(plan_pair(model, None, split), GREEDY, "constant")
-    with pytest.raises(SettingError, match=r"draft.placement=single: must be tensor_parallel like the other model"):
+    with pytest.raises(
+        SettingError, match=r"draft.placement=single: must be tensor_parallel like the other model"
+    ):
         check_pair(plan_pair(model, draft, split), GREEDY, "constant")
 
 
@@ -94,7 +113,11 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
         (one.proposed, one.num_accepted, one.origins) for one in theirs
     ]
     assert [one.num_accepted for one in theirs] == [[0], [4], [4], [4], [4], [1]]
-    assert {origin for one in theirs for origin in one.origins[0]} == {Origin.DRAFT, Origin.RECOVERED, Origin.BONUS}
+    assert {origin for one in theirs for origin in one.origins[0]} == {
+        Origin.DRAFT,
+        Origin.RECOVERED,
+        Origin.BONUS,
+    }
 
 
 def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
@@ -184,7 +207,9 @@ def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., Model
     engine.close()
 
 
-def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(save_model: Callable[..., ModelSettings]) -> None:
+def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
+    save_model: Callable[..., ModelSettings],
+) -> None:
     pair = load(save_model(), save_model(name="draft", vocab_size=300))
     engine = HuggingFaceEngine(pair, GREEDY)
     regular, speculative = (read(arm, ask(prompt=[1, *PROMPT])) for arm in engine.arms)
@@ -196,7 +221,9 @@ def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(save_model: C
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_are_an_error(pair: Pair, role: str, value: float, temperature: float) -> None:
+def test_logits_that_are_not_finite_are_an_error(
+    pair: Pair, role: str, value: float, temperature: float
+) -> None:
     broken = pair.target if role == "model" else pair.draft
     assert broken is not None
     with torch.no_grad():

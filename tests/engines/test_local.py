@@ -30,7 +30,9 @@ QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
 
 
 def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager")
+    demand = Demand(
+        batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
+    )
     return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
 
 
@@ -54,7 +56,8 @@ def written(pair: Pair, runner: RunnerName) -> tuple[str, dict[str, list[list[li
 
 def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -> None:
     pair = load(
-        save_model(num_hidden_layers=1, max_position_embeddings=64), save_model("gpt2", n_layer=1, vocab_size=320)
+        save_model(num_hidden_layers=1, max_position_embeddings=64),
+        save_model("gpt2", n_layer=1, vocab_size=320),
     )
     name, expected = written(pair, "eager")
     assert name == "eager"
@@ -73,12 +76,16 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
     pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
     gpu, found = torch.device("cuda", 0), []
     on_gpu = [
-        dataclasses.replace(one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu)
+        dataclasses.replace(
+            one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu
+        )
         for one in (pair.target, pair.draft)
         if one is not None
     ]
     runners: list[RunnerName] = ["eager", "graphs_only"]
-    for one, runner in zip([pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True):
+    for one, runner in zip(
+        [pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True
+    ):
         engine = open_engine(one, runner)
         assert engine.runner == runner
         chosen = choose_contexts(engine, PROMPTS, DECODING)
@@ -102,7 +109,9 @@ def test_4_bit_weights_are_compiled_as_well(save_model: Callable[..., ModelSetti
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], runner: RunnerName
 ) -> None:
-    pair = load(save_model("bloom", hidden_size=32, n_layer=1, n_head=4), save_model(num_hidden_layers=1))
+    pair = load(
+        save_model("bloom", hidden_size=32, n_layer=1, n_head=4), save_model(num_hidden_layers=1)
+    )
     name, texts = written(pair, runner)
     assert name == "eager+static"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
@@ -111,7 +120,9 @@ def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
 
 
 def test_what_cannot_be_compiled_is_still_captured(
-    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    save_model: Callable[..., ModelSettings],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a CPU nothing is captured; the fixed shapes that would be are there."""
     # A configuration that no other test compiles: the code of one serves all models of the same configuration.
@@ -133,23 +144,38 @@ def test_what_cannot_be_compiled_is_still_captured(
 
 @pytest.mark.parametrize(("draft", "widths"), [(False, [1]), (True, [1, 4])])
 def test_only_the_widths_that_run_are_prepared(
-    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch, draft: bool, widths: list[int]
+    save_model: Callable[..., ModelSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    draft: bool,
+    widths: list[int],
 ) -> None:
     prepared: list[list[int]] = []
-    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, batch, slots, widths, *rest: prepared.append([*widths]))
+    monkeypatch.setattr(
+        PreparedRunner,
+        "prepare",
+        lambda self, batch, slots, widths, *rest: prepared.append([*widths]),
+    )
     model = save_model(num_hidden_layers=1)
-    open_engine(load(model, save_model("gpt2", n_layer=1, vocab_size=320) if draft else None), "compiled")
+    open_engine(
+        load(model, save_model("gpt2", n_layer=1, vocab_size=320) if draft else None), "compiled"
+    )
     assert prepared == [widths, [1, 2]][: 1 + draft]
 
 
 def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -> None:
     """`recovery` asks with one draft token, `compare` after a setting was changed."""
     engine = open_engine(pair, "eager")
-    greedy = dataclasses.replace(QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0))
+    greedy = dataclasses.replace(
+        QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
+    )
     regular, speculative = (_by_row(arm.stream(greedy)) for arm in engine.arms)
     assert regular == speculative
     assert [len(row) for row in regular] == [12, 12]
-    assert all(len(proposed) <= 1 for record in engine.arms[1].stream(greedy) for proposed in record.proposed)
+    assert all(
+        len(proposed) <= 1
+        for record in engine.arms[1].stream(greedy)
+        for proposed in record.proposed
+    )
 
 
 def test_nothing_is_decoded_before_the_first_next(
@@ -167,7 +193,11 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     (regular, alone), (speculative, both) = engine.watched()
     assert len(list(regular.stream(QUESTION))) == 1 + alone.calls["forward"] == 12
     assert alone.calls["drafting"] == 0
-    assert len(list(speculative.stream(QUESTION))) == 1 + both.calls["forward"] == 1 + both.calls["drafting"]
+    assert (
+        len(list(speculative.stream(QUESTION)))
+        == 1 + both.calls["forward"]
+        == 1 + both.calls["drafting"]
+    )
 
 
 def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
@@ -199,20 +229,24 @@ def test_graphs_need_cuda(runner: RunnerName) -> None:
 def test_auto_is_resolved() -> None:
     assert resolve("auto", [torch.device("cpu")]) == "static"
     assert resolve("auto", [torch.device("cuda:0")]) == "graphs"
-    assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(get_args(RunnerName)) - {
-        "auto"
-    }
+    assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(
+        get_args(RunnerName)
+    ) - {"auto"}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_are_an_error(pair: Pair, temperature: float, value: float, role: str) -> None:
+def test_logits_that_are_not_finite_are_an_error(
+    pair: Pair, temperature: float, value: float, role: str
+) -> None:
     broken = pair.target if role == "model" else pair.draft
     assert broken is not None
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[7] = value
-    question = dataclasses.replace(QUESTION, decoding=dataclasses.replace(DECODING, temperature=temperature))
+    question = dataclasses.replace(
+        QUESTION, decoding=dataclasses.replace(DECODING, temperature=temperature)
+    )
     said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token \d"
     engine = open_engine(pair, "eager")
     for arm in engine.arms[0 if role == "model" else 1 :]:
@@ -226,15 +260,27 @@ def test_logits_that_are_not_finite_are_an_error(pair: Pair, temperature: float,
 @pytest.mark.parametrize(
     ("role", "dtype", "advice"),
     [
-        ("model", torch.float16, "its numbers overflow: try model.dtype=bfloat16 or float32, or check its weights"),
-        ("draft", torch.bfloat16, "its numbers overflow: try draft.dtype=float32, or check its weights"),
+        (
+            "model",
+            torch.float16,
+            "its numbers overflow: try model.dtype=bfloat16 or float32, or check its weights",
+        ),
+        (
+            "draft",
+            torch.bfloat16,
+            "its numbers overflow: try draft.dtype=float32, or check its weights",
+        ),
         ("draft", torch.float32, "check its weights"),
     ],
 )
-def test_the_advice_is_a_format_with_more_room(pair: Pair, role: str, dtype: torch.dtype, advice: str) -> None:
+def test_the_advice_is_a_format_with_more_room(
+    pair: Pair, role: str, dtype: torch.dtype, advice: str
+) -> None:
     held = dataclasses.replace(getattr(pair, "target" if role == "model" else role), dtype=dtype)
     pair = dataclasses.replace(pair, **{"target" if role == "model" else role: held})
     assert str(not_finite(pair, role, "new token 0")).endswith(f"at new token 0; {advice}")
     # A head, for example, computes in the format of the target.
-    alone = dataclasses.replace(pair, target=dataclasses.replace(pair.target, dtype=torch.float16), draft=None)
+    alone = dataclasses.replace(
+        pair, target=dataclasses.replace(pair.target, dtype=torch.float16), draft=None
+    )
     assert "try model.dtype=bfloat16 or float32" in str(not_finite(alone, role, "new token 0"))

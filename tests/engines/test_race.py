@@ -30,7 +30,10 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> It
     origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
     probabilities = torch.arange(1, len(proposed) + 1) / 10
     verdict = Verdict(
-        torch.tensor([num_accepted]), torch.tensor([tokens[-1]]), probabilities[None], probabilities[None] + 0.5
+        torch.tensor([num_accepted]),
+        torch.tensor([tokens[-1]]),
+        probabilities[None],
+        probabilities[None] + 0.5,
     )
     return Iteration([0], [tokens], [origins], [proposed], [num_accepted], verdict)
 
@@ -49,7 +52,9 @@ class Engine:
         self.now = 0.0
         self.seconds = seconds
         self.prompts: Sequence[Sequence[int]] = []
-        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0))
+        monkeypatch.setattr(
+            timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
+        )
 
     def stream(self, _: Question) -> Iterator[Iteration]:
         for token, taken in enumerate(self.seconds):
@@ -106,7 +111,9 @@ def test_every_rejection_of_the_text_is_found() -> None:
         regular(5),
         speculative([6, 7], [6, 8, 9], 1),  # 8 rejected at position 2, 7 in its place
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
-        speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token, before the rejection
+        speculative(
+            [4], [4, 4, 0], 2
+        ),  # the text ended with an accepted token, before the rejection
     ]
     found = find_rejections(Generation("speculative", iterations), Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
@@ -114,7 +121,9 @@ def test_every_rejection_of_the_text_is_found() -> None:
 
 def test_an_engine_may_tell_no_probabilities() -> None:
     silent = Iteration([0], [[7]], [[Origin.RECOVERED]], [[8, 9]], [0])
-    assert find_rejections(Generation("speculative", [silent]), Digits()) == [Rejection(0, "8", None, None, "7")]  # type: ignore[arg-type]
+    assert find_rejections(Generation("speculative", [silent]), Digits()) == [
+        Rejection(0, "8", None, None, "7")
+    ]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,10 @@ def test_an_engine_may_tell_no_probabilities() -> None:
     ],
 )
 def test_where_texts_differ(
-    temperature: float, actual: list[int], expected: tuple[int | None, float | None], monkeypatch: pytest.MonkeyPatch
+    temperature: float,
+    actual: list[int],
+    expected: tuple[int | None, float | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
     engine: Any = Engine(monkeypatch)

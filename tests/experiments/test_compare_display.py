@@ -44,7 +44,10 @@ def lap(tokenizer: Any) -> Generation:
 
 def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
     return plain_console(
-        **({"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive} | arguments)
+        **(
+            {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
+            | arguments
+        )
     )
 
 
@@ -66,7 +69,9 @@ class Words:
 def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
     """A lane in which each word is a token of its origin."""
     lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
-    lane.show(Generation(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0))
+    lane.show(
+        Generation(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0)
+    )
     lane.end()
     return lane
 
@@ -108,7 +113,10 @@ def test_the_regular_arm_has_no_legend() -> None:
     ],
 )
 def test_when_marks_are_needed(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: dict[str, Any], marks: bool
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    arguments: dict[str, Any],
+    marks: bool,
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -121,7 +129,15 @@ def test_when_marks_are_needed(
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     screen = console(False)
-    screen.print(view([lane_of(screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular")]))
+    screen.print(
+        view(
+            [
+                lane_of(
+                    screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular"
+                )
+            ]
+        )
+    )
     assert "␛[2J␇a\nb␡1m␡ [bold]:smile:\n" in printed(screen)
 
 
@@ -167,8 +183,12 @@ def test_a_replay_that_is_cut_short_ends_with_both_texts(
         raise KeyboardInterrupt
 
     screen = console(True, color_system=None)
-    monkeypatch.setattr(compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt))
-    show_race(screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1])
+    monkeypatch.setattr(
+        compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt)
+    )
+    show_race(
+        screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1]
+    )
     last = printed(screen).splitlines()[-6:]
     start = MARKED.split("字")[0].strip()
     assert any(line.count(start) == 2 for line in last), last

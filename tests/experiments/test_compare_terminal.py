@@ -36,7 +36,11 @@ def open_terminal(directory: Path) -> Iterator[Open]:
     opened: list[Terminal] = []
 
     def start(*arguments: str, columns: int = 80, **environment: str) -> Terminal:
-        opened.append(Terminal("compare", *arguments, directory=directory, columns=columns, environment=environment))
+        opened.append(
+            Terminal(
+                "compare", *arguments, directory=directory, columns=columns, environment=environment
+            )
+        )
         return opened[-1]
 
     yield start
@@ -50,7 +54,11 @@ def pipe(harness: Harness, directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(*arguments: str, lines: str = "", pair: Sequence[str] = PAIR, code: int = 0) -> Outcome:
         monkeypatch.chdir(directory)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"))
+        monkeypatch.setattr(
+            sys,
+            "stdin",
+            io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"),
+        )
         return harness("compare", *pair, *arguments, code=code)
 
     return run
@@ -88,7 +96,11 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     ask(terminal, ":help", "Ctrl-C stops a generation.")
     ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
     ask(terminal, "Panama", "and model=./chain takes 100000")
-    ask(terminal, ":set temperature=0 num_draft_tokens=2 max_new_tokens=64", "64 new tokens · K=2 · greedy")
+    ask(
+        terminal,
+        ":set temperature=0 num_draft_tokens=2 max_new_tokens=64",
+        "64 new tokens · K=2 · greedy",
+    )
 
     # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
     terminal.type(UP)
@@ -109,7 +121,9 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert rows["speculative_completion"].tolist()[-1] == TEXT
 
 
-def test_ctrl_c_stops_a_generation_and_keeps_the_models(open_terminal: Open, directory: Path) -> None:
+def test_ctrl_c_stops_a_generation_and_keeps_the_models(
+    open_terminal: Open, directory: Path
+) -> None:
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
     terminal.wait_for("Ctrl-D ends.")
     for stops in (1, 2):
@@ -140,7 +154,9 @@ def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_end_leaves_the_row_of_a_race(open_terminal: Open, directory: Path, number: signal.Signals) -> None:
+def test_a_signal_to_end_leaves_the_row_of_a_race(
+    open_terminal: Open, directory: Path, number: signal.Signals
+) -> None:
     """The kernel sends SIGHUP when the window is closed."""
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
     terminal.wait_for("Ctrl-D ends.")
@@ -186,7 +202,13 @@ def test_the_prompt_setting_is_always_text(pipe: Pipe) -> None:
     assert record["speculative_completion"] == record["regular_completion"] == TEXT
     assert record["origins"] == {"target": 1, "draft": 9, "recovered": 1, "bonus": 2}
     assert record["rejections"] == [
-        {"position": 1, "rejected": " won", "target_probability": 0, "draft_probability": 1, "replacement": " two"}
+        {
+            "position": 1,
+            "rejected": " won",
+            "target_probability": 0,
+            "draft_probability": 1,
+            "replacement": " two",
+        }
     ]
 
 
@@ -203,8 +225,13 @@ def test_piped_lines(pipe: Pipe) -> None:
 
 def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Pipe) -> None:
     settings = ("json=true", "decoding.max_new_tokens=12", "decoding.temperature=1")
-    sessions = [pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=["model=tiny"]).stdout for _ in range(2)]
-    texts = [[json.loads(line)["speculative_completion"] for line in lines.splitlines()] for lines in sessions]
+    sessions = [
+        pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=["model=tiny"]).stdout for _ in range(2)
+    ]
+    texts = [
+        [json.loads(line)["speculative_completion"] for line in lines.splitlines()]
+        for lines in sessions
+    ]
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
 
@@ -217,7 +244,12 @@ def test_a_prompt_that_never_came_to_its_race_has_a_failed_row(pipe: Pipe, direc
 
 
 def test_json_records_include_failed_lines(pipe: Pipe) -> None:
-    result = pipe("json=true", "decoding.max_new_tokens=99990", lines="Banana\nCasablanca, Bratislava\n", code=1)
+    result = pipe(
+        "json=true",
+        "decoding.max_new_tokens=99990",
+        lines="Banana\nCasablanca, Bratislava\n",
+        code=1,
+    )
     first, second = map(json.loads, result.stdout.splitlines())
     assert (first["status"], second["status"]) == ("ok", "failed")
     assert "takes 100000" in second["error"]

@@ -9,7 +9,13 @@ import torch
 
 from experiments.table_engine import TableEngine
 from harness.config.settings import DecodingSettings
-from harness.experiments.contexts import CONTEXT_TOKENS, NUM_CONTEXTS, Context, choose_contexts, recovered_entropy
+from harness.experiments.contexts import (
+    CONTEXT_TOKENS,
+    NUM_CONTEXTS,
+    Context,
+    choose_contexts,
+    recovered_entropy,
+)
 
 # A context that ends with 0 most likely goes on with 1, behind which the draft is sure of what the target is not. All
 # other contexts most likely go on with 0, behind which the two agree.
@@ -22,15 +28,21 @@ DECODING = DecodingSettings(temperature=1.0)
 
 
 def test_what_is_left_to_the_recovered_token() -> None:
-    after_0, after_1, after_2 = recovered_entropy(ENGINE, [[2, 0], [1], [0, 1, 2]], DECODING).tolist()
+    after_0, after_1, after_2 = recovered_entropy(
+        ENGINE, [[2, 0], [1], [0, 1, 2]], DECODING
+    ).tolist()
     # Rejected in 0.8 of the cases, and then 5/8 against 3/8, where 1 came first.
-    assert after_0 == pytest.approx(0.9 * 0.8 * -(5 / 8 * math.log(5 / 8) + 3 / 8 * math.log(3 / 8)))
+    assert after_0 == pytest.approx(
+        0.9 * 0.8 * -(5 / 8 * math.log(5 / 8) + 3 / 8 * math.log(3 / 8))
+    )
     assert after_1 == 0
     assert after_2 == 0
 
 
 def test_a_draft_that_does_not_draw_is_rejected() -> None:
-    after_0, _, _ = recovered_entropy(TableEngine(TARGET), [[2, 0], [1], [0, 1, 2]], DECODING).tolist()
+    after_0, _, _ = recovered_entropy(
+        TableEngine(TARGET), [[2, 0], [1], [0, 1, 2]], DECODING
+    ).tolist()
     assert after_0 == pytest.approx(0.9 * -sum(p * math.log(p) for p in (0.5, 0.3, 0.2)))
 
 
@@ -53,7 +65,9 @@ def test_ranks_choose_what_rank_0_finds_most_open(monkeypatch: pytest.MonkeyPatc
     prompts, found = [[2, 1, 0, 2, 2], [1, 2, 0, 1]], list[torch.Tensor]()
     other = TableEngine(TARGET, TARGET)
     assert choose_contexts(other, prompts, DECODING) != choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr("harness.experiments.contexts.of_rank_0", lambda numbers: found.append(numbers) or numbers)
+    monkeypatch.setattr(
+        "harness.experiments.contexts.of_rank_0", lambda numbers: found.append(numbers) or numbers
+    )
     chosen = choose_contexts(ENGINE, prompts, DECODING)
     monkeypatch.setattr("harness.experiments.contexts.of_rank_0", lambda numbers: found.pop(0))
     assert choose_contexts(other, prompts, DECODING) == chosen

@@ -19,9 +19,27 @@ from processes import end, start
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 
 SHORT = (
-    *("distill", "model=./target", "prompts=prompts.jsonl", "num_prompts=2", "num_warmup=0", "num_resamples=100"),
-    *("decoding.max_new_tokens=8", "decoding.ignore_eos=true", "decoding=greedy", "results.file=distill.csv"),
-    *("answer_tokens=10", "temperatures=[0.0]", "texts_per_step=4", "save_every=2", "learning_rate=0.003"),
+    *(
+        "distill",
+        "model=./target",
+        "prompts=prompts.jsonl",
+        "num_prompts=2",
+        "num_warmup=0",
+        "num_resamples=100",
+    ),
+    *(
+        "decoding.max_new_tokens=8",
+        "decoding.ignore_eos=true",
+        "decoding=greedy",
+        "results.file=distill.csv",
+    ),
+    *(
+        "answer_tokens=10",
+        "temperatures=[0.0]",
+        "texts_per_step=4",
+        "save_every=2",
+        "learning_rate=0.003",
+    ),
 )
 
 
@@ -29,14 +47,20 @@ SHORT = (
 def models(tmp_path: Path) -> None:
     """`target`, the shallower `draft`, and ten prompts."""
     tokenizer = make_tokenizer()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(tokenizer), "initializer_range": 0.2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "vocab_size": len(tokenizer),
+        "initializer_range": 0.2,
+    }
     for seed, (name, layers) in enumerate({"target": 2, "draft": 1}.items()):
         torch.manual_seed(seed)
         config = make_config("llama", **sizes, num_hidden_layers=layers)
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     prompts = [
-        json.dumps({"prompt": f"{word} and"}) for word in "one two three four five six seven eight nine ten".split()
+        json.dumps({"prompt": f"{word} and"})
+        for word in "one two three four five six seven eight nine ten".split()
     ]
     (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
 
@@ -51,44 +75,66 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
     assert "Before and after training" in outcome.stdout
     assert "0 of 0" not in outcome.stdout
     found = rows(tmp_path)
-    assert list(found.index) == [(stage, arm) for stage in ("before", "after") for arm in ("regular", "speculative")]
+    assert list(found.index) == [
+        (stage, arm) for stage in ("before", "after") for arm in ("regular", "speculative")
+    ]
     after = found.loc[("after", "speculative")]
     assert (after.num_texts, after.num_steps, after.output) == (8, 20, "drafts/target-draft")
     assert after.identical_prompts == 2
     harness(*SHORT, f"draft=./{after.output}", "output=twice", "epochs=10")
     # What was stored is what was measured.
-    begun, further = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
+    begun, further = (
+        rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after")
+    )
     assert begun.acceptance_histogram == after.acceptance_histogram
     assert further.loss < after.loss
 
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
-def test_new_head_is_trained_stored_and_goes_on(kind: str, harness: Harness, tmp_path: Path) -> None:
+def test_new_head_is_trained_stored_and_goes_on(
+    kind: str, harness: Harness, tmp_path: Path
+) -> None:
     harness(*SHORT, f"draft={kind}", "epochs=10")
     first = rows(tmp_path).loc[("after", "speculative")]
     assert first.draft_step_bytes > 0
-    assert f"{kind} head" in harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10").stderr
-    before, after = (rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after"))
+    assert (
+        f"{kind} head"
+        in harness(*SHORT, f"draft=./{first.output}", "output=further", "epochs=10").stderr
+    )
+    before, after = (
+        rows(tmp_path).loc[[(stage, "speculative")]].iloc[-1] for stage in ("before", "after")
+    )
     assert before.acceptance_histogram == first.acceptance_histogram
     assert after.loss < first.loss
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
-def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(harness: Harness, tmp_path: Path) -> None:
+def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
+    harness: Harness, tmp_path: Path
+) -> None:
     arguments = [*SHORT, "draft=eagle3", "epochs=20"]
     harness(*arguments, "output=whole")
 
     training = tmp_path / "cut" / "training"
-    end(start(*arguments, "output=cut", cwd=tmp_path, until="cut/training/state.pt"), signal.SIGKILL, -signal.SIGKILL)
+    end(
+        start(*arguments, "output=cut", cwd=tmp_path, until="cut/training/state.pt"),
+        signal.SIGKILL,
+        -signal.SIGKILL,
+    )
     assert not (tmp_path / "cut" / "config.json").exists()
     assert torch.load(training / "state.pt")["step"] < 40
 
-    assert "output=cut: holds an unfinished training" in harness(*arguments, "output=cut", "epochs=3", code=2).stderr
+    assert (
+        "output=cut: holds an unfinished training"
+        in harness(*arguments, "output=cut", "epochs=3", code=2).stderr
+    )
     harness(*arguments, "output=cut")
     assert not training.exists()
-    assert (tmp_path / "cut" / "answers.jsonl").read_text() == (tmp_path / "whole" / "answers.jsonl").read_text()
+    assert (tmp_path / "cut" / "answers.jsonl").read_text() == (
+        tmp_path / "whole" / "answers.jsonl"
+    ).read_text()
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert files[0] == files[1]
 
@@ -105,7 +151,8 @@ def test_report_reads_what_was_trained(harness: Harness) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
-    ("kind", "like", "further"), [("peagle", "eagle3", {"mask_token_id": 3}), ("dspark", "dflash", {"markov_rank": 8})]
+    ("kind", "like", "further"),
+    [("peagle", "eagle3", {"mask_token_id": 3}), ("dspark", "dflash", {"markov_rank": 8})],
 )
 def test_head_that_would_be_trained_wrong_is_refused(
     kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path
@@ -113,11 +160,16 @@ def test_head_that_would_be_trained_wrong_is_refused(
     target = as_checkpoint(AutoConfig.from_pretrained(tmp_path / "target"))
     raw = new_head(ModelSettings(name=like, repository="new"), target).raw
     raw = {**raw, "speculators_model_type": kind, **further}
-    head = read_head(ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False)
+    head = read_head(
+        ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False
+    )
     assert head is not None
     save_head(raw, head.build().to_empty(device="cpu"), tmp_path / "head", torch.bfloat16)
     complaint = harness(*SHORT, "draft=./head", code=2).complaint
-    assert complaint == f"draft=./head: must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
+    assert (
+        complaint
+        == f"draft=./head: must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
+    )
 
 
 def test_finished_draft_is_not_overwritten(harness: Harness, tmp_path: Path) -> None:

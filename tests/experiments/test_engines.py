@@ -36,7 +36,11 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
 @pytest.mark.parametrize(
     ("draft", "temperature", "says"),
     [
-        ("spaced", "0", "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"),
+        (
+            "spaced",
+            "0",
+            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface",
+        ),
         ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
         ("padded", "0.5", "has 327 outputs against 320, with which generate() cannot sample"),
     ],

@@ -51,7 +51,9 @@ def evaluate(configuration: dict[str, Any], tmp_path: Path) -> Evaluate:
     def run(**changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
         directory = tmp_path / f"run{len(runs)}"
         runs.append(directory)
-        session.run(evaluation.__name__, from_config(EvalSettings, configuration | changes), directory)
+        session.run(
+            evaluation.__name__, from_config(EvalSettings, configuration | changes), directory
+        )
         return pd.read_csv(directory / "eval.csv"), pd.read_csv(directory / "eval_prompts.csv")
 
     return run
@@ -70,7 +72,11 @@ def test_every_question_is_answered_as_it_was_taught(evaluate: Evaluate) -> None
         assert row.time_ms > 0
     assert set(prompts["correct"]) == {True, False}
     assert (
-        prompts.groupby(["arm", "seed"])["prompt_index"].apply(list).map(sorted).map(lambda x: x == [*range(20)]).all()
+        prompts.groupby(["arm", "seed"])["prompt_index"]
+        .apply(list)
+        .map(sorted)
+        .map(lambda x: x == [*range(20)])
+        .all()
     )
     assert list(arms["status"]) == ["ok"] * 6
 
@@ -82,7 +88,8 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
     ]
     for row in arms.to_dict("records"):
         mine = prompts[
-            (prompts["arm"] == row["arm"]) & (prompts["seed"].astype(str).eq(row["seed"]) | (row["seed"] == "all"))
+            (prompts["arm"] == row["arm"])
+            & (prompts["seed"].astype(str).eq(row["seed"]) | (row["seed"] == "all"))
         ]
         correct, total = int(mine["correct"].sum()), len(mine)
         assert row["num_prompts"] == total == (40 if row["seed"] == "all" else 20)
@@ -105,12 +112,20 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
 def test_a_batch_shares_its_time(evaluate: Evaluate) -> None:
     _, prompts = evaluate(seeds=[0])
     batches = prompts[prompts["arm"] == "regular"].groupby("time_ms", sort=False)
-    assert batches["prompt_index"].apply(list).tolist() == [[*range(6)], [*range(6, 12)], [*range(12, 18)], [18, 19]]
+    assert batches["prompt_index"].apply(list).tolist() == [
+        [*range(6)],
+        [*range(6, 12)],
+        [*range(12, 18)],
+        [18, 19],
+    ]
 
 
 def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
     """The speculative arm's last token before the limit may be drafted in one batch and a bonus in another."""
-    sampled = {"decoding": {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False}, "seeds": [3]}
+    sampled = {
+        "decoding": {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False},
+        "seeds": [3],
+    }
     _, once = evaluate(**sampled, batch_size=7)
     _, again = evaluate(**sampled, batch_size=20, num_prompts=10)
     texts, repeated = (
@@ -134,7 +149,9 @@ def test_without_a_draft_the_regular_arm_answers_alone(evaluate: Evaluate) -> No
     assert arms["acceptance_rate"].isna().all()
 
 
-def test_the_same_command_takes_over_what_was_answered(evaluate: Evaluate, configuration: dict[str, Any]) -> None:
+def test_the_same_command_takes_over_what_was_answered(
+    evaluate: Evaluate, configuration: dict[str, Any]
+) -> None:
     first_arms, first = evaluate()
     assert (first_arms["num_resumed"] == 0).all()
     arms, prompts = evaluate(num_prompts=30, seeds=[1, 0, 2])
@@ -167,7 +184,9 @@ def test_other_circumstances_ask_every_question_again(evaluate: Evaluate) -> Non
         assert (arms["num_resumed"] == 0).all(), changes
 
 
-def test_new_weights_ask_every_question_again(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
+def test_new_weights_ask_every_question_again(
+    evaluate: Evaluate, taught: tuple[Path, Path]
+) -> None:
     evaluate()
     weights = taught[0] / "model.safetensors"
     os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
@@ -175,10 +194,15 @@ def test_new_weights_ask_every_question_again(evaluate: Evaluate, taught: tuple[
     assert (arms["num_resumed"] == 0).all()
 
 
-def test_published_accuracies_are_in_the_rows(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
+def test_published_accuracies_are_in_the_rows(
+    evaluate: Evaluate, taught: tuple[Path, Path]
+) -> None:
     preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
     arms, _ = evaluate(model=preset, operands=[1, 99])
-    assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {"regular": 0.429, "speculative": 0.431}
+    assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {
+        "regular": 0.429,
+        "speculative": 0.431,
+    }
     assert evaluate(model=preset)[0]["published_accuracy"].isna().all()
     assert evaluate(operands=[1, 99])[0]["published_accuracy"].isna().all()
 
@@ -215,14 +239,18 @@ def test_a_process_that_died_has_rows_with_its_answers(
     died.mkdir()
     prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
     prompts[:24].to_csv(died / "eval_prompts.csv", index=False)
-    session.record_failure(evaluation.__name__, from_config(EvalSettings, configuration), died, "killed by signal 9")
+    session.record_failure(
+        evaluation.__name__, from_config(EvalSettings, configuration), died, "killed by signal 9"
+    )
     arms = pd.read_csv(died / "eval.csv")
     assert list(arms["num_prompts"]) == [12] * 4
     assert set(arms["error"]) == {"killed by signal 9"}
     assert (arms["num_resumed"] == 0).all()
 
 
-def test_the_table_says_what_was_found(evaluate: Evaluate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_was_found(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
     evaluate()
     shown = capsys.readouterr().out
     assert "identical on all 40 questions" in shown
@@ -237,7 +265,9 @@ def test_the_seed_of_every_command_is_the_default_of_seeds(harness: Harness) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signal_sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("signal_sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path], signal_sent: signal.Signals, exit_code: int
 ) -> None:
@@ -251,11 +281,16 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
         assert set(pd.read_csv(tmp_path / "results" / "eval.csv")["status"]) == {"interrupted"}
 
     finished = run(*arguments, cwd=tmp_path)
-    assert f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already" in finished.stderr
+    assert (
+        f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already"
+        in finished.stderr
+    )
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")
     counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
-    assert counts == {(arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(60)}
+    assert counts == {
+        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(60)
+    }
     keys = ["arm", "prompt_index"]
     taken_over = prompts.set_index(keys).loc[stopped.set_index(keys).index]
     pd.testing.assert_frame_equal(taken_over, stopped.set_index(keys))
@@ -265,7 +300,9 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     assert json.loads((last.parent / "environment.json").read_text())["devices"]
 
 
-def test_the_batch_size_is_that_of_what_ran(evaluate: Evaluate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_batch_size_is_that_of_what_ran(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
     arms, _ = evaluate()
     assert set(zip(arms["batch_size"], arms["smallest_batch"], strict=True)) == {(6, 2)}
     assert "The last batch had 2 rows instead of 6." in capsys.readouterr().out

@@ -27,7 +27,12 @@ PROMISED = (
 PROMISED_PROMPTS = (
     "prompt_index category prompt arm completion num_tokens time_ms acceptance_rate acceptance_histogram"
 ).split()
-QUICK = ["num_prompts=4", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3", "prompts=prompts.txt"]
+QUICK = [
+    "num_prompts=4",
+    "decoding.max_new_tokens=8",
+    "decoding.num_draft_tokens=3",
+    "prompts=prompts.txt",
+]
 
 SaveModel = Callable[..., ModelSettings]
 
@@ -45,7 +50,13 @@ def pair(save_model: SaveModel) -> list[str]:
 
 def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str]) -> None:
     outcome = harness("latency", *pair, *QUICK)
-    for expected in ("regular", "speculative", "no interval from fewer than 8 prompts", "by position", "predicted"):
+    for expected in (
+        "regular",
+        "speculative",
+        "no interval from fewer than 8 prompts",
+        "by position",
+        "predicted",
+    ):
         assert expected in outcome.stdout
     assert "float32 on cpu" in outcome.stderr
 
@@ -57,8 +68,12 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     assert list(rows["num_tokens"]) == [32, 32]
     assert rows["peak_memory_bytes"].isna().all(), "no GPU: an empty cell"
     regular, speculative = rows.iloc[0], rows.iloc[1]
-    assert speculative["speedup"] == pytest.approx(regular["ms_per_token"] / speculative["ms_per_token"])
-    assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), "four prompts give no interval"
+    assert speculative["speedup"] == pytest.approx(
+        regular["ms_per_token"] / speculative["ms_per_token"]
+    )
+    assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), (
+        "four prompts give no interval"
+    )
     assert regular[["speedup", "acceptance_rate", "draft_ms"]].isna().all()
     assert 1 <= speculative["mean_acceptance_length"] <= 4
     assert speculative["predicted_speedup"] == pytest.approx(
@@ -92,7 +107,9 @@ def test_greedy_texts_are_the_same_in_both_arms(harness: Harness, pair: list[str
     assert results()["identical_prompts"][1] == 4
 
 
-def test_a_text_does_not_depend_on_its_batch(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+def test_a_text_does_not_depend_on_its_batch(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
     texts = []
     for size in (1, 4):
         harness("latency", *pair, *QUICK, f"batch_size={size}", f"hydra.run.dir=run{size}")
@@ -101,7 +118,9 @@ def test_a_text_does_not_depend_on_its_batch(harness: Harness, pair: list[str], 
     assert texts[0] == texts[1]
 
 
-def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(harness: Harness, save_model: SaveModel) -> None:
+def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(
+    harness: Harness, save_model: SaveModel
+) -> None:
     name = save_model("llama", "model").name
     outcome = harness("latency", f"model={name}", f"draft={name}", *QUICK)
     assert "shares the model's weights" in outcome.stderr
@@ -145,7 +164,10 @@ def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str]) -> None
     ("settings", "complaint"),
     [
         (["num_prompts=5"], "num_prompts=5: the prompt set prompts has only 4"),
-        (["decoding.max_new_tokens=4800"], "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); "),
+        (
+            ["decoding.max_new_tokens=4800"],
+            "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); ",
+        ),
         (
             ["decoding.max_new_tokens=48"],
             "prompts: 1 of 4 prompts are too long (line 4 of the file); the longest has 1",
@@ -208,19 +230,28 @@ def test_a_kill_leaves_whole_rows(running: subprocess.Popen[str], harness: Harne
 
 def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str]) -> None:
     outcome = harness("latency", *pair, *QUICK, "batch_size=5", code=2)
-    assert outcome.complaint.startswith("batch_size=5: needs as many prompts: num_prompts=5, where 4 are")
-    assert "The last batch had 1 rows instead of 3." in harness("latency", *pair, *QUICK, "batch_size=3").stdout
+    assert outcome.complaint.startswith(
+        "batch_size=5: needs as many prompts: num_prompts=5, where 4 are"
+    )
+    assert (
+        "The last batch had 1 rows instead of 3."
+        in harness("latency", *pair, *QUICK, "batch_size=3").stdout
+    )
     assert list(results()["smallest_batch"]) == [1, 1]
 
 
-def test_a_report_of_a_target_alone_says_what_was_measured(harness: Harness, pair: list[str]) -> None:
+def test_a_report_of_a_target_alone_says_what_was_measured(
+    harness: Harness, pair: list[str]
+) -> None:
     harness("latency", pair[0], *QUICK)
     report = harness("report").stdout
     assert "Nothing has been measured" not in report
     assert "ms/token" in report.splitlines()[0]
 
 
-def test_a_report_of_nothing_but_prompts_is_refused(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+def test_a_report_of_nothing_but_prompts_is_refused(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
     harness("latency", *pair, *QUICK)
     (file,) = tmp_path.glob("outputs/*/*/*/latency_prompts.csv")
     (tmp_path / "report.md").write_text("the old one")
@@ -230,7 +261,12 @@ def test_a_report_of_nothing_but_prompts_is_refused(harness: Harness, pair: list
 
 
 # The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
-LONG = ["decoding.max_new_tokens=48", "decoding.num_draft_tokens=3", "prompts=prompts.txt", "num_prompts=4"]
+LONG = [
+    "decoding.max_new_tokens=48",
+    "decoding.num_draft_tokens=3",
+    "prompts=prompts.txt",
+    "num_prompts=4",
+]
 
 
 def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str]) -> None:
@@ -246,9 +282,14 @@ def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str
     assert refused.complaint.startswith("batch_size=4: needs as many prompts")
 
 
-def test_prompts_that_are_too_long_are_cut(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+def test_prompts_that_are_too_long_are_cut(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
     outcome = harness("latency", *pair, *LONG, "prompts.too_long=truncate", "decoding=greedy")
-    assert "1 of 4 prompts are too long (line 4 of the file): their last 16 tokens are read" in outcome.stderr
+    assert (
+        "1 of 4 prompts are too long (line 4 of the file): their last 16 tokens are read"
+        in outcome.stderr
+    )
     assert list(results()["num_truncated"]) == [1, 1]
     cut = pd.read_csv(only("latency_prompts.csv"))["completion"].iloc[-1]
     (tmp_path / "prompts.txt").write_text("four four four four"[-16:])
@@ -256,18 +297,28 @@ def test_prompts_that_are_too_long_are_cut(harness: Harness, pair: list[str], tm
     assert pd.read_csv(tmp_path / "again" / "latency_prompts.csv")["completion"].iloc[-1] == cut
 
 
-def test_what_becomes_of_long_prompts_is_another_measurement(harness: Harness, pair: list[str]) -> None:
+def test_what_becomes_of_long_prompts_is_another_measurement(
+    harness: Harness, pair: list[str]
+) -> None:
     for too_long in ("skip", "truncate"):
         harness("latency", *pair, *QUICK, f"prompts.too_long={too_long}")
     assert results()["measurement"].nunique() == 2
 
 
-def test_prompts_come_from_all_categories(harness: Harness, pair: list[str], tmp_path: Path) -> None:
-    lines = [{"turns": [f"{kind} {i}", "later"], "category": kind} for kind in ("story", "sum") for i in range(4)]
+def test_prompts_come_from_all_categories(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    lines = [
+        {"turns": [f"{kind} {i}", "later"], "category": kind}
+        for kind in ("story", "sum")
+        for i in range(4)
+    ]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
     outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy")
     assert "tokens/iteration" in outcome.stdout
-    assert "4 of 8 prompts (questions), from each category in turn: 2 story, 2 sum" in outcome.stderr
+    assert (
+        "4 of 8 prompts (questions), from each category in turn: 2 story, 2 sum" in outcome.stderr
+    )
     prompts = pd.read_csv(only("latency_prompts.csv"))
     assert set(prompts["category"]) == {"story", "sum"}
     regular = prompts[prompts["arm"] == "regular"]
@@ -276,30 +327,55 @@ def test_prompts_come_from_all_categories(harness: Harness, pair: list[str], tmp
     }  # fmt: skip
 
 
-def test_a_chat_needs_a_template_or_is_read_as_text(harness: Harness, pair: list[str], tmp_path: Path) -> None:
+def test_a_chat_needs_a_template_or_is_read_as_text(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
-    arguments = ["latency", *pair, "prompts=chats.jsonl", "num_prompts=1", "decoding.max_new_tokens=4"]
-    assert re.match("chat_template=auto: .*chat_template=never reads them as text$", harness.refused(*arguments))
+    arguments = [
+        "latency",
+        *pair,
+        "prompts=chats.jsonl",
+        "num_prompts=1",
+        "decoding.max_new_tokens=4",
+    ]
+    assert re.match(
+        "chat_template=auto: .*chat_template=never reads them as text$", harness.refused(*arguments)
+    )
     read = harness(*arguments, "chat_template=never")
-    assert "chat_template=never: 1 chats are read as text, every message with its role" in read.stderr
+    assert (
+        "chat_template=never: 1 chats are read as text, every message with its role" in read.stderr
+    )
 
 
 def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel) -> None:
     model = save_model("mamba", hidden_size=128, num_hidden_layers=6, state_size=16)
     harness("latency", f"model={model.name}", "draft=none", *QUICK)
     (row,) = results().to_dict("records")
-    assert (row["arm"], row["status"], row["num_tokens"], row["runner"]) == ("regular", "ok", 32, "eager")
+    assert (row["arm"], row["status"], row["num_tokens"], row["runner"]) == (
+        "regular",
+        "ok",
+        32,
+        "eager",
+    )
     for settings, complaint in (
         (["draft=none", "batch_size=2"], "batch_size=2: must be 1 for model="),
         (["draft=lookup"], "draft=none measures it alone"),
         (["draft=lookup", "engine=huggingface"], "takes back no tokens"),
     ):
-        assert complaint in harness("latency", f"model={model.name}", *QUICK, *settings, code=2).complaint
+        assert (
+            complaint
+            in harness("latency", f"model={model.name}", *QUICK, *settings, code=2).complaint
+        )
 
 
 def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveModel) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     model = save_model("lfm2", **sizes, num_hidden_layers=2, layer_types=["conv", "full_attention"])
     for draft in (["draft=lookup"], [f"draft={model.name}", "batch_size=2"]):
         harness("latency", f"model={model.name}", *draft, *QUICK)
@@ -314,7 +390,9 @@ def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -
     assert outcome.stderr.splitlines()[-1].endswith("/ and mine-2.csv (mine.csv has other columns)")
 
 
-def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(harness: Harness, save_model: SaveModel) -> None:
+def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
+    harness: Harness, save_model: SaveModel
+) -> None:
     import torch
 
     class Code:
@@ -329,7 +407,9 @@ def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(harness: Harness,
     (Path(pickled.name) / "model.safetensors").unlink()
     torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")
     refused = harness("latency", f"model={pickled.name}", "draft=none", *QUICK, code=1)
-    assert refused.complaint.endswith("holds pickled code, which could do anything: fetch or convert it as safetensors")
+    assert refused.complaint.endswith(
+        "holds pickled code, which could do anything: fetch or convert it as safetensors"
+    )
     assert "weights_only" not in refused.stderr
 
 
@@ -337,7 +417,12 @@ def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(harness: Harness,
 def test_the_environment_holds_a_command_line_that_runs_again(
     harness: Harness, pair: list[str], tmp_path: Path, sweep: list[str]
 ) -> None:
-    quick = ["num_prompts=1", "decoding.max_new_tokens=2", "prompts=my prompts.txt", "num_resamples=100"]
+    quick = [
+        "num_prompts=1",
+        "decoding.max_new_tokens=2",
+        "prompts=my prompts.txt",
+        "num_resamples=100",
+    ]
     (tmp_path / "my prompts.txt").write_text("one\n")
     harness("latency", *pair, *quick, *sweep)
     noted = json.loads(only("environment.json").read_text())

@@ -23,7 +23,14 @@ from harness.engines.protocol import Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.experiments.contexts import Context
-from harness.experiments.lossless import MIN_EXPECTED, REQUIRED_POWER, SampledCheck, SampledTest, judge_greedy, together
+from harness.experiments.lossless import (
+    MIN_EXPECTED,
+    REQUIRED_POWER,
+    SampledCheck,
+    SampledTest,
+    judge_greedy,
+    together,
+)
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.recovery import draws_needed
 from harness.models.loading import LoadedModel
@@ -56,7 +63,13 @@ def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEn
 
 @functools.cache
 def outcomes(decoding: DecodingSettings, dtype: torch.dtype) -> Outcomes:
-    return exact_outcomes(engine(dtype=dtype), PROMPT, decoding, num_tokens=5, min_probability=MIN_EXPECTED / NUM_DRAWS)
+    return exact_outcomes(
+        engine(dtype=dtype),
+        PROMPT,
+        decoding,
+        num_tokens=5,
+        min_probability=MIN_EXPECTED / NUM_DRAWS,
+    )
 
 
 def sample(
@@ -88,7 +101,9 @@ def sample(
 def compare(
     fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
 ) -> list[Divergence | None]:
-    decoding = DecodingSettings(temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24)
+    decoding = DecodingSettings(
+        temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24
+    )
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
     faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
     texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
@@ -97,7 +112,9 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("warping", "num_draft_tokens"), [({}, 1), ({}, 3), ({"top_k": 5}, 1), ({"top_p": 0.9}, 1)], ids=str
+    ("warping", "num_draft_tokens"),
+    [({}, 1), ({}, 3), ({"top_k": 5}, 1), ({"top_p": 0.9}, 1)],
+    ids=str,
 )
 def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: int) -> None:
     check = sample(num_draft_tokens=num_draft_tokens, **warping)
@@ -113,7 +130,9 @@ def test_every_planted_fault_is_caught(fault: Fault) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "bonus_from_wrong_position"])
+@pytest.mark.parametrize(
+    "fault", [fault for fault in FAULTS if fault != "bonus_from_wrong_position"]
+)
 def test_faults_are_caught_with_more_draft_tokens_too(fault: Fault) -> None:
     """But for the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
     assert sample(fault, num_draft_tokens=3).verdict == "lossy"
@@ -165,7 +184,9 @@ def test_greedy_texts_give_faults_away(fault: Fault, dtype: torch.dtype) -> None
 
 
 def test_a_tie_that_rounding_broke_is_no_loss() -> None:
-    half, single = (20.0 * engine(dtype=dtype).logit_rounding for dtype in (torch.bfloat16, torch.float32))
+    half, single = (
+        20.0 * engine(dtype=dtype).logit_rounding for dtype in (torch.bfloat16, torch.float32)
+    )
     tie = Divergence(position=3, expected=1, actual=2, logit_margin=0.1, logit_tolerance=half)
     clear = Divergence(position=9, expected=1, actual=2, logit_margin=1.0, logit_tolerance=half)
     assert judge_greedy([None, tie])[0] == "lossless"
@@ -182,7 +203,9 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
 
     def power(num_draws: int) -> float:
         known = [
-            exact_outcomes(engine(), context.token_ids, decoding, num_tokens, MIN_EXPECTED / num_draws)
+            exact_outcomes(
+                engine(), context.token_ids, decoding, num_tokens, MIN_EXPECTED / num_draws
+            )
             for context in contexts
         ]
         return together([test.expected(one, num_draws) for one in known]).power
@@ -208,17 +231,26 @@ def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
 
 
 @pytest.mark.parametrize(("moved", "verdict"), [(0.0, "lossless"), (0.15, "lossy")])
-def test_two_samples_are_compared_without_the_exact_distribution(moved: float, verdict: str) -> None:
+def test_two_samples_are_compared_without_the_exact_distribution(
+    moved: float, verdict: str
+) -> None:
     """Three tokens, each drawn alone; in the other sample the second one has another distribution."""
     generator = np.random.default_rng(0)
 
     def sample(second: list[float]) -> list[Generation]:
         chances = [[0.5, 0.3, 0.2], second, [0.4, 0.3, 0.3]]
         rows = np.stack([generator.choice(3, 4000, p=each) for each in chances], axis=1).tolist()
-        return [Generation("any", requests=[RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)])]
+        return [
+            Generation(
+                "any",
+                requests=[RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)],
+            )
+        ]
 
     plain = [0.6, 0.2, 0.2]
-    check = SampledTest(3, 1e-9, 0.2).compare(sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2]))
+    check = SampledTest(3, 1e-9, 0.2).compare(
+        sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2])
+    )
     assert check.verdict == verdict
     assert check.num_draws == 4000
     # Of 27 texts the rare ones count together.

@@ -13,16 +13,34 @@ from tiny_checkpoints import save_talkative_pair
 METHODS = {
     "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=2"),
     "suffix": (["draft=suffix"], "draft suffix: no weights", "K=2"),
-    "shared suffix": (["draft=suffix", "draft.shared=true"], "draft suffix: no weights", "searches earlier answers"),
-    "early exit": (["draft=early_exit"], "draft early_exit: the first 1 layers of the model", "K=2"),
+    "shared suffix": (
+        ["draft=suffix", "draft.shared=true"],
+        "draft suffix: no weights",
+        "searches earlier answers",
+    ),
+    "early exit": (
+        ["draft=early_exit"],
+        "draft early_exit: the first 1 layers of the model",
+        "K=2",
+    ),
     "by argmax": (["draft.sampling=greedy"], "/draft: float32", "drafts by argmax"),
     "block": (["decoding.rule=block"], "/draft: float32", "rule block"),
     "typical": (["decoding.rule=typical"], "/draft: float32", "rule typical (lossy)"),
     "auto": (["decoding.num_draft_tokens=auto"], "/draft: float32", "K=auto"),
-    "auto lookup": (["draft=lookup", "decoding.num_draft_tokens=auto"], "draft lookup: no weights", "K=auto"),
+    "auto lookup": (
+        ["draft=lookup", "decoding.num_draft_tokens=auto"],
+        "draft lookup: no weights",
+        "K=auto",
+    ),
 }
 GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
-DRAWN = ["num_prompts=3", "decoding.max_new_tokens=8", "num_draws=20000", "shift=0.2", "batch_size=500"]
+DRAWN = [
+    "num_prompts=3",
+    "decoding.max_new_tokens=8",
+    "num_draws=20000",
+    "shift=0.2",
+    "batch_size=500",
+]
 EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
 
 
@@ -33,7 +51,9 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @EACH
-def test_latency(harness: Harness, chatty: list[str], typed: list[str], described: str, settings: str) -> None:
+def test_latency(
+    harness: Harness, chatty: list[str], typed: list[str], described: str, settings: str
+) -> None:
     outcome = harness("latency", *chatty, *GREEDY, *typed)
     assert described in outcome.stderr
     assert settings in " ".join(outcome.stdout.split())
@@ -43,22 +63,35 @@ def test_latency(harness: Harness, chatty: list[str], typed: list[str], describe
     # Something is accepted; `auto` may find that drafting does not pay.
     assert row["tokens_per_iteration"] > 1 or settings == "K=auto"
     assert 0 <= row["mean_num_draft_tokens"] <= 16
-    assert str(row["num_draft_tokens"]).removesuffix(".0") == ("auto" if settings == "K=auto" else "2")
+    assert str(row["num_draft_tokens"]).removesuffix(".0") == (
+        "auto" if settings == "K=auto" else "2"
+    )
     lossy = "decoding.rule=typical" in typed
     assert row["lossy"] == lossy
     assert ("no longer follows the target (lossy)" in outcome.stdout) == lossy
     assert ("speculative (lossy)" in outcome.stdout) == lossy
-    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == ("draft.shared=true" in typed)
+    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == (
+        "draft.shared=true" in typed
+    )
 
 
 @EACH
 def test_compare_and_eval_and_plan(
     harness: Harness, chatty: list[str], typed: list[str], described: str, settings: str
 ) -> None:
-    compared = harness("compare", *chatty[:-2], "prompt=once upon a time", "json=true", *GREEDY[2:], *typed)
+    compared = harness(
+        "compare", *chatty[:-2], "prompt=once upon a time", "json=true", *GREEDY[2:], *typed
+    )
     record = json.loads(compared.stdout)
     assert record["identical"] is True
-    answered = harness("eval", *chatty[:-2], *GREEDY[:1], "decoding.temperature=0", "decoding.max_new_tokens=6", *typed)
+    answered = harness(
+        "eval",
+        *chatty[:-2],
+        *GREEDY[:1],
+        "decoding.temperature=0",
+        "decoding.max_new_tokens=6",
+        *typed,
+    )
     rows = results("eval")
     assert rows["identical_prompts"].iloc[-1] == 3
     assert ("(lossy)" in answered.stdout) == ("decoding.rule=typical" in typed)
@@ -67,11 +100,22 @@ def test_compare_and_eval_and_plan(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lookup", "by argmax", "block", "typical", "auto"])
-def test_recovery_finds_the_lossy_rule_and_no_other(harness: Harness, chatty: list[str], method: str) -> None:
-    outcome = harness("recovery", *chatty, *DRAWN, *METHODS[method][0], code=int(method == "typical"))
+def test_recovery_finds_the_lossy_rule_and_no_other(
+    harness: Harness, chatty: list[str], method: str
+) -> None:
+    outcome = harness(
+        "recovery", *chatty, *DRAWN, *METHODS[method][0], code=int(method == "typical")
+    )
     assert ("Lossy" if method == "typical" else "Lossless") in outcome.stdout
 
 
 @pytest.mark.slow
 def test_recovery_finds_faults_in_block_verification(harness: Harness, chatty: list[str]) -> None:
-    harness("recovery", *chatty, *DRAWN, "decoding.rule=block", "fault=draft_probabilities_ignored", code=1)
+    harness(
+        "recovery",
+        *chatty,
+        *DRAWN,
+        "decoding.rule=block",
+        "fault=draft_probabilities_ignored",
+        code=1,
+    )

@@ -12,7 +12,13 @@ from in_process import Harness, results
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import make_tokenizer
 
-GREEDY = ["num_prompts=2", "num_warmup=0", "batch_size=2", "decoding=greedy", "decoding.max_new_tokens=12"]
+GREEDY = [
+    "num_prompts=2",
+    "num_warmup=0",
+    "batch_size=2",
+    "decoding=greedy",
+    "decoding.max_new_tokens=12",
+]
 DRAWS = "num_prompts=1 decoding.max_new_tokens=4 num_draws=1000 batch_size=1000 decoding.num_draft_tokens=1".split()
 
 
@@ -31,13 +37,22 @@ def test_every_command(harness: Harness, directory: Path) -> None:
     assert "draft mtp: mtp head, 0.1 MB" in harness("latency", *pair, prompts, *GREEDY).stderr
     row = results().iloc[-1]
     assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
-    compared = harness("compare", *pair, "prompt=Once", "json=true", "decoding=greedy", "decoding.max_new_tokens=12")
+    compared = harness(
+        "compare",
+        *pair,
+        "prompt=Once",
+        "json=true",
+        "decoding=greedy",
+        "decoding.max_new_tokens=12",
+    )
     assert json.loads(compared.stdout)["identical"] is True
     short = ["num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6", "runner=eager"]
     harness("eval", *pair, *short)
     assert results("eval")["identical_prompts"].iloc[-1] == 2
     tested = harness("recovery", *pair, prompts, *DRAWS, code=None)
-    assert tested.exit_code in (0, 3), "lossless, or too few draws: 258 tokens are about equally likely"
+    assert tested.exit_code in (0, 3), (
+        "lossless, or too few draws: 258 tokens are about equally likely"
+    )
     harness("plan", *pair, "results.file=plan.csv")
     plan = pd.read_csv("plan.csv").iloc[-1]
     assert plan["draft_cache_bytes"] > 0

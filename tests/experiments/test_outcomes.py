@@ -38,7 +38,9 @@ def test_a_rare_prefix_counts_under_the_prefix_it_extends() -> None:
     # 0.6 (1, then 2: 0.36), 0.3 (2, then 0: 0.15); all else is rarer.
     assert set(outcomes.prefixes) == {(), (1,), (2,), (1, 2), (2, 0)}
     expected = {(): 0.1, (1,): 0.24, (2,): 0.15, (1, 2): 0.36, (2, 0): 0.15}
-    assert dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True)) == pytest.approx(expected)
+    assert dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True)) == pytest.approx(
+        expected
+    )
     draws = [[0, 2], [1, 2], [1, 1], [2, 0], [2, 0], [0, 0]]
     counts = dict(zip(outcomes.prefixes, outcomes.count(draws).tolist(), strict=True))
     assert counts == {(): 2, (1,): 1, (2,): 0, (1, 2): 1, (2, 0): 2}

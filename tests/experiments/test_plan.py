@@ -56,19 +56,26 @@ def test_published_pairs(plan: Plan, arguments: str, fits: bool) -> None:
     outcome = plan(*arguments.split(), code=int(not fits))
     assert outcome.row["status"] == ("ok" if fits else "does_not_fit")
     assert ("It fits" in outcome.stdout) == fits
-    assert max(len(line) for line in outcome.stdout.splitlines() if "does not fit" not in line) <= 110
+    assert (
+        max(len(line) for line in outcome.stdout.splitlines() if "does not fit" not in line) <= 110
+    )
     assert "KV cache" in outcome.stdout
     assert outcome.stderr.count("harness: ") == (0 if fits else 1)
 
 
 def test_the_figures_of_a_pair(plan: Plan) -> None:
-    row = plan("model=7B", "draft=7B_8bit", "gpus=4", "gpu_memory=12GB", "bandwidth=1000", "batch_size=2").row
+    row = plan(
+        "model=7B", "draft=7B_8bit", "gpus=4", "gpu_memory=12GB", "bandwidth=1000", "batch_size=2"
+    ).row
     assert row["num_parameters"] == 6_738_415_616
     assert row["model_bytes"] == pytest.approx(2 * 6_738_415_616, rel=1e-3)
     # Linear layers in a byte each; embedding and output layer in two.
     assert row["draft_bytes"] == pytest.approx(6_738_415_616 + 2 * 4096 * 32000, rel=2e-3)
     assert row["num_tokens"] == 128 + 64 + 4
-    assert row["note"] == "draft: 8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
+    assert (
+        row["note"]
+        == "draft: 8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
+    )
     # Slots are rounded up to 128, and the prompt is read into a cache of its own, which is rounded up as well.
     token = 32 * 2 * 4096 * 2
     assert row["cache_bytes"] == 2 * (256 + 128) * token
@@ -77,7 +84,10 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     devices = json.loads(row["devices_bytes"])
     assert list(devices) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert sum(device["model"] for device in devices.values()) == row["model_bytes"]
-    assert sum(device["cache"] for device in devices.values()) == row["cache_bytes"] + row["draft_cache_bytes"]
+    assert (
+        sum(device["cache"] for device in devices.values())
+        == row["cache_bytes"] + row["draft_cache_bytes"]
+    )
     # A forward looks its embeddings up, and reads the cache as it is halfway.
     read = row["model_bytes"] - 2 * 4096 * 32000 + 2 * 160 * token
     assert row["read_bytes"] == pytest.approx(read, rel=1e-4)
@@ -98,7 +108,9 @@ def test_gpus_that_split_every_layer_read_at_once(plan: Plan) -> None:
     assert "on each GPU" in split.stdout
     assert "each process has a copy of the draft" in split.stdout
     both = plan(*asked, "placement=tensor_parallel", "draft.placement=tensor_parallel")
-    assert both.row["highest_speedup"] == pytest.approx(one_after_the_other.row["highest_speedup"], rel=1e-2)
+    assert both.row["highest_speedup"] == pytest.approx(
+        one_after_the_other.row["highest_speedup"], rel=1e-2
+    )
 
 
 def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
@@ -107,7 +119,10 @@ def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
     assert "3 of 3 fit" in outcome.stdout
     assert "written to" not in outcome.stderr
     for wrong in (["-m", "draft=lookup,none", *own], ["draft=lookup", *own]):
-        assert "harness: draft.max_depth=8: is for suffix, not for draft=lookup" in plan(*wrong, code=2).stderr
+        assert (
+            "harness: draft.max_depth=8: is for suffix, not for draft=lookup"
+            in plan(*wrong, code=2).stderr
+        )
 
 
 def test_what_would_fit_instead(plan: Plan) -> None:
@@ -126,7 +141,9 @@ def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
     asked = ["model=gpt2-xl", "gpu_memory=12GB", "prompt_length=900"]
     outcome = plan(*asked, "batch_size=60", code=1)
     # Keys and values of 48 layers, 1600 wide, in two bytes: 1024 slots, and the prompt's own. Graphs take little.
-    assert f"and its KV cache {60 * (1024 + 900) * 48 * 2 * 1600 * 2 / 1e9:.1f} GB" in outcome.stderr
+    assert (
+        f"and its KV cache {60 * (1024 + 900) * 48 * 2 * 1600 * 2 / 1e9:.1f} GB" in outcome.stderr
+    )
     batch = outcome.row["instead"].splitlines()[0]
     plan(*asked, batch)
     plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}", code=1)
@@ -164,18 +181,31 @@ def test_a_configuration_is_enough(plan: Plan, save_model: Callable[..., ModelSe
     plan(f"model={settings.repository}")
 
 
-def test_vocabularies_that_differ_are_translated(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
+def test_vocabularies_that_differ_are_translated(
+    plan: Plan, save_model: Callable[..., ModelSettings]
+) -> None:
     noted = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB")
-    assert "the vocabularies differ (50257 and 32000 tokens): the draft's are translated" in noted.stdout
+    assert (
+        "the vocabularies differ (50257 and 32000 tokens): the draft's are translated"
+        in noted.stdout
+    )
     # One family pads to different numbers of rows.
-    assert "vocabularies" not in plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").stdout
+    assert (
+        "vocabularies"
+        not in plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB").stdout
+    )
     plan(f"model={save_model().name}", "draft=tiny_draft")
     # Random weights read bytes, and have no tokens to translate.
     refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB", "weights=random", code=2)
-    assert "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257" in refused.stderr
+    assert (
+        "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257"
+        in refused.stderr
+    )
 
 
-def test_what_cannot_be_decoded_is_refused(plan: Plan, save_model: Callable[..., ModelSettings]) -> None:
+def test_what_cannot_be_decoded_is_refused(
+    plan: Plan, save_model: Callable[..., ModelSettings]
+) -> None:
     without_cache = save_model("openai-gpt", n_embd=32, n_layer=2, n_head=4)
     assert "keeps no KV cache" in plan(f"model={without_cache.name}", code=2).stderr
     recurrent = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
@@ -186,7 +216,9 @@ def test_what_cannot_be_decoded_is_refused(plan: Plan, save_model: Callable[...,
 
 def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4", code=2).stderr
+    assert (
+        "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4", code=2).stderr
+    )
 
 
 @pytest.mark.parametrize("draft", ["lookup", "suffix"])
@@ -197,20 +229,29 @@ def test_methods_without_weights_take_none(plan: Plan, draft: str) -> None:
 
 
 def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) -> None:
-    row = plan("model=7B", "draft=early_exit", "draft.layers=8", "gpus=1", "gpu_memory=24GB", "runner=eager").row
+    row = plan(
+        "model=7B",
+        "draft=early_exit",
+        "draft.layers=8",
+        "gpus=1",
+        "gpu_memory=24GB",
+        "runner=eager",
+    ).row
     assert row["draft_bytes"] == 0
     assert row["draft_cache_bytes"] == row["cache_bytes"] // 4  # 8 of 32 layers
     # Which is what it takes unless it is told.
     usual = plan("model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB", "runner=eager")
-    assert {name: usual.row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")} == {
-        name: row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")
-    }
+    assert {
+        name: usual.row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")
+    } == {name: row[name] for name in ("draft_layers", "read_bytes", "draft_cache_bytes")}
     assert usual.row["draft_layers"] == "[8]"
     # The first layers read more than their share of the weights, because the output matrix is read as well.
     assert 5 / (1 + 4 * 0.3) < row["highest_speedup"] < 5 / (1 + 4 * 0.25)
 
 
-def test_one_pass_of_a_head_drafts_all_tokens_and_may_read_the_targets_output_matrix(plan: Plan) -> None:
+def test_one_pass_of_a_head_drafts_all_tokens_and_may_read_the_targets_output_matrix(
+    plan: Plan,
+) -> None:
     pair = ["model=qwen3-4b", "draft=qwen3-4b-dflash", "gpus=1", "gpu_memory=24GB"]
     found = [plan(*pair, f"decoding.num_draft_tokens={k}").row for k in (4, 8)]
     assert found[0]["break_even_tokens"] == pytest.approx(found[1]["break_even_tokens"], rel=0.01)

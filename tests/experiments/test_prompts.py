@@ -51,7 +51,10 @@ def test_txt_is_one_prompt_a_line_taken_as_it_stands(load: Load) -> None:
 
 def test_byte_order_mark_and_windows_line_ends_leave_no_trace(load: Load) -> None:
     assert texts(load(b"\xef\xbb\xbfOne\r\n\r\nTwo\r\n", "mine.txt")) == ["One", "Two"]
-    assert texts(load(b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n')) == ["One", "Two"]
+    assert texts(load(b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n')) == [
+        "One",
+        "Two",
+    ]
 
 
 def test_separators_that_are_no_line_ends_stay_inside_a_prompt(load: Load) -> None:
@@ -68,7 +71,12 @@ def test_jsonl_keeps_text_and_category(load: Load) -> None:
 
 
 def test_first_turn_of_spec_bench_and_mt_bench(load: Load) -> None:
-    row = {"question_id": 81, "category": "writing", "turns": ["Write a post.", "Rewrite it."], "reference": ["x"]}
+    row = {
+        "question_id": 81,
+        "category": "writing",
+        "turns": ["Write a post.", "Rewrite it."],
+        "reference": ["x"],
+    }
     assert load([row]).prompts == (Prompt("Write a post.", "writing"),)
 
 
@@ -83,7 +91,13 @@ def test_row_of_speed_bench(load: Load) -> None:
 def test_rows_of_gsm8k_human_eval_alpaca_and_dolly(load: Load) -> None:
     rows: list[object] = [
         {"question": "How many?", "answer": "4 #### 4"},
-        {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass", "test": "", "entry_point": "f"},
+        {
+            "task_id": "HumanEval/0",
+            "prompt": "def f():",
+            "canonical_solution": "pass",
+            "test": "",
+            "entry_point": "f",
+        },
         {"instruction": "Name three.", "input": "", "output": "a, b, c"},
         {"instruction": "Sum up.", "input": "A text.", "output": "A."},
         {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
@@ -121,14 +135,23 @@ def test_digest_tells_contents_and_not_formats(load: Load) -> None:
     assert load("One\r\n\r\nTwo", "mine.txt").digest == as_text
 
 
-@pytest.mark.parametrize("other", ["Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n", "One\nTwo\nThree\n"])
+@pytest.mark.parametrize(
+    "other", ["Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n", "One\nTwo\nThree\n"]
+)
 def test_digest_changes_with_the_prompts(load: Load, other: str) -> None:
     assert load(other, "other.txt").digest != load("One\nTwo\n", "mine.txt").digest
 
 
 def test_digest_sees_the_messages_before_the_last(load: Load) -> None:
     def chat(system: str) -> list[object]:
-        return [{"messages": [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]}]
+        return [
+            {
+                "messages": [
+                    {"role": "system", "content": system},
+                    {"role": "user", "content": "Hello"},
+                ]
+            }
+        ]
 
     assert load(chat("Be brief.")).digest != load(chat("Be long.")).digest
 
@@ -142,12 +165,21 @@ def test_take_gives_the_first_and_refuses_more_than_there_are(load: Load) -> Non
 
 
 def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
-    rows: list[object] = [{"prompt": f"{kind}{n}", "category": kind} for kind in "abc" for n in range(kind == "b" or 4)]
+    rows: list[object] = [
+        {"prompt": f"{kind}{n}", "category": kind}
+        for kind in "abc"
+        for n in range(kind == "b" or 4)
+    ]
     loaded = load(rows)
     assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
-    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], "the place in the file"
+    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], (
+        "the place in the file"
+    )
     assert loaded.take(3) == loaded.take(6)[:3]
-    assert loaded.described(loaded.take(6)) == "6 of 9 prompts (mine), from each category in turn: 3 a, 1 b, 2 c"
+    assert (
+        loaded.described(loaded.take(6))
+        == "6 of 9 prompts (mine), from each category in turn: 3 a, 1 b, 2 c"
+    )
     assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
     assert loaded.described(loaded.take(9)) is None
     plain = load("One\nTwo\n", "mine.txt")
@@ -168,7 +200,10 @@ REFUSED = {
         "line 3 has none of prompt, turns, messages, question, instruction; .*text, id; rename text to prompt$",
     ),
     "empty object": (b"{}", "line 1 has none of prompt, .*; it has nothing$"),
-    "context is a list": (b'{"instruction": "a", "context": [1]}', "line 1 must have text as input or context"),
+    "context is a list": (
+        b'{"instruction": "a", "context": [1]}',
+        "line 1 must have text as input or context",
+    ),
     "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON \(.+, column \d+\)"),
     "a list": (b'["a", "b"]', "line 1 must be an object with prompt, turns or messages"),
     "prompt is a number": (b'{"prompt": 7}', "line 1 must have text as prompt"),
@@ -176,10 +211,19 @@ REFUSED = {
     "turns is text": (b'{"turns": "a"}', "line 1 must have a list of texts as turns"),
     "no turns": (b'{"turns": []}', "line 1 must have a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "line 1 must have text as the first of turns"),
-    "messages is text": (b'{"messages": "a"}', "line 1 must have a list of objects with role and content"),
-    "no role": (b'{"messages": [{"content": "a"}]}', "line 1 must have a list of objects with role and content"),
+    "messages is text": (
+        b'{"messages": "a"}',
+        "line 1 must have a list of objects with role and content",
+    ),
+    "no role": (
+        b'{"messages": [{"content": "a"}]}',
+        "line 1 must have a list of objects with role and content",
+    ),
     "no content": (b'{"messages": [{"role": "user"}]}', "line 1 must have text as every content"),
-    "nobody asks": (json.dumps({"messages": CHAT_OF_NOBODY}).encode(), "line 1 has no user message"),
+    "nobody asks": (
+        json.dumps({"messages": CHAT_OF_NOBODY}).encode(),
+        "line 1 has no user message",
+    ),
     "half a character": (b'{"prompt": "a\\ud800"}', "line 1 has half a surrogate pair in prompt"),
     "Latin 1": (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n', "line 2 is not UTF-8"),
     "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), "line 1 is not UTF-8"),
@@ -224,13 +268,15 @@ def test_the_masked_rows_of_speed_bench_are_refused_even_when_few(load: Load) ->
     rows: list[object] = [{"turns": [f"Question {n}?"]} for n in range(9)]
     rows.insert(4, {"turns": [SPEED_BENCH], "category": "roleplay"})
     with pytest.raises(
-        SettingError, match=r"1 of 10 prompts are placeholders \(\"FULL BENCHMARK .*…\"\); fetch the real"
+        SettingError,
+        match=r"1 of 10 prompts are placeholders \(\"FULL BENCHMARK .*…\"\); fetch the real",
     ):
         load(rows)
 
 
 @pytest.mark.parametrize(
-    "text", ["<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet, consectetur"]
+    "text",
+    ["<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet, consectetur"],
 )
 def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load, text: str) -> None:
     with pytest.raises(SettingError, match="1 of 2 prompts are placeholders"):
@@ -250,7 +296,9 @@ def test_a_prompt_about_such_things_is_a_prompt(load: Load, text: str) -> None:
     assert texts(load([{"prompt": text}])) == [text]
 
 
-@pytest.mark.parametrize("lines", ["One Same Same Two Same", "Same Same", "One Two One Three One Four", "One"])
+@pytest.mark.parametrize(
+    "lines", ["One Same Same Two Same", "Same Same", "One Two One Three One Four", "One"]
+)
 def test_a_repeated_prompt_is_measured(load: Load, lines: str) -> None:
     assert texts(load(lines.replace(" ", "\n"), "mine.txt")) == lines.split()
 

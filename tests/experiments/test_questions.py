@@ -5,7 +5,12 @@ from collections import Counter
 import pytest
 
 from harness.config.errors import SettingError
-from harness.experiments.questions import check_answer_length, draw_problems, line_end_tokens, read_answer
+from harness.experiments.questions import (
+    check_answer_length,
+    draw_problems,
+    line_end_tokens,
+    read_answer,
+)
 from harness.experiments.tasks import TASKS
 from tiny_checkpoints import make_tokenizer
 
@@ -21,7 +26,9 @@ MULTIPLICATION = TASKS["multiplication"]
         (" many", None), ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
     ],
 )  # fmt: skip
-def test_the_answer_is_the_first_integer_of_the_first_line(completion: str, answer: int | None) -> None:
+def test_the_answer_is_the_first_integer_of_the_first_line(
+    completion: str, answer: int | None
+) -> None:
     assert read_answer(completion) == (completion.split("\n")[0], answer)
 
 
@@ -46,7 +53,9 @@ def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
 def test_questions_are_a_function_of_the_seed() -> None:
     first = draw_problems(MULTIPLICATION, (1, 99), 0, 50)
     assert first == draw_problems(MULTIPLICATION, (1, 99), 0, 80)[:50]
-    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in draw_problems(MULTIPLICATION, (1, 99), 1, 50)]
+    assert [(q.a, q.b) for q in first] != [
+        (q.a, q.b) for q in draw_problems(MULTIPLICATION, (1, 99), 1, 50)
+    ]
     # Held here, because published rows name a seed: another generator would ask other questions.
     assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
 
@@ -56,7 +65,9 @@ def test_operands_are_uniform_with_both_ends() -> None:
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
-    assert all(abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values())
+    assert all(
+        abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values()
+    )
 
 
 def test_every_token_with_a_line_break_ends_the_line() -> None:
@@ -68,5 +79,7 @@ def test_every_token_with_a_line_break_ends_the_line() -> None:
 def test_a_limit_that_cuts_answers_off_is_refused() -> None:
     questions = draw_problems(MULTIPLICATION, (98, 99), 0, 20)
     check_answer_length(make_tokenizer(), questions, 5)
-    with pytest.raises(SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"):
+    with pytest.raises(
+        SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"
+    ):
         check_answer_length(make_tokenizer(), questions, 4)

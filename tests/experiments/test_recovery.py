@@ -22,8 +22,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None:
     draws = "num_draws=20000"
     honest = harness("recovery", *pair, *SMALL, draws, "shift=0.2")
-    assert "Lossless: greedy output is identical token for token on 3 of 3 prompts (24 tokens)" in honest.stdout
-    broken = harness("recovery", *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one", code=1)
+    assert (
+        "Lossless: greedy output is identical token for token on 3 of 3 prompts (24 tokens)"
+        in honest.stdout
+    )
+    broken = harness(
+        "recovery", *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one", code=1
+    )
     assert broken.complaint.startswith("lossy: ")
     undecided = harness("recovery", *pair, *SMALL, "num_draws=1000", code=3)
     assert undecided.complaint.startswith("undecided: 498 draws with K=")
@@ -45,7 +50,14 @@ def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None
 def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
     """Where rejections decide something: not at the end of this prompt, where the draft is as sure as the target."""
     Path("prompt.txt").write_text("8 * 12 = 96\n")
-    harness("recovery", "prompts=prompt.txt", "num_prompts=1", "num_draws=2000", "fault=residual_warped_twice", code=1)
+    harness(
+        "recovery",
+        "prompts=prompt.txt",
+        "num_prompts=1",
+        "num_draws=2000",
+        "fault=residual_warped_twice",
+        code=1,
+    )
     rows = results("recovery")
     assert rows["verdict"][0] == "lossless", "greedy texts have no residual"
     assert rows["p_value"].min() < 1e-15
@@ -57,7 +69,10 @@ def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> Non
     assert "nothing was sampled" in harness("recovery", *pair, *SMALL, "decoding=greedy").stdout
     too_long = harness("recovery", *pair, *SMALL, "decoding.max_new_tokens=1000", code=2)
     assert "decoding.max_new_tokens=1000" in too_long.stderr
-    assert "what would fit: batch_size=" in harness("recovery", *pair, *SMALL, "batch_size=100000000", code=1).stderr
+    assert (
+        "what would fit: batch_size="
+        in harness("recovery", *pair, *SMALL, "batch_size=100000000", code=1).stderr
+    )
     rows = results("recovery")
     assert list(rows["status"]) == ["ok", "failed", "failed"]
     assert rows["verdict"].isna().tolist() == [False, True, True]

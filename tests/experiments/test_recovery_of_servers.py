@@ -11,7 +11,13 @@ from engines.pair_server import addresses, pair_servers, shipped_pair
 from harness.models.pair import Pair
 from in_process import Harness, results
 
-QUICK = ["engine=server", "batch_size=64", "num_prompts=1", "decoding.max_new_tokens=8", "shift=0.5"]
+QUICK = [
+    "engine=server",
+    "batch_size=64",
+    "num_prompts=1",
+    "decoding.max_new_tokens=8",
+    "shift=0.5",
+]
 QUICK += ["decoding.num_draft_tokens=2", "decoding.temperature=1", "false_alarm_rate=1e-6"]
 
 pytestmark = pytest.mark.slow
@@ -50,10 +56,15 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 def test_a_fault_of_the_server_is_caught(
     harness: Harness, stack: ExitStack, pair: Pair, changes: dict, draws: list[str]
 ) -> None:
-    assert "ossy" in harness("recovery", *QUICK, *draws, *started(stack, pair, **changes), code=1).stdout
+    assert (
+        "ossy"
+        in harness("recovery", *QUICK, *draws, *started(stack, pair, **changes), code=1).stdout
+    )
 
 
-def test_without_token_ids_the_arms_are_compared(harness: Harness, stack: ExitStack, pair: Pair) -> None:
+def test_without_token_ids_the_arms_are_compared(
+    harness: Harness, stack: ExitStack, pair: Pair
+) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
     outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers, code=1)
     assert "the two arms are compared with each other" in outcome.stderr

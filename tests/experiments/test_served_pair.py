@@ -45,8 +45,15 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
     assert rows["num_correct"].iloc[-1] == rows["num_correct"].iloc[-3]
 
 
-def test_compare_races_two_servers(harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]) -> None:
-    settings = ["engine=server", "decoding=greedy", "decoding.max_new_tokens=12", "prompt=Once upon a time"]
+def test_compare_races_two_servers(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    settings = [
+        "engine=server",
+        "decoding=greedy",
+        "decoding.max_new_tokens=12",
+        "prompt=Once upon a time",
+    ]
     urls = addresses(stack, *servers)
     record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
     assert record["regular_completion"] == record["speculative_completion"] != ""

@@ -61,12 +61,21 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
 ) -> None:
     monkeypatch.setenv("A_KEY", "sk-s3cret")
     server = EchoServer(key="sk-s3cret", fail_every=4)
-    outcome = harness("latency", *QUICK, *serve(server), "engine.api_key_variable=A_KEY", "num_warmup=0")
-    lines = [json.loads(line) for line in only("profile_export_regular.jsonl").read_text().splitlines()]
+    outcome = harness(
+        "latency", *QUICK, *serve(server), "engine.api_key_variable=A_KEY", "num_warmup=0"
+    )
+    lines = [
+        json.loads(line) for line in only("profile_export_regular.jsonl").read_text().splitlines()
+    ]
     assert len({line["metadata"]["session_num"] for line in lines}) == len(lines) == 9
     assert [line["error"]["code"] for line in lines if line["error"]] == [500, 500]
     (row,) = results().to_dict("records")
-    assert (row["arm"], row["num_failed"], row["num_timed_out"], row["num_tokens"]) == ("regular", 2, 0, 7 * 8)
+    assert (row["arm"], row["num_failed"], row["num_timed_out"], row["num_tokens"]) == (
+        "regular",
+        2,
+        0,
+        7 * 8,
+    )
     assert pd.isna(row["draft"])
     assert "2 of 9 requests failed: InternalServerError" in outcome.stdout
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
@@ -82,22 +91,37 @@ def test_a_server_that_dies_midway_keeps_its_rows(harness: Harness, serve: Serve
     assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 4
 
 
-def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(harness: Harness, serve: Serve) -> None:
-    outcome = harness("latency", *QUICK, *serve(EchoServer(), EchoServer(die_after=1)), "num_warmup=0", code=1)
-    assert "speculative: all 9 requests failed, the first with APIConnectionError" in outcome.complaint
+def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
+    harness: Harness, serve: Serve
+) -> None:
+    outcome = harness(
+        "latency", *QUICK, *serve(EchoServer(), EchoServer(die_after=1)), "num_warmup=0", code=1
+    )
+    assert (
+        "speculative: all 9 requests failed, the first with APIConnectionError" in outcome.complaint
+    )
     regular, speculative = results().to_dict("records")
-    assert (regular["status"], regular["num_tokens"], speculative["num_failed"]) == ("failed", 72, 9)
+    assert (regular["status"], regular["num_tokens"], speculative["num_failed"]) == (
+        "failed",
+        72,
+        9,
+    )
 
 
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
     server = EchoServer(delay_s=0.01)
-    assert "100 requests/s" in harness("latency", *QUICK, *serve(server), "engine.rate=100", "num_warmup=0").stdout
+    assert (
+        "100 requests/s"
+        in harness("latency", *QUICK, *serve(server), "engine.rate=100", "num_warmup=0").stdout
+    )
     assert server.most_in_flight > 1
     assert results()["request_rate"][0] == 100
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])
-def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: Serve, dialect: str) -> None:
+def test_what_a_server_does_not_tell_is_an_empty_cell(
+    harness: Harness, serve: Serve, dialect: str
+) -> None:
     servers = [EchoServer(dialect=dialect, num_draft_tokens=count) for count in (None, 4)]  # type: ignore[arg-type]
     assert "Speculative decoding" in harness("latency", *QUICK, *serve(*servers)).stdout
     told = results()[["acceptance_rate", "mean_acceptance_length"]].notna().iloc[1].tolist()

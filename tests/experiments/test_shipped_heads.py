@@ -20,16 +20,30 @@ def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
     assert head in (shipped / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("head", "batch_size"), [*((head, 1) for head in HEADS), ("tiny_eagle3", 3)])
-def test_latency_drafts_well_and_changes_no_text(head: str, batch_size: int, harness: Harness) -> None:
-    few = ["num_prompts=4", "num_warmup=0", "decoding.max_new_tokens=40", f"batch_size={batch_size}"]
-    assert f"{head.removeprefix('tiny_')} head" in harness("latency", f"draft={head}", "decoding=greedy", *few).stderr
+@pytest.mark.parametrize(
+    ("head", "batch_size"), [*((head, 1) for head in HEADS), ("tiny_eagle3", 3)]
+)
+def test_latency_drafts_well_and_changes_no_text(
+    head: str, batch_size: int, harness: Harness
+) -> None:
+    few = [
+        "num_prompts=4",
+        "num_warmup=0",
+        "decoding.max_new_tokens=40",
+        f"batch_size={batch_size}",
+    ]
+    assert (
+        f"{head.removeprefix('tiny_')} head"
+        in harness("latency", f"draft={head}", "decoding=greedy", *few).stderr
+    )
     row = results().iloc[-1]
     assert row.identical_prompts == 4
     assert row.mean_acceptance_length > LEAST[head]
 
 
-def test_a_head_is_said_to_draft_without_a_prepared_runner(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_said_to_draft_without_a_prepared_runner(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PreparedRunner, "prepare", lambda self, *shapes: None)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
@@ -49,7 +63,9 @@ def test_eval_answers_the_same_with_a_head(harness: Harness) -> None:
 
 def test_recovery_calls_no_head_lossy(harness: Harness) -> None:
     few = ["num_prompts=2", "num_draws=2000", "decoding.max_new_tokens=16", "batch_size=128"]
-    outcome = harness("recovery", "draft=tiny_eagle3", "decoding.num_draft_tokens=2", *few, code=None)
+    outcome = harness(
+        "recovery", "draft=tiny_eagle3", "decoding.num_draft_tokens=2", *few, code=None
+    )
     assert outcome.exit_code in (0, 3), outcome.stderr
     verdicts = results("recovery").verdict
     assert set(verdicts) <= {"lossless", "undecided"}

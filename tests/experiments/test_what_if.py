@@ -26,7 +26,12 @@ PAIR = [
     "model=30B", "draft=7B_8bit", "weights=random",
     *(f"{role}.architecture.{size}" for role in ("model", "draft") for size in SMALL.split()),
 ]  # fmt: skip
-QUICK = ["prompts=prompts.txt", "num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3"]
+QUICK = [
+    "prompts=prompts.txt",
+    "num_prompts=3",
+    "decoding.max_new_tokens=8",
+    "decoding.num_draft_tokens=3",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +49,11 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
     for line in (title, settings):
         assert "random weights" in line
         assert "synthetic 0.8" in line
-    for expected in ("speculative (lossy)", "weights=random:", "decoding.synthetic_acceptance=0.8:"):
+    for expected in (
+        "speculative (lossy)",
+        "weights=random:",
+        "decoding.synthetic_acceptance=0.8:",
+    ):
         assert expected in outcome.stdout
     assert "lenience" not in outcome.stdout
 
@@ -66,10 +75,14 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
 
 def test_a_coin_that_always_falls_right_accepts_everything(harness: Harness) -> None:
     for bias, accepted in (("1", 1.0), ("0", 0.0)):
-        outcome = harness("latency", *PAIR, *QUICK, f"decoding.synthetic_acceptance={bias}", "decoding=greedy")
+        outcome = harness(
+            "latency", *PAIR, *QUICK, f"decoding.synthetic_acceptance={bias}", "decoding=greedy"
+        )
         row = results().iloc[-1]
         assert row["acceptance_rate"] == accepted
-        assert pd.isna(row["identical_prompts"]), "texts are not held against each other: they differ by intention"
+        assert pd.isna(row["identical_prompts"]), (
+            "texts are not held against each other: they differ by intention"
+        )
         assert "Greedy output" not in outcome.stdout
 
 
@@ -82,16 +95,28 @@ def test_the_rule_comes_back_with_null(harness: Harness, tmp_path: Path) -> None
 
 
 def test_compare_says_so(harness: Harness) -> None:
-    asked = ["compare", *PAIR, "prompt=Once upon", "decoding.max_new_tokens=8", "decoding.synthetic_acceptance=0.5"]
+    asked = [
+        "compare",
+        *PAIR,
+        "prompt=Once upon",
+        "decoding.max_new_tokens=8",
+        "decoding.synthetic_acceptance=0.5",
+    ]
     outcome = harness(*asked)
     assert "random weights: acceptance and texts say nothing" in outcome.stdout
     assert "synthetic 0.5: acceptance and texts say nothing" in outcome.stdout
     record = json.loads(harness(*asked, "json=true").stdout)
-    assert (record["weights"], record["synthetic_acceptance"], record["lossy"]) == ("random", 0.5, True)
+    assert (record["weights"], record["synthetic_acceptance"], record["lossy"]) == (
+        "random",
+        0.5,
+        True,
+    )
 
 
 def test_recovery_finds_the_coin(harness: Harness) -> None:
-    outcome = harness("recovery", *PAIR, *QUICK, "decoding=greedy", "decoding.synthetic_acceptance=0.5", code=1)
+    outcome = harness(
+        "recovery", *PAIR, *QUICK, "decoding=greedy", "decoding.synthetic_acceptance=0.5", code=1
+    )
     title, settings = outcome.stdout.splitlines()[:2]
     assert "random weights, synthetic 0.5 on" in title
     assert "random weights · synthetic 0.5" in settings
@@ -112,11 +137,15 @@ def test_the_roof_stands_beside_the_measurement(harness: Harness, save_model: Sa
     assert regular["step_bytes"] > 0
     assert speculative["draft_step_bytes"] > 0
     assert pd.isna(regular["draft_step_bytes"])
-    assert regular["floor_ms"] == pytest.approx(1000 * regular["step_bytes"] / regular["copy_bandwidth_bytes_per_s"])
+    assert regular["floor_ms"] == pytest.approx(
+        1000 * regular["step_bytes"] / regular["copy_bandwidth_bytes_per_s"]
+    )
     assert speculative["draft_floor_ms"] == pytest.approx(
         1000 * speculative["draft_step_bytes"] / speculative["copy_bandwidth_bytes_per_s"]
     )
-    assert regular["copy_bandwidth_bytes_per_s"] == pytest.approx(copy_bandwidth(torch.device("cpu")))
+    assert regular["copy_bandwidth_bytes_per_s"] == pytest.approx(
+        copy_bandwidth(torch.device("cpu"))
+    )
     for name in ("target reads", "draft reads"):
         assert name in outcome.stdout
     alone = harness("latency", f"model={model.name}", "draft=none", *QUICK)
@@ -126,7 +155,9 @@ def test_the_roof_stands_beside_the_measurement(harness: Harness, save_model: Sa
 
 @pytest.mark.gpu
 def test_a_profile_on_a_gpu_lists_kernels(harness: Harness, tmp_path: Path) -> None:
-    outcome = harness("latency", *PAIR, *QUICK, "draft.quantization=none", "profile=true", "runner=eager")
+    outcome = harness(
+        "latency", *PAIR, *QUICK, "draft.quantization=none", "profile=true", "runner=eager"
+    )
     assert "of regular decoding spend GPU time" in outcome.stdout
     assert len(list(tmp_path.rglob("trace_*.json.gz"))) == 2
     row: Any = results().iloc[0]

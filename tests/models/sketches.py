@@ -44,9 +44,18 @@ def sketch(
     first = Block(("model.embed",), (Part("model.embed.weight", small, read=0.0),))
     blocks = (first, *layers, Block(("head",), (Part("head.weight", small),)))
     names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
-    asked = ModelSettings(name="13B" if role == "model" else "7B", repository="x/y", **(settings or {}))
+    asked = ModelSettings(
+        name="13B" if role == "model" else "7B", repository="x/y", **(settings or {})
+    )
     return Sketch(
-        role, asked, dtype, blocks, asked.quantization, class_name="Tower", modules=frozenset(names), **fields
+        role,
+        asked,
+        dtype,
+        blocks,
+        asked.quantization,
+        class_name="Tower",
+        modules=frozenset(names),
+        **fields,
     )
 
 
@@ -59,7 +68,9 @@ def machine(*gpus_gb: float, cpu_gb: float = 100) -> dict[int | str, int]:
     return {i: int(gb * GB) for i, gb in enumerate(gpus_gb)} | {"cpu": int(cpu_gb * GB)}
 
 
-def case(*models: Sketch, free: dict[int | str, int], demand: Demand = NOTHING, **placement: Any) -> Case:
+def case(
+    *models: Sketch, free: dict[int | str, int], demand: Demand = NOTHING, **placement: Any
+) -> Case:
     """By default `auto`, with a reserve of 2 GB."""
     return Case(models, PlacementSettings(**{"strategy": "auto"} | placement), free, demand)
 

@@ -60,7 +60,11 @@ def test_each_tensor_crosses_once_and_a_static_cache_stays_with_its_layers() -> 
         forward = SlotForward(model, {"hidden_layers": (1, 3)})
         # Keys and values of each layer.
         slots = Slots(
-            [torch.empty(rows, heads, 128, size, device=MAP[f"model.layers.{n // 2}"]) for n in range(8)], seen
+            [
+                torch.empty(rows, heads, 128, size, device=MAP[f"model.layers.{n // 2}"])
+                for n in range(8)
+            ],
+            seen,
         )
         inputs = (
             torch.ones(rows, tokens, dtype=torch.long, device=FIRST),
@@ -74,8 +78,17 @@ def test_each_tensor_crosses_once_and_a_static_cache_stays_with_its_layers() -> 
                 outputs = forward(slots, *inputs)
             assert [output.device for output in outputs] == [FIRST, FIRST]
             hidden, table = (rows, tokens, width), (rows, tokens, size)
-            there = [(rows, tokens), hidden, (rows, 1, 2 * tokens, seen), table, table, (rows, tokens)]
-            assert crossings.shapes == [*there, (rows, tokens, 97), hidden], "slots to rotary tables; and back"
+            there = [
+                (rows, tokens),
+                hidden,
+                (rows, 1, 2 * tokens, seen),
+                table,
+                table,
+                (rows, tokens),
+            ]
+            assert crossings.shapes == [*there, (rows, tokens, 97), hidden], (
+                "slots to rotary tables; and back"
+            )
 
 
 @torch.no_grad()
@@ -102,7 +115,10 @@ def test_two_gpus_give_the_logits_of_one(save_model: Callable[..., ModelSettings
         assert len(loaded.devices) == (1 if strategy == "single" else 2)
         for kind in (EagerRunner, StaticRunner):
             runner = kind(loaded.model, device=loaded.input_device)
-            steps = [runner.start(prompts), runner.extend(torch.full((2, 3), 8, device=loaded.input_device))]
+            steps = [
+                runner.start(prompts),
+                runner.extend(torch.full((2, 3), 8, device=loaded.input_device)),
+            ]
             runner.keep([1, 3])
             runner.select([1])
             steps.append(runner.extend(torch.full((1, 1), 9, device=loaded.input_device)))

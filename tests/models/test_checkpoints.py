@@ -41,7 +41,9 @@ class Hub(BaseHTTPRequestHandler):
         repository = self.path.split("/")[4 if self.path.startswith("/api") else 2]
         status, code = self.refusals.get(repository, (404, "EntryNotFound"))
         body = b""
-        if repository == "gated" and self.path.startswith("/api"):  # a gated repository is described, not handed out
+        if repository == "gated" and self.path.startswith(
+            "/api"
+        ):  # a gated repository is described, not handed out
             status, code, body = 200, "", json.dumps({"id": "someone/gated"}).encode()
         if "/revision/" in self.path:
             status, code = 404, "RevisionNotFound"
@@ -83,8 +85,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("repository", "says"),
     [
-        ("someone/gated", "gated: ask for access at https://huggingface.co/someone/gated, then log in with"),
-        ("someone/absent", "not on the hub, or is private: check the name, or log in with `hf auth login`"),
+        (
+            "someone/gated",
+            "gated: ask for access at https://huggingface.co/someone/gated, then log in with",
+        ),
+        (
+            "someone/absent",
+            "not on the hub, or is private: check the name, or log in with `hf auth login`",
+        ),
         ("someone/private", "HF_TOKEN"),
         ("someone/broken", "the hub refuses someone/broken"),
     ],
@@ -99,7 +107,9 @@ def test_hub_refusal_says_what_to_do(repository: str, says: str) -> None:
 
 @pytest.mark.usefixtures("hub")
 def test_absent_revision_is_named() -> None:
-    with pytest.raises(SettingError, match=r"^model\.revision=v9: must be a branch.* of someone/model$"):
+    with pytest.raises(
+        SettingError, match=r"^model\.revision=v9: must be a branch.* of someone/model$"
+    ):
         read_checkpoint("model", settings_of("someone/model", revision="v9"))
 
 
@@ -112,14 +122,18 @@ def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point_hub_at(monkeypatch, tmp_path, "http://127.0.0.1:9")  # the discard port: nobody listens
-    with pytest.raises(RunError, match=r"the hub is out of reach: check the network\n.*HF_HUB_OFFLINE=1"):
+    with pytest.raises(
+        RunError, match=r"the hub is out of reach: check the network\n.*HF_HUB_OFFLINE=1"
+    ):
         read_checkpoint("model", settings_of("someone/model"))
 
 
 def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(RunError, match="not among the downloaded models, and HF_HUB_OFFLINE forbids"):
+    with pytest.raises(
+        RunError, match="not among the downloaded models, and HF_HUB_OFFLINE forbids"
+    ):
         read_checkpoint("model", settings_of("someone/model"))
 
 
@@ -133,7 +147,9 @@ def test_directory_without_configuration(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"holds no config\.json$"):
         read_checkpoint("model", settings_of(tmp_path))
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"):
+    with pytest.raises(
+        SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"
+    ):
         read_checkpoint("model", settings_of(tmp_path))
 
 
@@ -150,8 +166,12 @@ def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
     config.write_text(json.dumps({"model_type": "thing_of_tomorrow"}))
     with pytest.raises(RunError, match="does not know the architecture"):
         read_checkpoint("model", settings)
-    config.write_text(json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}}))
-    with pytest.raises(SettingError, match=r"^model\.trust_remote_code=False: must be true to run the code"):
+    config.write_text(
+        json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}})
+    )
+    with pytest.raises(
+        SettingError, match=r"^model\.trust_remote_code=False: must be true to run the code"
+    ):
         read_checkpoint("model", settings)
     config.write_text("{")
     with pytest.raises(RunError, match=r"cannot be loaded: .*not a valid JSON"):
@@ -188,7 +208,9 @@ def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveMo
         ('{"eos_token_id": [1, 2.5]}', "eos_token_id=[1, 2.5] must be"),
     ],
 )
-def test_a_broken_generation_config_is_found_before_weights_load(save_model: SaveModel, text: str, says: str) -> None:
+def test_a_broken_generation_config_is_found_before_weights_load(
+    save_model: SaveModel, text: str, says: str
+) -> None:
     settings = save_model()
     file = Path(settings.repository, "generation_config.json")
     for good in ('{"eos_token_id": 1}', '{"eos_token_id": [1, 2]}', "{}"):
@@ -197,7 +219,9 @@ def test_a_broken_generation_config_is_found_before_weights_load(save_model: Sav
     file.write_text(text)
     with pytest.raises(SettingError) as raised:
         read_checkpoint("draft", settings)
-    assert str(raised.value).startswith(f"draft={settings.name}: its generation_config.json cannot be used: ")
+    assert str(raised.value).startswith(
+        f"draft={settings.name}: its generation_config.json cannot be used: "
+    )
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
@@ -206,7 +230,9 @@ def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> N
     settings = save_model()
     bare = tmp_path / "bare"
     shutil.copytree(settings.repository, bare, ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(SettingError, match=r"^model\.tokenizer: must name .* with a tokenizer; .*bare holds none"):
+    with pytest.raises(
+        SettingError, match=r"^model\.tokenizer: must name .* with a tokenizer; .*bare holds none"
+    ):
         load_pair(settings_of(bare), None, PlacementSettings())
     pair = load_pair(settings_of(bare, tokenizer=settings.repository), None, PlacementSettings())
     assert pair.tokenizer("a")["input_ids"] == [pair.tokenizer.get_vocab()["a"]]
@@ -224,12 +250,16 @@ def test_recurrent_models_are_known(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["openai-gpt", "xlnet", "xlm"])
 def test_models_without_a_cache_are_refused(model_type: str) -> None:
-    with pytest.raises(SettingError, match=f"^model=x: cannot be used: {model_type} keeps no KV cache"):
+    with pytest.raises(
+        SettingError, match=f"^model=x: cannot be used: {model_type} keeps no KV cache"
+    ):
         check_decoder("model", settings_of("x"), AutoConfig.for_model(model_type))
 
 
 def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
-    config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    config = AutoConfig.for_model(
+        "lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]
+    )
     assert recurrent_kind(config) == "lfm2: conv"
     config = make_config("llama")
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
@@ -238,7 +268,10 @@ def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
 
 def test_foreign_recurrent_code_is_known_by_its_name() -> None:
     config = make_config("llama")
-    config.__dict__ |= {"model_type": "tiny_rwkv7", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    config.__dict__ |= {
+        "model_type": "tiny_rwkv7",
+        "auto_map": {"AutoModelForCausalLM": "modeling.Model"},
+    }
     assert recurrent_kind(config) == "tiny_rwkv7"
 
 
@@ -248,7 +281,9 @@ def test_encoder_decoders_are_refused(model_type: str) -> None:
         check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
-@pytest.mark.parametrize(("model_type", "says"), [("bert", "this is an encoder"), ("vit", "must be a causal language")])
+@pytest.mark.parametrize(
+    ("model_type", "says"), [("bert", "this is an encoder"), ("vit", "must be a causal language")]
+)
 def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
     with pytest.raises(SettingError, match=says):
         check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
@@ -265,13 +300,18 @@ def test_decoders_are_accepted(model_type: str) -> None:
     assert recurrent_kind(config) is None
 
 
-def test_trust_is_never_asked_on_the_terminal(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_is_never_asked_on_the_terminal(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask(*_: object) -> str:
         raise AssertionError("asked on the terminal")
 
     monkeypatch.setattr("builtins.input", ask)
     settings = save_model()
-    foreign = {"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config", "AutoModelForCausalLM": "thing.Model"}}
+    foreign = {
+        "model_type": "thing",
+        "auto_map": {"AutoConfig": "thing.Config", "AutoModelForCausalLM": "thing.Model"},
+    }
     Path(settings.repository, "config.json").write_text(json.dumps(foreign))
     with pytest.raises(SettingError):
         read_checkpoint("model", settings)

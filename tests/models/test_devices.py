@@ -8,14 +8,22 @@ import torch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
-from harness.models.devices import free_memory, peak_memory_bytes, reset_peak_memory, synchronize, visible_gpus
+from harness.models.devices import (
+    free_memory,
+    peak_memory_bytes,
+    reset_peak_memory,
+    synchronize,
+    visible_gpus,
+)
 
 CPU = torch.device("cpu")
 
 ERROR_802 = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
 
 
-def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail() -> None:
         raise RuntimeError(ERROR_802)
 
@@ -42,7 +50,9 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert visible_gpus(PlacementSettings()) == [0, 1, 2]
     assert visible_gpus(PlacementSettings(gpus=2)) == [0, 1]
-    with pytest.raises(SettingError, match=r"^placement\.gpus=4: must not exceed the number of visible GPUs, 3$"):
+    with pytest.raises(
+        SettingError, match=r"^placement\.gpus=4: must not exceed the number of visible GPUs, 3$"
+    ):
         visible_gpus(PlacementSettings(gpus=4))
     with pytest.raises(SettingError, match=r"^draft\.gpus=5: "):
         visible_gpus(PlacementSettings(gpus=5), "draft.gpus")

@@ -30,7 +30,9 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 def on_its_own(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """A model of that many layers with a copy of the weights."""
-    copy = AutoModelForCausalLM.from_config(truncated_config(model.config, num_layers), dtype=torch.float32).eval()
+    copy = AutoModelForCausalLM.from_config(
+        truncated_config(model.config, num_layers), dtype=torch.float32
+    ).eval()
     missing, _ = copy.load_state_dict(model.state_dict(), strict=False)
     assert not missing
     return copy
@@ -77,15 +79,26 @@ def test_a_model_that_accelerate_dispatched() -> None:
     model = random_model("llama")
     expected = logits(on_its_own(model, 1))
     before = logits(model)
-    places = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
-    dispatched = dispatch_model(model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True)
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+    }
+    dispatched = dispatch_model(
+        model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True
+    )
     assert hasattr(dispatched, "_hf_hook")
     assert torch.equal(logits(truncated(dispatched, 1)), expected)
     assert torch.equal(logits(dispatched), before)
 
 
-@pytest.mark.parametrize(("total", "asked", "layers"), [(32, None, 8), (3, None, 1), (24, (12,), 12)])
-def test_a_quarter_of_the_layers_draft_unless_it_is_said(total: int, asked: tuple[int, ...], layers: int) -> None:
+@pytest.mark.parametrize(
+    ("total", "asked", "layers"), [(32, None, 8), (3, None, 1), (24, (12,), 12)]
+)
+def test_a_quarter_of_the_layers_draft_unless_it_is_said(
+    total: int, asked: tuple[int, ...], layers: int
+) -> None:
     settings = DraftSettings(name="early_exit", method="early_exit", layers=asked)
     config = AutoConfig.for_model("llama", num_hidden_layers=total)
     assert with_layers(settings, config).layers == (layers,)
@@ -93,7 +106,9 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(total: int, asked: tupl
 
 @pytest.mark.parametrize("num_layers", [0, 3, 4])
 def test_the_number_of_layers_is_checked(num_layers: int) -> None:
-    with pytest.raises(SettingError, match=rf"draft\.layers={num_layers}: must be at least 1 and below .* 3"):
+    with pytest.raises(
+        SettingError, match=rf"draft\.layers={num_layers}: must be at least 1 and below .* 3"
+    ):
         truncated_config(random_model("gpt2").config, num_layers)
 
 

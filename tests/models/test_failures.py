@@ -32,12 +32,16 @@ def said(exception: BaseException) -> str:
 
 def test_gpu_out_of_memory() -> None:
     text = said(torch.OutOfMemoryError(OUT_OF_MEMORY))
-    assert text.startswith("out of GPU memory on GPU 1: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free\n")
+    assert text.startswith(
+        "out of GPU memory on GPU 1: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free\n"
+    )
     assert "batch_size" in text
     assert said(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be")).startswith(
         "out of GPU memory\n"
     )
-    assert "out of GPU memory" in said(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert "out of GPU memory" in said(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    )
 
 
 def test_main_memory_exhausted_for_real() -> None:
@@ -54,15 +58,27 @@ def test_fabric_manager() -> None:
 
 
 def test_other_known_failures() -> None:
-    assert "driver is too old" in said(RuntimeError("The NVIDIA driver on your system is too old (found 11040)"))
-    assert "does not support this GPU" in said(RuntimeError("CUDA error: no kernel image is available for execution"))
-    assert "the disk is full: /a/b" in said(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/b"))
+    assert "driver is too old" in said(
+        RuntimeError("The NVIDIA driver on your system is too old (found 11040)")
+    )
+    assert "does not support this GPU" in said(
+        RuntimeError("CUDA error: no kernel image is available for execution")
+    )
+    assert "the disk is full: /a/b" in said(
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/b")
+    )
     error = RunError("as it is")
     assert as_run_error(error) is error
 
 
 @pytest.mark.parametrize(
-    "exception", [ValueError("a bug"), RuntimeError("shape mismatch"), OSError(errno.ENOENT, "absent"), KeyError("802")]
+    "exception",
+    [
+        ValueError("a bug"),
+        RuntimeError("shape mismatch"),
+        OSError(errno.ENOENT, "absent"),
+        KeyError("802"),
+    ],
 )
 def test_unknown_failures_stay_what_they_are(exception: Exception) -> None:
     assert as_run_error(exception) is None

@@ -45,7 +45,9 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
     verdicts = []
     # From hopeless through tight to roomy.
     for share in (0.9, 1.02, 1.1, 1.3, 2):
-        asked = case(model, free=machine(*[size * share / gpus] * gpus), reserve_gb=0, strategy=strategy)
+        asked = case(
+            model, free=machine(*[size * share / gpus] * gpus), reserve_gb=0, strategy=strategy
+        )
         verdicts.append(fits(asked))
         if fits(asked):
             (one,) = fit(asked)
@@ -102,14 +104,22 @@ def test_sequential_fills_one_after_the_other() -> None:
 def test_single_takes_the_roomiest() -> None:
     model = sketch(25)
     assert fit(case(model, free=machine(24, 40, 30), strategy="single"))[0].device_map == {"": 1}
-    assert "one GPU has 22.0 GB free" in refused(case(model, free=machine(24, 24), strategy="single"))[0]
+    assert (
+        "one GPU has 22.0 GB free"
+        in refused(case(model, free=machine(24, 24), strategy="single"))[0]
+    )
 
 
 def test_limits_on_gpus() -> None:
     model, own = sketch(20), sketch(20, settings={"gpus": 2})
     four = machine(*[24] * 4)
-    assert gpus_of(fit(case(model, free=four, strategy="balanced", gpus=2))[0]) == ["cuda:0", "cuda:1"]
-    assert gpus_of(fit(case(own, free=four))[0]) == ["cuda:0", "cuda:1"], "exactly as many as its name says"
+    assert gpus_of(fit(case(model, free=four, strategy="balanced", gpus=2))[0]) == [
+        "cuda:0",
+        "cuda:1",
+    ]
+    assert gpus_of(fit(case(own, free=four))[0]) == ["cuda:0", "cuda:1"], (
+        "exactly as many as its name says"
+    )
     assert gpus_of(fit(case(own, free=machine(1, 24, 24, 1)))[0]) == ["cuda:1", "cuda:2"]
 
 
@@ -173,11 +183,15 @@ def test_draft_settings_override_the_runs() -> None:
 
 def test_draft_that_no_longer_fits() -> None:
     first, second = refused(case(sketch(26), draft(14), free=machine(32)))
-    assert first.startswith("draft: 7B does not fit next to the model: its weights need 14.2 GB in float16, one GPU")
+    assert first.startswith(
+        "draft: 7B does not fit next to the model: its weights need 14.2 GB in float16, one GPU"
+    )
     assert "3.80 GB free" in first
     assert "draft.quantization=4bit" not in second, "4.2 GB are still too much"
     assert "model.quantization=8bit" in second
-    assert refused(case(sketch(), draft(), free=machine(cpu_gb=11)))[0].startswith("draft: 7B does not fit next to")
+    assert refused(case(sketch(), draft(), free=machine(cpu_gb=11)))[0].startswith(
+        "draft: 7B does not fit next to"
+    )
 
 
 # Caches and runners --------------------------------------------------------------------------------------------------
@@ -185,7 +199,9 @@ def test_draft_that_no_longer_fits() -> None:
 
 def test_the_reserve_comes_on_top_of_the_caches() -> None:
     # 10.2 GB of weights, and 2.048 GB of cache.
-    demand = Demand(batch_size=10, prompt_tokens=1000, new_tokens=1024, num_draft_tokens=0, runner="eager")
+    demand = Demand(
+        batch_size=10, prompt_tokens=1000, new_tokens=1024, num_draft_tokens=0, runner="eager"
+    )
     model = sketch(10, cache=5000)
     (roomy,) = fit(case(model, free=machine(14.3), demand=demand))
     assert roomy.cache_per_device == {"cuda:0": 10 * 2024 * 10 * 5000 * 2}
@@ -198,7 +214,9 @@ def test_the_reserve_comes_on_top_of_the_caches() -> None:
 
 
 def test_layers_make_way_for_their_own_keys_and_values() -> None:
-    demand = Demand(batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager")
+    demand = Demand(
+        batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager"
+    )
     model = sketch(10, cache=5000)  # 2 GB of cache with each layer of 1 GB
     for strategy in ("auto", "balanced", "sequential"):
         (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
@@ -211,7 +229,9 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
 
 
 def test_tokens_that_a_runner_holds() -> None:
-    demand = Demand(batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto")
+    demand = Demand(
+        batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
+    )
     assert demand.cached_tokens("eager") == 164
     # 165 slots in whole buckets, and the prompt's own cache.
     for runner in ("static", "compiled", "graphs", "graphs_only"):
@@ -219,27 +239,42 @@ def test_tokens_that_a_runner_holds() -> None:
     assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
     # A head has spare slots, and holds what was full while it copies it.
     assert demand.cached_tokens("graphs", slots=256) == 100 + 4 + 256
-    assert dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", slots=256) == 2 * 404 + 256
+    assert (
+        dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", slots=256)
+        == 2 * 404 + 256
+    )
 
 
 def test_what_the_chosen_runner_adds_is_counted() -> None:
-    demand = Demand(batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto")
+    demand = Demand(
+        batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
+    )
     models = sketch(cache=10, vocabulary_size=1000), draft(cache=10, vocabulary_size=1000)
     target, small = fit(case(*models, free=machine(40), demand=demand))
     # Logits of 1 and 5 tokens, each also with a decision over 4 distributions; of 1 and 2, and 4 for each; all twice.
-    assert target.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * (2 * 6 * 2 + 4 * 4)}
-    assert small.cache_per_device == {"cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * (3 * 2 + 2 * 4 * 4)}
+    assert target.cache_per_device == {
+        "cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * (2 * 6 * 2 + 4 * 4)
+    }
+    assert small.cache_per_device == {
+        "cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * (3 * 2 + 2 * 4 * 4)
+    }
     static = 2 * 356 * 10 * 10 * 2
     for how in ({"free": machine()}, {"free": machine(40, 40), "strategy": "balanced"}):
         target, _ = fit(case(*models, demand=demand, **how))
         assert sum(target.cache_per_device.values()) == static
     eight = sketch(cache=10, vocabulary_size=1000, settings={"quantization": "8bit"})
-    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {"cuda:0": static}
+    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {
+        "cuda:0": static
+    }
 
 
 def test_a_shared_draft_has_a_cache_of_its_own() -> None:
-    demand = Demand(batch_size=1, prompt_tokens=10, new_tokens=10, num_draft_tokens=4, runner="eager")
-    asked = dataclasses.replace(case(sketch(cache=10), free=machine(40), demand=demand), shared=True)
+    demand = Demand(
+        batch_size=1, prompt_tokens=10, new_tokens=10, num_draft_tokens=4, runner="eager"
+    )
+    asked = dataclasses.replace(
+        case(sketch(cache=10), free=machine(40), demand=demand), shared=True
+    )
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 24 * 10 * 10 * 2}
 
 
@@ -254,12 +289,17 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
     # One layer's room stays free on the GPU, to bring in the layers from outside.
     assert one.bytes_per_device == {"cuda:0": 12.1 * GB, "cpu": 14.1 * GB}
     assert not fits(case(model, free=machine(16, cpu_gb=8), offload="cpu"))
-    assert gpus_of(fit(case(model, free=machine(16, cpu_gb=8), offload="disk"))[0]) == ["cuda:0", "disk"]
+    assert gpus_of(fit(case(model, free=machine(16, cpu_gb=8), offload="disk"))[0]) == [
+        "cuda:0",
+        "disk",
+    ]
     assert fit(case(model, free=machine(40), offload="cpu"))[0].device_map == {"": 0}
 
 
 def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() -> None:
-    demand = Demand(batch_size=1, prompt_tokens=900, new_tokens=100, num_draft_tokens=0, runner="eager")
+    demand = Demand(
+        batch_size=1, prompt_tokens=900, new_tokens=100, num_draft_tokens=0, runner="eager"
+    )
     model = sketch(26, cache=1000, settings={"quantization": "8bit"})
     (one,) = fit(case(model, free=machine(10), offload="cpu", demand=demand))
     on_cpu = sum(device == "cpu" for name, device in one.device_map.items() if "layers" in name)
@@ -274,7 +314,9 @@ def test_disk_takes_what_main_memory_does_not() -> None:
 
 
 def test_quantized_repository_cannot_be_offloaded() -> None:
-    with pytest.raises(SettingError, match="cannot be outside the GPUs: its weights are quantized already"):
+    with pytest.raises(
+        SettingError, match="cannot be outside the GPUs: its weights are quantized already"
+    ):
         fit(case(sketch(stored="4bit"), free=machine(5), offload="cpu"))
 
 
@@ -309,7 +351,10 @@ def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
 
 def test_explicit_map_for_which_there_is_no_room() -> None:
     asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
-    assert "placement.device_map puts 10.1 GB of 13B on cuda:0, and 4.00 GB are free there" in refused(asked)[0]
+    assert (
+        "placement.device_map puts 10.1 GB of 13B on cuda:0, and 4.00 GB are free there"
+        in refused(asked)[0]
+    )
     assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
 
 
@@ -365,14 +410,18 @@ def test_remedies_are_the_pairs() -> None:
 
 
 def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
-    demand = Demand(batch_size=64, prompt_tokens=500, new_tokens=500, num_draft_tokens=0, runner="eager")
+    demand = Demand(
+        batch_size=64, prompt_tokens=500, new_tokens=500, num_draft_tokens=0, runner="eager"
+    )
     asked = case(sketch(cache=50_000), free=machine(20), demand=demand)
     first, *_ = remedies(asked)
     assert first == "batch_size=7"
     for size, enough in ((7, True), (8, False)):
         other = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=size))
         assert fits(other) == enough
-    long = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=1, new_tokens=10_000))
+    long = dataclasses.replace(
+        asked, demand=dataclasses.replace(demand, batch_size=1, new_tokens=10_000)
+    )
     first, *_ = remedies(long)
     assert first == "batch_size=1 decoding.max_new_tokens=7300"
 
@@ -381,9 +430,13 @@ def test_force_places_what_does_not_fit() -> None:
     asked = case(sketch(26), draft(14), free=machine(16, 8))
     assert refused(asked)[1].endswith("(force=true tries anyway)")
     found = fit_or_explain(asked, force=True)
-    assert [sum(one.bytes_per_device.values()) for one in found] == [one.weight_bytes for one in asked.models]
+    assert [sum(one.bytes_per_device.values()) for one in found] == [
+        one.weight_bytes for one in asked.models
+    ]
     assert not any(offloads(one.device_map) for one in found)
-    assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {"": "cpu"}
+    assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {
+        "": "cpu"
+    }
 
 
 # Ranks ---------------------------------------------------------------------------------------------------------------
@@ -402,7 +455,9 @@ def splittable(**fields: Any) -> Any:
     """Layers that ranks share, and what they do not."""
     whole = sketch(tp_plan=True, splits_cache=True, cache=1000, **fields)
     shared = [
-        dataclasses.replace(block, parts=tuple(dataclasses.replace(part, split=1000) for part in block.parts))
+        dataclasses.replace(
+            block, parts=tuple(dataclasses.replace(part, split=1000) for part in block.parts)
+        )
         for block in whole.blocks[1:-1]
     ]
     return dataclasses.replace(whole, blocks=(whole.blocks[0], *shared, whole.blocks[-1]))
@@ -414,7 +469,9 @@ def test_ranks_share_the_target_and_copy_the_draft() -> None:
     assert split.cache_per_device == dict.fromkeys(["cuda:0", "cuda:1"], 100 * 10 * 1000 * 2 // 2)
     assert copied.bytes_per_device == dict.fromkeys(["cuda:0", "cuda:1"], 2.2 * GB)
     assert (split.split, copied.split, copied.num_ranks) == (True, False, 2)
-    _, both = fit(ranks(splittable(), splittable(role="draft", settings={"placement": "tensor_parallel"})))
+    _, both = fit(
+        ranks(splittable(), splittable(role="draft", settings={"placement": "tensor_parallel"}))
+    )
     assert both.split
     target, both = fit(
         ranks(
@@ -443,8 +500,14 @@ def test_what_does_not_fit_says_so_for_each_rank() -> None:
     ("changed", "says"),
     [
         ({"tp_plan": False}, "model=13B: .*transformers has no tp_plan for Tower"),
-        ({"heads": {"attention": 3}}, "over 2 ranks, which cannot share its 3 attention heads evenly"),
-        ({"stored": "gptq"}, r"cannot be combined with tensor_parallel: its weights are quantized \(gptq\)"),
+        (
+            {"heads": {"attention": 3}},
+            "over 2 ranks, which cannot share its 3 attention heads evenly",
+        ),
+        (
+            {"stored": "gptq"},
+            r"cannot be combined with tensor_parallel: its weights are quantized \(gptq\)",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused_by_name(changed: dict[str, Any], says: str) -> None:
@@ -453,7 +516,9 @@ def test_what_cannot_be_split_is_refused_by_name(changed: dict[str, Any], says: 
 
 
 def test_a_copy_is_on_one_gpu() -> None:
-    with pytest.raises(SettingError, match=r"draft\.gpus=2: must be 1 where 2 ranks hold a copy each"):
+    with pytest.raises(
+        SettingError, match=r"draft\.gpus=2: must be 1 where 2 ranks hold a copy each"
+    ):
         fit(ranks(splittable(), draft(settings={"gpus": 2})))
 
 

@@ -13,7 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, PlacementSettings
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+)
 from harness.drafting.dflash import BlockConfig
 from harness.drafting.eagle import EagleConfig
 from harness.drafting.medusa import MedusaConfig
@@ -129,8 +134,12 @@ def write_head(
     """A directory in that format, with other tensors in it that are of no use; `edit` changes the tensors."""
     raw, file = FORMATS[name][0], FILES.get(name, "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    shapes = {key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()}
-    state = {key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()}
+    shapes = {
+        key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()
+    }
+    state = {
+        key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()
+    }
     if "d2t" in state:
         state["d2t"] = torch.arange(REDUCED) * 2
     if name.startswith("SafeAILab"):
@@ -158,7 +167,9 @@ def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> Non
     assert {key: getattr(head.config, key) for key in understood} == understood
     loaded = head.load(torch.device("cpu"), torch.float32)
     for key, tensor in loaded.state_dict().items():
-        stored = state[key.replace("layers.0.", "midlayer.") if name.startswith("SafeAILab") else key]
+        stored = state[
+            key.replace("layers.0.", "midlayer.") if name.startswith("SafeAILab") else key
+        ]
         assert tensor.dtype == (torch.int64 if key == "d2t" else torch.float32)
         assert tensor.equal(stored.to(tensor.dtype))
     assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
@@ -225,15 +236,22 @@ def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> N
 def test_a_draft_model_has_no_layers_to_choose(tmp_path: Path) -> None:
     plain = settings(tmp_path / "nowhere", architecture={"model_type": "llama"})
     with pytest.raises(
-        SettingError, match=r"draft\.layers=\[3\]: is for heads and early_exit, and draft=.* is a model"
+        SettingError,
+        match=r"draft\.layers=\[3\]: is for heads and early_exit, and draft=.* is a model",
     ):
         read_head(plain, target(), layers=(3,), weights=False)
 
 
 def plan_head(threshold: float | None, kind: str = "speculators dspark") -> PlannedPair:
-    llama = ARCHITECTURES["llama"] | {"model_type": "llama", "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS}
+    llama = ARCHITECTURES["llama"] | {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": LAYERS,
+    }
     model = ModelSettings(name="model", repository="nobody/model", architecture=llama)
-    draft = DraftSettings(name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold)
+    draft = DraftSettings(
+        name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold
+    )
     return plan_pair(model, draft, PlacementSettings(), "float32", weights="random")
 
 
@@ -247,7 +265,9 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
 
 @pytest.mark.parametrize("kind", ["speculators eagle3", "speculators dflash"])
 def test_a_threshold_needs_a_confidence_head(kind: str) -> None:
-    with pytest.raises(SettingError, match=r"draft.threshold=0.5: is for suffix and heads with a confidence head"):
+    with pytest.raises(
+        SettingError, match=r"draft.threshold=0.5: is for suffix and heads with a confidence head"
+    ):
         plan_head(0.5, kind)
 
 
@@ -276,8 +296,16 @@ def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
         ),
         ("P-EAGLE", drop("mask_hidden"), "missing (the first: mask_hidden)"),
         ("SafeAILab", drop("d2t"), "missing (the first: d2t)"),
-        ("speculators eagle3", drop("lm_head.weight"), "holds no lm_head.weight, and the target's does not fit"),
-        ("speculators dflash", put("layers.0.self_attn.g_proj.weight", torch.ones(2)), "g_proj.weight)"),
+        (
+            "speculators eagle3",
+            drop("lm_head.weight"),
+            "holds no lm_head.weight, and the target's does not fit",
+        ),
+        (
+            "speculators dflash",
+            put("layers.0.self_attn.g_proj.weight", torch.ones(2)),
+            "g_proj.weight)",
+        ),
         ("z-lab dflash", put("norm.weight", torch.ones(3)), "norm.weight has shape [3]"),
         ("Medusa", drop("3.0.linear.bias"), "missing (the first: 3.0.linear.bias)"),
     ],
@@ -294,19 +322,49 @@ def test_other_tensors_are_one_line(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("speculators eagle3", {"target_hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
+        (
+            "speculators eagle3",
+            {"target_hidden_size": 64},
+            "model of hidden size 64; model=13B has 128",
+        ),
         ("SafeAILab", {"hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
         ("SafeAILab", {"vocab_size": 333}, "model of vocabulary size 333; model=13B has 320"),
-        ("z-lab dflash", {"num_target_layers": 36}, "model of number of layers 36; model=13B has 8"),
-        ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, "reads layer 9; model=13B has 8"),
-        ("speculators eagle3", {"speculators_model_type": "mlp"}, "type mlp, which is not supported"),
-        ("SafeAILab", {"model_type": "gemma4"}, "layers of type gemma4; supported are llama, qwen3"),
-        ("speculators dspark", {"markov_head_type": "rnn"}, "Markov head of type rnn; vanilla is supported"),
-        ("speculators dflash", {"mask_token_id": None}, "names no mask_token_id in the vocabulary (None)"),
+        (
+            "z-lab dflash",
+            {"num_target_layers": 36},
+            "model of number of layers 36; model=13B has 8",
+        ),
+        (
+            "speculators eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [1, 9]},
+            "reads layer 9; model=13B has 8",
+        ),
+        (
+            "speculators eagle3",
+            {"speculators_model_type": "mlp"},
+            "type mlp, which is not supported",
+        ),
+        (
+            "SafeAILab",
+            {"model_type": "gemma4"},
+            "layers of type gemma4; supported are llama, qwen3",
+        ),
+        (
+            "speculators dspark",
+            {"markov_head_type": "rnn"},
+            "Markov head of type rnn; vanilla is supported",
+        ),
+        (
+            "speculators dflash",
+            {"mask_token_id": None},
+            "names no mask_token_id in the vocabulary (None)",
+        ),
         ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
     ],
 )
-def test_another_target_or_format_is_one_line(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_another_target_or_format_is_one_line(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
     with pytest.raises(SettingError) as caught:
         read_head(settings(tmp_path), target(), weights=False)
@@ -334,8 +392,12 @@ def test_a_file_that_holds_code_is_not_run(tmp_path: Path) -> None:
     check_line(caught.value, "medusa_lm_head.pt of ")
 
 
-@pytest.mark.parametrize("offsets", [torch.zeros(REDUCED).long() - torch.arange(REDUCED), torch.arange(REDUCED) * 3])
-def test_a_table_of_tokens_must_be_a_map_into_the_vocabulary(offsets: Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "offsets", [torch.zeros(REDUCED).long() - torch.arange(REDUCED), torch.arange(REDUCED) * 3]
+)
+def test_a_table_of_tokens_must_be_a_map_into_the_vocabulary(
+    offsets: Tensor, tmp_path: Path
+) -> None:
     head = read_head(write_head("speculators eagle3", tmp_path, put("d2t", offsets)), target())
     assert head is not None
     with pytest.raises(RunError) as caught:

@@ -19,7 +19,14 @@ from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Qua
 from harness.models.devices import free_memory
 from harness.models.loading import LoadedModel
 from harness.models.quantization import resolve_dtype, stored_quantization
-from tiny_checkpoints import ARCHITECTURES, as_checkpoint, held_bytes, load_pair, make_config, make_tokenizer
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    as_checkpoint,
+    held_bytes,
+    load_pair,
+    make_config,
+    make_tokenizer,
+)
 
 SaveModel = Callable[..., ModelSettings]
 CPU = torch.device("cpu")
@@ -58,30 +65,44 @@ def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str
 def test_half_precision(save_model: SaveModel) -> None:
     settings = save_model(dtype=torch.bfloat16)
     loaded = load(settings, "bfloat16")
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype} == {torch.bfloat16}
+    assert (
+        {parameter.dtype for parameter in loaded.model.parameters()}
+        == {loaded.dtype}
+        == {torch.bfloat16}
+    )
     assert load(settings).dtype == torch.float32, "auto is float32 on the CPU"
     own = dataclasses.replace(settings, dtype="float32")
-    assert load(own, "bfloat16").dtype == torch.float32, "the model's own dtype goes before the run's"
+    assert load(own, "bfloat16").dtype == torch.float32, (
+        "the model's own dtype goes before the run's"
+    )
 
 
 def test_dtype_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     gpu, plain = torch.device("cuda", 0), as_checkpoint(make_config("llama"))
     eight = as_checkpoint(make_config("llama"), quantization="8bit")
-    for stored, expected in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("float32", torch.bfloat16)):
+    for stored, expected in (
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("float32", torch.bfloat16),
+    ):
         plain.config.dtype = getattr(torch, stored)
         assert resolve_dtype("auto", plain, gpu) == expected
         assert resolve_dtype("auto", plain, CPU) == torch.float32
     assert resolve_dtype("float16", plain, CPU) == torch.float16
     assert resolve_dtype("auto", eight, gpu) == torch.float16, "what LLM.int8() multiplies in"
     assert resolve_dtype("bfloat16", eight, gpu) == torch.bfloat16
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
     assert resolve_dtype("auto", plain, gpu) == torch.float16
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 @pytest.mark.parametrize(("quantization", "error"), [("8bit", 0.05), ("4bit", 0.35)])
-def test_quantized(save_model: SaveModel, model_type: str, quantization: Quantization, error: float) -> None:
+def test_quantized(
+    save_model: SaveModel, model_type: str, quantization: Quantization, error: float
+) -> None:
     settings = save_model(model_type, settings={"quantization": quantization})
     loaded = load(settings)
     expected, quantized = logits(saved(settings)), logits(loaded.model)
@@ -91,13 +112,17 @@ def test_quantized(save_model: SaveModel, model_type: str, quantization: Quantiz
 
 
 def test_four_bit_is_nf4_with_quantized_scales(save_model: SaveModel) -> None:
-    config = load(save_model(settings={"quantization": "4bit"}), "bfloat16").model.config.quantization_config
+    config = load(
+        save_model(settings={"quantization": "4bit"}), "bfloat16"
+    ).model.config.quantization_config
     assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("nf4", True)
     assert config.bnb_4bit_compute_dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_quantized_repository_loads_as_it_is(save_model: SaveModel, quantization: Quantization) -> None:
+def test_quantized_repository_loads_as_it_is(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
     settings = save_model(settings={"quantization": quantization})
     quantized = load(settings).model
     # Before any forward pass: on some CPUs that repacks 4-bit weights.
@@ -107,7 +132,10 @@ def test_quantized_repository_loads_as_it_is(save_model: SaveModel, quantization
         again = load(dataclasses.replace(settings, quantization=asked))
         assert torch.equal(logits(again.model), logits(quantized))
     other: Quantization = "4bit" if quantization == "8bit" else "8bit"
-    with pytest.raises(SettingError, match=rf"^model\.quantization={other}: .* quantized already \({quantization}\)"):
+    with pytest.raises(
+        SettingError,
+        match=rf"^model\.quantization={other}: .* quantized already \({quantization}\)",
+    ):
         load(dataclasses.replace(settings, quantization=other))
 
 
@@ -123,25 +151,33 @@ def test_other_quantizations_without_their_library(save_model: SaveModel) -> Non
     config = make_config("llama")
     config.quantization_config = {"quant_method": "aqlm"}
     config.save_pretrained(settings.repository)
-    with pytest.raises(RunError, match=r"^model: .* is quantized with aqlm, which does not load here: .*requires"):
+    with pytest.raises(
+        RunError, match=r"^model: .* is quantized with aqlm, which does not load here: .*requires"
+    ):
         load(settings)
 
 
 def test_bitsandbytes_missing(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = save_model(settings={"quantization": "8bit"})
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(RunError, match=r"(?s)^model: 8bit needs bitsandbytes.*pip install bitsandbytes"):
+    with pytest.raises(
+        RunError, match=r"(?s)^model: 8bit needs bitsandbytes.*pip install bitsandbytes"
+    ):
         load(settings)
 
 
-def test_bitsandbytes_that_fails_on_this_device(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitsandbytes_that_fails_on_this_device(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import bitsandbytes
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this device\nsecond line")
 
     monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fail)
-    with pytest.raises(RunError, match=r"bitsandbytes [\d.]+ cannot quantize to 4bit on the CPU: no kernel for"):
+    with pytest.raises(
+        RunError, match=r"bitsandbytes [\d.]+ cannot quantize to 4bit on the CPU: no kernel for"
+    ):
         load(save_model(settings={"quantization": "4bit"}))
 
 
@@ -155,7 +191,9 @@ def test_equal_settings_share_their_weights(save_model: SaveModel) -> None:
     assert pair.devices == [CPU]
 
 
-@pytest.mark.parametrize("change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}, {"placement": "cpu"}])
+@pytest.mark.parametrize(
+    "change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}, {"placement": "cpu"}]
+)
 def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, Any]) -> None:
     settings = save_model()
     pair = load_pair(settings, dataclasses.replace(settings, **change), PlacementSettings())
@@ -177,10 +215,16 @@ def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_pa
     target = save_model()
     Path(target.repository, "model.safetensors").write_bytes(b"loading these would fail")
     with pytest.raises(SettingError, match=r"^draft=.*absent: no such directory"):
-        load_pair(target, dataclasses.replace(target, repository=str(tmp_path / "absent")), PlacementSettings())
+        load_pair(
+            target,
+            dataclasses.replace(target, repository=str(tmp_path / "absent")),
+            PlacementSettings(),
+        )
 
 
-def test_main_memory_that_is_too_small(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_memory_that_is_too_small(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("harness.models.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
     with pytest.raises(RunError, match=r"does not fit: .*\nwhat would fit: dtype=bfloat16"):
         load(save_model())
@@ -189,7 +233,15 @@ def test_main_memory_that_is_too_small(save_model: SaveModel, monkeypatch: pytes
 def test_layers_on_disk(save_model: SaveModel) -> None:
     settings = save_model()
     device_map = {"model.layers.1": "disk"} | dict.fromkeys(
-        ["model.embed_tokens", "model.layers.0", "model.layers.2", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+        [
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.layers.2",
+            "model.norm",
+            "model.rotary_emb",
+            "lm_head",
+        ],
+        "cpu",
     )
     loaded = load(settings, device_map=device_map)
     assert set(loaded.placement.bytes_per_device) == {"cpu", "disk"}
@@ -236,7 +288,11 @@ def write_gguf(model: PreTrainedModel, file: Path) -> None:
             _, _, block, rest = name.split(".", 3)
             kind = in_block[rest]
             if kind in heads:  # llama.cpp interleaves the halves that rotary positions pair
-                array = array.reshape(heads[kind], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+                array = (
+                    array.reshape(heads[kind], 2, -1, array.shape[1])
+                    .swapaxes(1, 2)
+                    .reshape(array.shape)
+                )
             name = f"blk.{block}.{kind}"
         writer.add_tensor(f"{name}.weight", np.ascontiguousarray(array))
     writer.write_header_to_file()
@@ -253,7 +309,9 @@ def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
     assert torch.equal(logits(pair.target.model), logits(original))
     assert pair.target.placement.bytes_per_device["cpu"] == held_bytes(pair.target.model)
     assert pair.tokenizer("the")["input_ids"] == [pair.tokenizer.get_vocab()["the"]]
-    with pytest.raises(SettingError, match=r"^model\.quantization=4bit: .* quantized already \(GGUF\)"):
+    with pytest.raises(
+        SettingError, match=r"^model\.quantization=4bit: .* quantized already \(GGUF\)"
+    ):
         load(dataclasses.replace(settings, quantization="4bit"))
     with pytest.raises(SettingError, match=r"^model\.gguf_file=absent\.gguf: no such file"):
         load(dataclasses.replace(settings, gguf_file="absent.gguf"))
@@ -261,16 +319,24 @@ def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
 
 def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "gguf" else real(name, *more))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "gguf" else real(name, *more),
+    )
     settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
     with pytest.raises(RunError, match=r"pip install harness\[gguf\]"):
         load(settings)
 
 
-def test_gguf_repository_without_tokenizer_takes_another(save_model: SaveModel, tmp_path: Path) -> None:
+def test_gguf_repository_without_tokenizer_takes_another(
+    save_model: SaveModel, tmp_path: Path
+) -> None:
     plain = save_model()
     write_gguf(saved(plain), tmp_path / "llama.gguf")
-    settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf", tokenizer=plain.repository)
+    settings = ModelSettings(
+        name="gguf", repository=str(tmp_path), gguf_file="llama.gguf", tokenizer=plain.repository
+    )
     pair = load_pair(settings, plain, PlacementSettings())
     assert pair.tokenizer.get_vocab() == make_tokenizer().get_vocab()
 
@@ -289,7 +355,12 @@ def test_directories_in_the_home_directory(
 
 GPU = torch.device("cuda", 0)
 # Wide enough for the allocator's rounding not to matter.
-WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 8}
+WIDE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+}
 
 
 @pytest.mark.gpu
@@ -327,7 +398,9 @@ def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantiza
 @pytest.mark.gpu
 def test_pair_that_does_not_fit_on_the_gpu(save_model: SaveModel) -> None:
     reserve = free_memory([0])[0] / 1e9 - 0.01
-    with pytest.raises(RunError, match=r"does not fit: .*\nwhat would fit: .*placement\.offload=cpu"):
+    with pytest.raises(
+        RunError, match=r"does not fit: .*\nwhat would fit: .*placement\.offload=cpu"
+    ):
         load(save_model(**WIDE), "float16", gpus=1, reserve_gb=reserve)
 
 

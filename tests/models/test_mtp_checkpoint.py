@@ -21,15 +21,21 @@ from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_toke
 DRAFT = DraftSettings(name="mtp", method="mtp")
 
 
-def save(directory: Path, family: str, **changes: Any) -> tuple[ModelSettings, PreTrainedModel, Any]:
+def save(
+    directory: Path, family: str, **changes: Any
+) -> tuple[ModelSettings, PreTrainedModel, Any]:
     target, layers = mtp_target(family, vocab_size=258, **changes)
     save_with_mtp(target, layers, directory)
     make_tokenizer().save_pretrained(directory)
     return ModelSettings(name="target", repository=str(directory)), target, layers
 
 
-@pytest.mark.parametrize(("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)])
-def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)]
+)
+def test_the_layers_come_from_the_targets_own_checkpoint(
+    tmp_path: Path, family: str, number: int
+) -> None:
     settings, target, layers = save(tmp_path, family, num_mtp_layers=number)
     placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
     pair = placed.load()
@@ -37,7 +43,10 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())
-    assert all(tensor.equal(target.state_dict()[name]) for name, tensor in pair.target.model.state_dict().items())
+    assert all(
+        tensor.equal(target.state_dict()[name])
+        for name, tensor in pair.target.model.state_dict().items()
+    )
     assert pair.target.model.config.name_or_path == settings.repository
 
     assert placed.head is not None
@@ -57,7 +66,9 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
 
 def test_random_layers_need_no_files() -> None:
     target, _ = mtp_target("deepseek_v3", vocab_size=258)
-    settings = ModelSettings(name="random", repository="nobody/random", architecture=target.config.to_dict())
+    settings = ModelSettings(
+        name="random", repository="nobody/random", architecture=target.config.to_dict()
+    )
     placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)
     first, second = (placed.load().head for _ in range(2))
     assert first is not None
@@ -77,8 +88,12 @@ def refusal(target: Checkpoint, *, weights: bool = False) -> str:
 def test_targets_without_such_layers_are_refused() -> None:
     config = mtp_target("deepseek_v3")[0].config
     needs = "draft=mtp: needs multi-token-prediction layers, and model=13B"
-    assert refusal(as_checkpoint(make_config("llama"))).startswith(f"{needs} (llama) has none that transformers 5.")
-    assert "quantized, and those of model=13B are (GGUF)" in refusal(as_checkpoint(config, gguf_file="a.gguf"))
+    assert refusal(as_checkpoint(make_config("llama"))).startswith(
+        f"{needs} (llama) has none that transformers 5."
+    )
+    assert "quantized, and those of model=13B are (GGUF)" in refusal(
+        as_checkpoint(config, gguf_file="a.gguf")
+    )
     config.num_mtp_layers = 0
     assert refusal(as_checkpoint(config)) == f"{needs} (deepseek_v3) has none"
     if "bailing_hybrid" not in CONFIG_MAPPING:

@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -66,7 +70,9 @@ def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("bitsandbytes.autograd._functions")
     assert len(logger.filters) == 1
     with caplog.at_level(logging.WARNING):
-        logger.warning("MatMul8bitLt: inputs will be cast from %s to float16 during quantization", "x")
+        logger.warning(
+            "MatMul8bitLt: inputs will be cast from %s to float16 during quantization", "x"
+        )
         logger.warning("something that matters")
         logging.getLogger("bitsandbytes").warning("MatMul8bitLt: inputs will be cast")
     assert [record.getMessage() for record in caplog.records] == [

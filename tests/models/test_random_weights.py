@@ -33,7 +33,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
-def preset(name: str = "30B", quantization: Quantization = "none", **architecture: Any) -> ModelSettings:
+def preset(
+    name: str = "30B", quantization: Quantization = "none", **architecture: Any
+) -> ModelSettings:
     return ModelSettings(
         name=name,
         repository=f"nobody/{name}",
@@ -58,15 +60,26 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neox"])
 def test_what_is_held_is_what_was_planned(model_type: str, quantization: Quantization) -> None:
-    others = {"gpt2": {"n_embd": 256, "n_layer": 3, "n_head": 4}, "bloom": {"n_head": 4, "n_layer": 3}}
-    sizes = {"word_embed_proj_dim": 256, "ffn_dim": 512} if model_type == "opt" else others.get(model_type, {})
+    others = {
+        "gpt2": {"n_embd": 256, "n_layer": 3, "n_head": 4},
+        "bloom": {"n_head": 4, "n_layer": 3},
+    }
+    sizes = (
+        {"word_embed_proj_dim": 256, "ffn_dim": 512}
+        if model_type == "opt"
+        else others.get(model_type, {})
+    )
     loaded = load(preset(quantization=quantization, model_type=model_type, **sizes)).target
-    assert sum(loaded.placement.bytes_per_device.values()) == pytest.approx(held_bytes(loaded.model), rel=0.01)
+    assert sum(loaded.placement.bytes_per_device.values()) == pytest.approx(
+        held_bytes(loaded.model), rel=0.01
+    )
     kinds = {type(module).__name__ for module in loaded.model.modules()}
     assert {"none": set(), "8bit": {"Linear8bitLt"}, "4bit": {"Linear4bit"}}[quantization] <= kinds
     assert torch.isfinite(logits(loaded)).all()
     assert not loaded.model.training
-    assert not any(tensor.is_meta for tensor in [*loaded.model.parameters(), *loaded.model.buffers()])
+    assert not any(
+        tensor.is_meta for tensor in [*loaded.model.parameters(), *loaded.model.buffers()]
+    )
 
 
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
@@ -89,7 +102,9 @@ def test_positions_are_no_random_numbers(save_model: SaveModel) -> None:
     stored = load_pair(save_model("llama"), None, PlacementSettings()).target.model
     made = load(preset(**ARCHITECTURES["llama"])).target.model
     assert torch.equal(made.model.rotary_emb.inv_freq, stored.model.rotary_emb.inv_freq)
-    assert torch.equal(made.model.norm.weight.float(), stored.model.norm.weight), "norms let everything pass"
+    assert torch.equal(made.model.norm.weight.float(), stored.model.norm.weight), (
+        "norms let everything pass"
+    )
 
 
 def test_tied_matrices_are_one(save_model: SaveModel) -> None:
@@ -109,7 +124,9 @@ def test_a_directory_needs_a_configuration_only(save_model: SaveModel) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_a_quantized_repository_is_built_quantized(save_model: SaveModel, quantization: Quantization) -> None:
+def test_a_quantized_repository_is_built_quantized(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
     settings = save_model()
     config = make_config("llama")
     config.quantization_config = {"quant_method": "bitsandbytes", f"load_in_{quantization}": True}
@@ -152,7 +169,15 @@ def test_every_text_is_tokens_and_every_token_is_text() -> None:
 def test_layers_on_disk() -> None:
     whole = load(preset()).target
     device_map = {"model.layers.1": "disk"} | dict.fromkeys(
-        ["model.embed_tokens", "model.layers.0", "model.layers.2", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+        [
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.layers.2",
+            "model.norm",
+            "model.rotary_emb",
+            "lm_head",
+        ],
+        "cpu",
     )
     split = load(preset(), device_map=device_map).target
     assert held_bytes(split.model) == split.placement.bytes_per_device["cpu"]
@@ -169,7 +194,9 @@ def test_a_part_of_a_tensor_is_that_part_and_no_more() -> None:
 
 
 def test_what_is_planned_says_so() -> None:
-    planned = plan_pair(preset(), preset("7B", "4bit"), PlacementSettings(strategy="cpu"), weights="random")
+    planned = plan_pair(
+        preset(), preset("7B", "4bit"), PlacementSettings(strategy="cpu"), weights="random"
+    )
     ready = planned.place(SMALL_DEMAND)
     first, second, third = ready.describe().splitlines()
     assert first.startswith("model 30B: random weights, float32 on cpu")
@@ -181,7 +208,9 @@ def test_what_is_planned_says_so() -> None:
         assert model.describe().endswith(", because no GPU is visible (asked for: 4)")
     on_gpu = dataclasses.replace(ready.placements[0], device_map={"": 0})
     eight = dataclasses.replace(ready.sketches[0], quantization="8bit")
-    said = dataclasses.replace(ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]).describe()
+    said = dataclasses.replace(
+        ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]
+    ).describe()
     assert "\nmodel: 8-bit layers wait for the host" in said
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
@@ -213,7 +242,14 @@ def test_memory_stays_near_what_was_planned_while_building(quantization: Quantiz
 @pytest.mark.gpu
 @pytest.mark.parametrize("quantization", ["none", "8bit"])
 def test_split_over_gpu_and_cpu_it_is_the_same_model(quantization: Quantization) -> None:
-    names = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
+    names = [
+        "model.embed_tokens",
+        "model.layers.0",
+        "model.layers.1",
+        "model.norm",
+        "model.rotary_emb",
+        "lm_head",
+    ]
     device_map = dict.fromkeys(names, 0) | {"model.layers.2": "cpu"}
     split = load(preset(quantization=quantization), device_map=device_map, offload="cpu").target
     assert set(split.placement.bytes_per_device) == {"cuda:0", "cpu"}

@@ -83,7 +83,13 @@ def decoded(rank: int, agree: Callable[[Tensor], Tensor] = itself) -> list[list[
 
 def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) -> None:
     """What each process does: leave its logits in the directory, and the bytes that it planned and that it holds."""
-    about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    about = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({name: str(value) for name, value in about.items()})
     found = []
     for settings in models:

@@ -28,9 +28,24 @@ SaveModel = Callable[..., ModelSettings]
 CPU = {"": "cpu"}
 
 LLAMA = {
-    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32},
-    "7B": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
-    "13B": {"num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40},
+    "1B": {
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+    },
+    "7B": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+    },
+    "13B": {
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_attention_heads": 40,
+    },
 }
 
 
@@ -40,7 +55,9 @@ def llama(size: str, quantization: Quantization = "none", **config: Any) -> Sket
     return sketch_model(as_checkpoint(configured, quantization=quantization), torch.float16)
 
 
-def sketched(config: PreTrainedConfig, dtype: torch.dtype = torch.float16, **settings: Any) -> Sketch:
+def sketched(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float16, **settings: Any
+) -> Sketch:
     return sketch_model(as_checkpoint(config, **settings), dtype)
 
 
@@ -61,33 +78,47 @@ def test_known_sizes() -> None:
     assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
     # One byte a weight of the linear layers, two a weight of the embedding and the output layer (5120 x 32000 each).
     outer = 2 * 5120 * 32000
-    assert llama("13B", "8bit").weight_bytes == pytest.approx(13_015_864_320 - outer + 2 * outer, rel=1e-3)
+    assert llama("13B", "8bit").weight_bytes == pytest.approx(
+        13_015_864_320 - outer + 2 * outer, rel=1e-3
+    )
     # Half a byte and 1/64 byte of scales; bitsandbytes' own figure for 4-bit with double quantization is 4.127 bits.
     nf4 = llama("13B", "4bit").weight_bytes - 2 * outer
     assert 8 * nf4 / (13_015_864_320 - outer) == pytest.approx(4.127, rel=1e-3)
     # The same sketch held in another way is the other sketch.
-    assert dataclasses.replace(llama("1B"), quantization="4bit").weight_bytes == llama("1B", "4bit").weight_bytes
+    assert (
+        dataclasses.replace(llama("1B"), quantization="4bit").weight_bytes
+        == llama("1B", "4bit").weight_bytes
+    )
 
 
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
 @pytest.mark.parametrize(
-    ("model_type", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float16"), ("opt", "float16")]
+    ("model_type", "dtype"),
+    [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float16"), ("opt", "float16")],
 )
 def test_predicted_bytes_are_those_that_loading_takes(
     save_model: SaveModel, model_type: str, quantization: Quantization, dtype: Any
 ) -> None:
     settings = save_model(model_type, settings={"quantization": quantization})
     loaded = load_pair(settings, None, PlacementSettings(), dtype).target
-    assert loaded.placement.bytes_per_device["cpu"] == pytest.approx(held_bytes(loaded.model), rel=0.01)
+    assert loaded.placement.bytes_per_device["cpu"] == pytest.approx(
+        held_bytes(loaded.model), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_predicted_bytes_of_a_quantized_repository(save_model: SaveModel, quantization: Quantization) -> None:
+def test_predicted_bytes_of_a_quantized_repository(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
     settings = save_model(settings={"quantization": quantization})
     quantized = load_pair(settings, None, PlacementSettings()).target
     quantized.model.save_pretrained(settings.repository)
-    again = load_pair(dataclasses.replace(settings, quantization="none"), None, PlacementSettings()).target
-    assert again.placement.bytes_per_device["cpu"] == pytest.approx(held_bytes(again.model), rel=0.01)
+    again = load_pair(
+        dataclasses.replace(settings, quantization="none"), None, PlacementSettings()
+    ).target
+    assert again.placement.bytes_per_device["cpu"] == pytest.approx(
+        held_bytes(again.model), rel=0.01
+    )
     assert again.placement.bytes_per_device == quantized.placement.bytes_per_device
 
 
@@ -105,7 +136,9 @@ def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
 
 def test_a_map_may_go_below_layers() -> None:
     one = llama("1B")
-    outside = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers"], 0)
+    outside = dict.fromkeys(
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers"], 0
+    )
     below = {**outside, "model.layers.3.mlp": 1}
     assert one.weights_on(below)["cuda:1"] == 3 * 2048 * 8192 * 2
     assert sum(one.weights_on(below).values()) == one.weight_bytes
@@ -115,9 +148,13 @@ def test_a_map_may_go_below_layers() -> None:
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"]
+)
 def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
-    config = make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
+    config = (
+        make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
+    )
     before = config.to_dict()
     predicted = sketched(config, torch.bfloat16)
     assert config.to_dict() == before, "the model is loaded from it"
@@ -132,11 +169,21 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
 
 
 def _small(model_type: str) -> Any:
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+    }
     sizes |= {"num_key_value_heads": 2} if model_type == "qwen2" else {}
     others = {
         "bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 2},
-        "gpt_neo": {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]},
+        "gpt_neo": {
+            "hidden_size": 32,
+            "num_heads": 4,
+            "num_layers": 2,
+            "attention_types": [[["global"], 2]],
+        },
     }
     return AutoConfig.for_model(model_type, vocab_size=320, **others.get(model_type, sizes))
 
@@ -158,7 +205,9 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
 
 
 def test_the_cache_of_experts_is_known_in_every_format() -> None:
-    config = AutoConfig.for_model("qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64})
+    config = AutoConfig.for_model(
+        "qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64}
+    )
     known = [sketched(config, dtype).cache_bytes for dtype in (torch.float32, torch.float16)]
     assert known == [2 * 2 * config.num_key_value_heads * 64 * size for size in (4, 2)]
 
@@ -166,11 +215,19 @@ def test_the_cache_of_experts_is_known_in_every_format() -> None:
 def test_the_cache_is_where_its_layers_are() -> None:
     one = sketched(make_config("llama"))
     layer = one.cache_bytes // 3
-    around: dict[str, int | str] = {"model.embed_tokens": 0, "model.norm": 1, "model.rotary_emb": 1, "lm_head": 1}
+    around: dict[str, int | str] = {
+        "model.embed_tokens": 0,
+        "model.norm": 1,
+        "model.rotary_emb": 1,
+        "lm_head": 1,
+    }
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
     assert one.caches_on(around | layers) == {"cuda:0": layer, "cuda:1": 2 * layer}
     # What is outside the GPUs is computed on the first of them.
-    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}) == {"cuda:0": 2 * layer, "cuda:1": layer}
+    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}) == {
+        "cuda:0": 2 * layer,
+        "cuda:1": layer,
+    }
 
 
 def test_a_padding_token_hides_no_cache() -> None:
@@ -191,14 +248,26 @@ def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
     assert read(sketched(untied)) == parameter_bytes(untied) - 2 * 320 * 128
     assert read(sketched(tied)) == parameter_bytes(tied) == read(sketched(untied))
     # GPT-2 ties its embedding of words; that of positions is looked up.
-    assert read(sketched(make_config("gpt2"))) == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
+    assert (
+        read(sketched(make_config("gpt2"))) == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
+    )
     assert read(sketched(untied, quantization="4bit")) < 0.5 * read(sketched(untied))
 
 
 def test_idle_experts_are_not_read() -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+    }
     config = AutoConfig.for_model(
-        "mixtral", vocab_size=320, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2, **sizes
+        "mixtral",
+        vocab_size=320,
+        intermediate_size=64,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        **sizes,
     )
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
@@ -216,7 +285,9 @@ def test_what_ranks_share() -> None:
     assert (one.tp_plan, one.splits_cache) == (True, True)
     assert one.heads == {"attention": 4, "key and value": 2}
     assert not sketched(make_config("gpt2")).tp_plan
-    gptq = make_config("llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    gptq = make_config(
+        "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+    )
     assert sketched(gptq).stored == "4bit"
     assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
 
@@ -296,11 +367,16 @@ SEVEN_BILLION = {
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
 def test_peak_memory_of_a_7b_shape_is_as_planned(save_model: Any, quantization: Any) -> None:
     settings: ModelSettings = save_model(
-        dtype=torch.float16, settings={"quantization": quantization, "gpus": 1}, vocab_size=32000, **SEVEN_BILLION
+        dtype=torch.float16,
+        settings={"quantization": quantization, "gpus": 1},
+        vocab_size=32000,
+        **SEVEN_BILLION,
     )
     # What other tests of this process still hold is not this model's.
     before = torch.cuda.memory_allocated()
-    demand = Demand(batch_size=4, prompt_tokens=500, new_tokens=12, num_draft_tokens=0, runner="eager")
+    demand = Demand(
+        batch_size=4, prompt_tokens=500, new_tokens=12, num_draft_tokens=0, runner="eager"
+    )
     loaded = plan_pair(settings, None, PlacementSettings(), "float16").place(demand).load().target
     torch.cuda.reset_peak_memory_stats()
     runner = EagerRunner(loaded.model)

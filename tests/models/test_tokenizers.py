@@ -35,7 +35,10 @@ def check(
 def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
     for sizes in ((320, 320), (384, 320), (320, 384)):
         assert check(make_tokenizer(), make_tokenizer(), *sizes) is None
-    for other in (make_tokenizer(extra_tokens=("<extra>",)), make_tokenizer(extra_tokens=("<b>", "<a>"))):
+    for other in (
+        make_tokenizer(extra_tokens=("<extra>",)),
+        make_tokenizer(extra_tokens=("<b>", "<a>")),
+    ):
         found = check(make_tokenizer(extra_tokens=("<a>", "<b>")), other)
         assert found is not None
         assert found.name == "intersection"
@@ -43,7 +46,9 @@ def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
 
 def test_draft_with_fewer_outputs_than_tokens() -> None:
     check(make_tokenizer(), make_tokenizer(), draft_size=258)
-    with pytest.raises(SettingError, match=r"^draft=7B: has 257 outputs against 320 of model=13B, for 258 tokens$"):
+    with pytest.raises(
+        SettingError, match=r"^draft=7B: has 257 outputs against 320 of model=13B, for 258 tokens$"
+    ):
         check(make_tokenizer(), make_tokenizer(), draft_size=257)
 
 
@@ -56,7 +61,9 @@ def test_shared_vocabulary_size(save_model: SaveModel) -> None:
 
 
 def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
-    tokenizer = load_tokenizer(save_model("llama", tokenizer=make_tokenizer(chat_template=TEMPLATE)))
+    tokenizer = load_tokenizer(
+        save_model("llama", tokenizer=make_tokenizer(chat_template=TEMPLATE))
+    )
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
     assert tokenizer.chat_template == TEMPLATE
     assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
@@ -94,12 +101,18 @@ def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
 
 def test_a_chat_without_a_template_is_refused() -> None:
     hint = "2 of 3 prompts are chats of several messages; chat_template=never reads them as text"
-    with pytest.raises(SettingError, match=rf"^chat_template=auto: this model's tokenizer has none, and {hint}$"):
-        encode_prompts(make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto")
+    with pytest.raises(
+        SettingError, match=rf"^chat_template=auto: this model's tokenizer has none, and {hint}$"
+    ):
+        encode_prompts(
+            make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto"
+        )
 
 
 def test_template_that_is_not_there() -> None:
-    with pytest.raises(SettingError, match=r"^chat_template=always: this model's tokenizer has none"):
+    with pytest.raises(
+        SettingError, match=r"^chat_template=always: this model's tokenizer has none"
+    ):
         encode_prompts(make_tokenizer(), [said("a")], "always")
 
 

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.oracle
 speculators = pytest.importorskip("speculators")
 
 K, REDUCED, LAYERS, MASK = 4, 60, [1, 2, 3], 96
-TOKENS = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:REDUCED].sort().values
+TOKENS = (
+    torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:REDUCED].sort().values
+)
 
 
 def build(kind: str, style: str, num_layers: int, reduced: bool, **changes: Any) -> Any:
@@ -74,15 +76,25 @@ def build(kind: str, style: str, num_layers: int, reduced: bool, **changes: Any)
 
 
 def logits_of(
-    model: Any, kind: str, decided: Tensor, drawn: Tensor, features: Tensor, patch: pytest.MonkeyPatch
+    model: Any,
+    kind: str,
+    decided: Tensor,
+    drawn: Tensor,
+    features: Tensor,
+    patch: pytest.MonkeyPatch,
 ) -> Tensor:
     """Their logits [K, V] for the tokens after `decided`, each after the ones that were `drawn` before it."""
     length, extra = len(features), 2 * K + 2
     seen: list[Tensor] = []
-    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    hook = model.lm_head.register_forward_hook(
+        lambda module, inputs, output: seen.append(output[0])
+    )
     flat = torch.cat([features.flatten(1), torch.zeros(extra, features[0].numel())])[None]
     text = torch.cat([decided, drawn, torch.zeros(extra + 1 - len(drawn), dtype=torch.long)])[None]
-    common = {"hidden_states": flat, "document_ids": torch.zeros(1, flat.shape[1], dtype=torch.long)}
+    common = {
+        "hidden_states": flat,
+        "document_ids": torch.zeros(1, flat.shape[1], dtype=torch.long),
+    }
     training = {
         "loss_mask": torch.ones(1, flat.shape[1]),
         "verifier_last_hidden_states": torch.zeros(1, flat.shape[1], 32),
@@ -131,24 +143,42 @@ def with_all_layers(model: PreTrainedModel) -> PreTrainedModel:
 
     @functools.wraps(forward)
     def of_all(**arguments: Any) -> Any:
-        return forward(**arguments | {"output_hidden_states": bool(arguments.get("output_hidden_states"))})
+        return forward(
+            **arguments | {"output_hidden_states": bool(arguments.get("output_hidden_states"))}
+        )
 
     model.forward = of_all  # type: ignore[method-assign]
     return model
 
 
-WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "sliding_window": 5}
+WINDOW = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 5,
+}
 BLOCK = {"block_size": K + 1, "mask_token_id": MASK}
 CASES: dict[str, tuple[str, str, int, bool, dict[str, Any]]] = {
     "EAGLE-3": ("eagle3", "llama", 1, True, {}),
-    "EAGLE-3, norms before": ("eagle3", "qwen3", 1, False, {"norm_before_residual": True, "norm_before_fc": True}),
+    "EAGLE-3, norms before": (
+        "eagle3",
+        "qwen3",
+        1,
+        False,
+        {"norm_before_residual": True, "norm_before_fc": True},
+    ),
     "EAGLE-3, two layers with a window": ("eagle3", "qwen3", 2, False, {"own": WINDOW}),
     "EAGLE-3.1": ("eagle3", "llama", 1, True, {"fc_norm": True, "norm_output": True}),
     "P-EAGLE": ("peagle", "llama", 3, True, {"mask_token_id": MASK}),
     "DFlash": ("dflash", "qwen3", 2, False, BLOCK),
     "DFlash, reduced vocabulary": ("dflash", "qwen3", 3, True, BLOCK),
     "DFlash, causal window": ("dflash", "qwen3", 2, False, BLOCK | {"own": WINDOW}),
-    "DFlash, window": ("dflash", "qwen3", 2, False, BLOCK | {"own": WINDOW, "sliding_window_non_causal": True}),
+    "DFlash, window": (
+        "dflash",
+        "qwen3",
+        2,
+        False,
+        BLOCK | {"own": WINDOW, "sliding_window_non_causal": True},
+    ),
     "DSpark": ("dspark", "qwen3", 2, True, BLOCK | {"markov_rank": 8}),
     "DSpark, not from the anchor": (
         "dspark",
@@ -167,14 +197,20 @@ def test_logits_equal_theirs(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     target = with_all_layers(target_model())
     with torch.no_grad():
         theirs.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-        theirs.lm_head.weight.copy_(target.get_output_embeddings().weight[TOKENS if reduced else slice(None)])
+        theirs.lm_head.weight.copy_(
+            target.get_output_embeddings().weight[TOKENS if reduced else slice(None)]
+        )
     theirs.save_pretrained(tmp_path)
     settings = ModelSettings(name="head", repository=str(tmp_path))
-    head = read_head(settings, Checkpoint("model", ModelSettings(name="target", repository="-"), target.config))
+    head = read_head(
+        settings, Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
+    )
     assert head is not None
     assert head.kind == kind
     ours = head.load(torch.device("cpu"), torch.float32)
-    checked = Checked(ours.drafter(target, Warp()), target, expected_from(theirs, kind, monkeypatch))
+    checked = Checked(
+        ours.drafter(target, Warp()), target, expected_from(theirs, kind, monkeypatch)
+    )
     what = request(PROMPTS, Warp(), length=24)
     runner = EagerRunner(target, hidden_layers=checked.layers)
     # In training their window of a drafted position ends at the first one's.

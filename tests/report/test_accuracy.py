@@ -66,20 +66,40 @@ def test_several_seeds_are_printed_with_their_merged_rows() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "No significant difference between the arms: speculative minus regular is +1.0 percentage points"),
+        (
+            {},
+            "No significant difference between the arms: speculative minus regular is +1.0 percentage points",
+        ),
         ({}, "(95 % interval -2.0 to 4.0; McNemar p = 0.55)."),
         ({"mcnemar_p_value": 0.04}, "The speculative arm differs: +1.0 percentage points"),
-        ({"identical_prompts": 1000}, "The greedy answers of both arms are identical on all 1000 questions."),
-        ({"identical_prompts": 990}, "differ on 10 of 1000 questions. In this number format ties may break"),
-        ({"identical_prompts": 990, "dtype": "float32"}, "differ on 10 of 1000 questions. In float32 they must not."),
-        ({"num_resumed": 400}, "800 of 2000 answers, with their times, are from earlier runs of this command"),
-        ({"lossy": True, "lenience": 0.8}, "lenience 0.8: the speculative output no longer follows the target"),
+        (
+            {"identical_prompts": 1000},
+            "The greedy answers of both arms are identical on all 1000 questions.",
+        ),
+        (
+            {"identical_prompts": 990},
+            "differ on 10 of 1000 questions. In this number format ties may break",
+        ),
+        (
+            {"identical_prompts": 990, "dtype": "float32"},
+            "differ on 10 of 1000 questions. In float32 they must not.",
+        ),
+        (
+            {"num_resumed": 400},
+            "800 of 2000 answers, with their times, are from earlier runs of this command",
+        ),
+        (
+            {"lossy": True, "lenience": 0.8},
+            "lenience 0.8: the speculative output no longer follows the target",
+        ),
         ({"lossy": True, "lenience": 0.8}, "speculative (lossy)"),
         ({"status": "interrupted"}, "interrupted: the figures cover 1000 questions only."),
         ({"published_accuracy": 0.429}, "Published: llama-ssp"),
     ],
 )
-def test_what_is_said_of_it(changes: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_it(
+    changes: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sentence in " ".join(printed(rows("0", **changes), capsys).split())
     if changes:
         assert sentence not in " ".join(printed(rows("0"), capsys).split())
@@ -94,17 +114,30 @@ def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:
     assert len(detailed.rows) == 6
     assert "difference" in headings(detailed)
     assert "pair" not in headings(detailed)
-    runs = [Run(rows("0", "1", run="2", model="30B")), Run(rows("0", "1")), Run(rows("0", run="3", draft=None)[:3])]
+    runs = [
+        Run(rows("0", "1", run="2", model="30B")),
+        Run(rows("0", "1")),
+        Run(rows("0", run="3", draft=None)[:3]),
+    ]
     compared = accuracy_table(runs)
     assert "seed" not in headings(compared)
     texts = compared.shown()[1]
-    assert [line[0].split("\n")[0] for line in texts] == ["13B", "13B with 7B", "", "30B with 7B", ""]
+    assert [line[0].split("\n")[0] for line in texts] == [
+        "13B",
+        "13B with 7B",
+        "",
+        "30B with 7B",
+        "",
+    ]
     assert texts[2][headings(compared).index("difference")] == "+1.0\n-2.0 to 4.0"
     assert texts[2][headings(compared).index("K")] == "4"
     assert accuracy_table([]).rows == ()
 
 
 def test_an_unfinished_run_is_faint() -> None:
-    stopped = [dataclasses.replace(row, status="interrupted", run="2", temperature=0.0) for row in rows("0")]
+    stopped = [
+        dataclasses.replace(row, status="interrupted", run="2", temperature=0.0)
+        for row in rows("0")
+    ]
     table = accuracy_table([Run(rows("0")), Run(stopped)])
     assert sorted(row.faint for row in table.rows) == [False, False, True, True]

@@ -22,11 +22,17 @@ FIGURES: dict[str, Any] = {
 
 def rows(**changes: Any) -> list[LatencyRow]:
     regular, speculative = latency_run(**{"speedup": 1.83} | FIGURES | changes)
-    alone = dict.fromkeys(("draft_ms", "verify_ms", "speedup_low", "speedup_high", "mean_acceptance_length"))
+    alone = dict.fromkeys(
+        ("draft_ms", "verify_ms", "speedup_low", "speedup_high", "mean_acceptance_length")
+    )
     return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
 
 
-def printed(capsys: pytest.CaptureFixture[str], prompts: list[LatencyPromptRow] | None = None, **changes: Any) -> str:
+def printed(
+    capsys: pytest.CaptureFixture[str],
+    prompts: list[LatencyPromptRow] | None = None,
+    **changes: Any,
+) -> str:
     print_document(latency_document(rows(**changes), prompts or []))
     return capsys.readouterr().out
 
@@ -41,7 +47,10 @@ def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str
     assert "62.5% of the draft tokens (76.9% of those tested); 3.50 tokens per iteration" in text
     assert "100%  75%  67%  –" in text
     assert "0: 0%  1: 25%  2: 25%  3: 25%  4: 25%  of 4 iterations" in text
-    assert "630.00 ms = drafting 280.00 + verifying 330.00 + rest 20.00; a target step takes 320.00 ms" in text
+    assert (
+        "630.00 ms = drafting 280.00 + verifying 330.00 + rest 20.00; a target step takes 320.00 ms"
+        in text
+    )
     assert "3.50 / (4.00 × 0.219 + 1.03) = 1.90×; measured is 96% of it" in text
     assert "why" not in text
 
@@ -51,14 +60,19 @@ def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not pay here: 0.80×" in text
     assert "the draft is too slow" in text
     # The phases were slower than the timed iterations: no sum.
-    assert "630.00 ms (in the separate pass drafting took 1200.00 and verifying 330.00)" in " ".join(text.split())
+    assert (
+        "630.00 ms (in the separate pass drafting took 1200.00 and verifying 330.00)"
+        in " ".join(text.split())
+    )
 
 
 def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "makes no significant difference here: 1.05×" in printed(
         capsys, speedup=1.05, speedup_low=0.97, speedup_high=1.12
     )
-    assert "(no interval from fewer than 8 prompts)" in printed(capsys, speedup_low=None, speedup_high=None)
+    assert "(no interval from fewer than 8 prompts)" in printed(
+        capsys, speedup_low=None, speedup_high=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +83,9 @@ def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) 
         (1.2, 0.1, 1.1, "acceptance is too low"),
     ],
 )
-def test_the_cause_is_the_ideal_that_would_help_most(length: float, draft: float, verify: float, cause: str) -> None:
+def test_the_cause_is_the_ideal_that_would_help_most(
+    length: float, draft: float, verify: float, cause: str
+) -> None:
     assert why_not(length, draft, verify, 4).startswith(f"{cause}: ")
     assert why_not(length, draft, verify, 4, brief=True).startswith(f"{cause} (")
 
@@ -96,7 +112,9 @@ def test_greedy_texts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0)
+    text = printed(
+        capsys, lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0
+    )
     assert "speculative (lossy)" in text
     assert "lenience 0.5: the speculative output no longer follows" in text
     assert "test=true" in text
@@ -109,15 +127,26 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("runner", "flatters"),
-    [("eager+graphs", True), ("static+compiled", True), ("graphs+eager", False), ("graphs", False), ("eager", False)],
+    [
+        ("eager+graphs", True),
+        ("static+compiled", True),
+        ("graphs+eager", False),
+        ("graphs", False),
+        ("eager", False),
+    ],
 )
-def test_a_draft_with_a_faster_runner_is_said(capsys: pytest.CaptureFixture[str], runner: str, flatters: bool) -> None:
+def test_a_draft_with_a_faster_runner_is_said(
+    capsys: pytest.CaptureFixture[str], runner: str, flatters: bool
+) -> None:
     assert ("flatters the speed-up" in printed(capsys, runner=runner)) is flatters
 
 
 def test_repeated_prompts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     prompts = prompt_rows(rows(), [("a", 50.0)] * 3)
-    same = [dataclasses.replace(row, prompt="p0") if (row.prompt_index or 0) < 2 else row for row in prompts]
+    same = [
+        dataclasses.replace(row, prompt="p0") if (row.prompt_index or 0) < 2 else row
+        for row in prompts
+    ]
     text = printed(capsys, same)
     assert "2 of 3 prompts are the same: the interval covers repetition, not prompts." in text
     assert "repetition" not in printed(capsys, prompts)
@@ -127,11 +156,14 @@ def test_the_roof_is_not_clamped(capsys: pytest.CaptureFixture[str]) -> None:
     roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
     text = " ".join(printed(capsys, **roof).split())
     assert (
-        "target reads 65.0 GB per step; from memory, at the 1625 GB/s of a large copy here, 40.00 ms at least" in text
+        "target reads 65.0 GB per step; from memory, at the 1625 GB/s of a large copy here, 40.00 ms at least"
+        in text
     )
     assert "a step takes 320.00 ms, 12% of that rate" in text
     assert "draft reads" not in text
-    text = " ".join(printed(capsys, **roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split())
+    text = " ".join(
+        printed(capsys, **roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split()
+    )
     assert "14.0 MB per step" in text
     assert "a step takes 70.00 ms, 200% of that rate (above 100%: caches hold much of it)" in text
     assert "reads" not in printed(capsys, **roof | {"floor_ms": None})
@@ -155,13 +187,22 @@ def test_names_are_text_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]
     assert "[bold]30B[/bold]␛[31m :smile:" in text
 
 
-def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shares = {"target_8bit_share": 0.714, "draft_8bit_share": None}
     text = " ".join(printed(capsys, **shares, peak_memory_bytes=None).split())
     assert "8-bit layers take 71% of a target step" in text
     assert "4bit" not in text
-    text = " ".join(printed(capsys, **shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split())
-    assert "take 71% of a target step and 50% of drafting; they wait for the host, and quantization=4bit is" in text
-    alone = latency_run(draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None)
+    text = " ".join(
+        printed(capsys, **shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split()
+    )
+    assert (
+        "take 71% of a target step and 50% of drafting; they wait for the host, and quantization=4bit is"
+        in text
+    )
+    alone = latency_run(
+        draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None
+    )
     print_document(latency_document(alone, []))
     assert "take 50% of a target step" in capsys.readouterr().out

@@ -17,7 +17,9 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     model = "./[bold red]m[/] <i>"
     shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", tmp_path / model)
     prompts = [
-        {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name} for name in (MARKUP, ESCAPE) for number in (1, 2)
+        {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name}
+        for name in (MARKUP, ESCAPE)
+        for number in (1, 2)
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_resamples=100", "prompts=p.jsonl"]
@@ -35,5 +37,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     assert "&lt;i&gt;" in page
     assert "<i>" not in page
     markdown = (tmp_path / "results" / "report.md").read_text()
-    assert "math \\[/no\\_think\\] \\<b\\>\\&amp;\\</b\\> \\*x\\*" in markdown.replace("no_think", "no\\_think")
+    assert "math \\[/no\\_think\\] \\<b\\>\\&amp;\\</b\\> \\*x\\*" in markdown.replace(
+        "no_think", "no\\_think"
+    )
     assert not {"\x1b", "\x07"} & set(page + markdown)

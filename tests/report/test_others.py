@@ -21,7 +21,9 @@ SAVED: dict[str, Any] = {
 
 
 def cells(*paths: Path) -> Sequence[Sequence[str]]:
-    (table,) = [part for part in build(paths).parts if isinstance(part, Table) and part.key == "others"]
+    (table,) = [
+        part for part in build(paths).parts if isinstance(part, Table) and part.key == "others"
+    ]
     return table.shown()[1]
 
 

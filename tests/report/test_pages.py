@@ -50,7 +50,9 @@ def contrast(colour: str, other: str) -> float:
 
     def luminance(code: str) -> float:
         parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     dark, light = sorted((luminance(colour), luminance(other)))
@@ -76,7 +78,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.opened.append(tag)
         self.ids += [value or "" for name, value in attributes if name == "id"]
-        self.addresses += [value or "" for name, value in attributes if name in ("href", "src", "xlink:href")]
+        self.addresses += [
+            value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         self.closed.append(tag)
@@ -90,7 +94,9 @@ def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     assert not {"script", "link", "img", "iframe"} & set(page.opened)
     assert [address for address in page.addresses if not address.startswith("#")] == []
     # The name of a namespace is no address.
-    assert re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
+    assert (
+        re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
+    )
 
 
 def test_the_page_is_well_formed(html: str) -> None:
@@ -117,7 +123,9 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
         ElementTree.fromstring(svg.encode())
         # What has no colour takes the page's; every other colour can be seen on a light and on a dark page.
         for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
-            assert all(contrast(colour, page_colour) >= 3 for page_colour in ("#ffffff", "#14181c")), colour
+            assert all(
+                contrast(colour, page_colour) >= 3 for page_colour in ("#ffffff", "#14181c")
+            ), colour
 
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
@@ -145,7 +153,9 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
 
 def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> None:
     runs = [latency_run(4, 2.0), latency_run(num_draft_tokens="auto", speedup=1.9)]
-    runs.append(latency_run(num_draft_tokens="auto", draft="68M"))  # there is no curve to compare it with
+    runs.append(
+        latency_run(num_draft_tokens="auto", draft="68M")
+    )  # there is no curve to compare it with
     (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])["num_draft_tokens"]
     assert "K=auto" in svg
     assert "nan" not in svg.lower()
@@ -153,7 +163,9 @@ def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> Non
 
 def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     run = latency_run()
-    prompts = [(category, ms) for category, ms in (("story", 50.0), ("sums", 25.0)) for _ in range(8)]
+    prompts = [
+        (category, ms) for category, ms in (("story", 50.0), ("sums", 25.0)) for _ in range(8)
+    ]
     write(tmp_path / "latency.csv", run)
     write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
     report = build([tmp_path])

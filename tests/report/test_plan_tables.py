@@ -11,7 +11,13 @@ from harness.report.terminal import print_document
 from harness.results.schema import PlanRow
 
 GB = 10**9
-MAP = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 0, "model.layers.2": 1, "lm_head": 1}
+MAP = {
+    "model.embed_tokens": 0,
+    "model.layers.0": 0,
+    "model.layers.1": 0,
+    "model.layers.2": 1,
+    "lm_head": 1,
+}
 ROW: dict[str, Any] = {
     "model": "30B", "draft": "7B", "devices": "2 pretended GPUs of 40GB", "status": "ok", "error": None,
     "batch_size": 1, "num_draft_tokens": 4, "prompt_length": 128, "max_new_tokens": 64, "placement": "balanced",
@@ -63,7 +69,9 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_row_from_a_file_reads_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    cells = {name: "" if value is None else str(value) for name, value in PlanRow(**ROW).cells().items()}
+    cells = {
+        name: "" if value is None else str(value) for name, value in PlanRow(**ROW).cells().items()
+    }
     print_document(plan_document([PlanRow.parse(cells)]))
     assert capsys.readouterr().out.splitlines() == printed(capsys, ROW)
 
@@ -83,7 +91,10 @@ def test_a_bar_goes_on_beyond_the_memory(capsys: pytest.CaptureFixture[str]) -> 
     assert bar.endswith("65.0 of 40.0 GB")
     text = "\n".join(lines)
     assert "30B does not fit: its weights need 60.0 GB." in text
-    assert "What would fit instead:\n  model.quantization=8bit (33 GB)\n  3 GPUs with as much free\n" in text
+    assert (
+        "What would fit instead:\n  model.quantization=8bit (33 GB)\n  3 GPUs with as much free\n"
+        in text
+    )
 
 
 def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,11 +34,20 @@ ROW: dict[str, Any] = {
             {"identical": False, "parted_at": 0, "temperature": 0.5},
             "The texts differ from token 0 on; sampled texts may: both follow the target's distribution.",
         ),
-        ({"identical": False, "parted_at": 2}, "The texts differ from token 2 on, where one of them ends."),
-        ({"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows the target (lossy)"),
+        (
+            {"identical": False, "parted_at": 2},
+            "The texts differ from token 2 on, where one of them ends.",
+        ),
+        (
+            {"lossy": True, "lenience": 0.5},
+            "lenience 0.5: the speculative output no longer follows the target (lossy)",
+        ),
         ({"acceptance_rate": None}, "nothing was drafted"),
         ({"weights": "random"}, "random weights: acceptance and texts say nothing about the pair"),
-        ({"synthetic_acceptance": 0.8}, "synthetic 0.8: acceptance and texts say nothing about the pair"),
+        (
+            {"synthetic_acceptance": 0.8},
+            "synthetic 0.8: acceptance and texts say nothing about the pair",
+        ),
     ],
 )
 def test_the_verdict(changes: dict[str, Any], expected: str) -> None:
@@ -60,7 +69,9 @@ def test_rejections_show_spaces_and_cannot_steer_the_terminal() -> None:
     assert '7   " won␛[2J"' in printed
     assert "0.250" in printed
     assert '"⏎"' in printed
-    assert [part.text for part in rejections([]) if isinstance(part, Line)] == ["No draft token was rejected."]
+    assert [part.text for part in rejections([]) if isinstance(part, Line)] == [
+        "No draft token was rejected."
+    ]
 
 
 def test_races_of_a_pair_are_one_row() -> None:

@@ -59,7 +59,9 @@ def test_one_loss_is_a_loss(number: int) -> None:
 
 def test_undecided_says_what_is_missing() -> None:
     weak = {"verdict": "undecided", "power": 0.43}
-    assert summarise(rows({}, weak)).verdict == "lossless"  # what one prompt cannot tell, all together can
+    assert (
+        summarise(rows({}, weak)).verdict == "lossless"
+    )  # what one prompt cannot tell, all together can
     summary = summarise(rows({}, weak, weak))
     assert summary.verdict == "undecided"
     assert "raise num_draws" in summary.in_short
@@ -73,7 +75,12 @@ def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
 
 
 def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
-    parted = {"identical_prompts": 14, "divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
+    parted = {
+        "identical_prompts": 14,
+        "divergence_position": 7,
+        "logit_margin": -0.1,
+        "logit_tolerance": 0.3,
+    }
     shown = printed(rows(parted | {"dtype": "bfloat16"}, {"rounding": 25.0}), capsys)
     assert "15 prompts (tiny) · K=4 · temperature 0.5 · float32 · seed 0" in shown
     assert "within the rounding of bfloat16, 0.3" in shown
@@ -129,10 +136,14 @@ def test_losses_are_said_of_real_checks_alone() -> None:
     assert losses([], [control]) == []
     assert losses([], [control, Run(rows())]) == ["Lossless in every check: tiny with tiny_draft."]
     assert losses([], [Run(rows({"verdict": "lossy"}))]) == ["Lossy: tiny with tiny_draft."]
-    evaluated = EvalRow(model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4)
+    evaluated = EvalRow(
+        model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
+    )
     compared = dataclasses.replace(evaluated, difference=-0.021, mcnemar_p_value=0.3)
     assert losses([Run([evaluated])], []) == []
-    assert losses([Run([compared])], []) == ["No significant difference in accuracy between the arms (1 evaluation)."]
+    assert losses([Run([compared])], []) == [
+        "No significant difference in accuracy between the arms (1 evaluation)."
+    ]
     differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
     (sentence,) = losses([Run([differing]), Run([compared])], [])
     assert "differs (McNemar p < 0.05): 13B with 7B by -2.1 points." in sentence
@@ -141,7 +152,11 @@ def test_losses_are_said_of_real_checks_alone() -> None:
 def test_the_verdict_has_its_colour() -> None:
     def style(of: list[RecoveryRow]) -> str:
         sentence = summarise(of).sentence
-        return next(part.style for part in recovery_document(of) if isinstance(part, Line) and part.text == sentence)
+        return next(
+            part.style
+            for part in recovery_document(of)
+            if isinstance(part, Line) and part.text == sentence
+        )
 
     assert style(rows()) == "good"
     assert style(rows({"verdict": "lossy"})) == "bad"

@@ -55,7 +55,9 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     report = build([write(tmp_path / "latency.csv", *reversed(runs), other)])
     assert speedups(report) == [2.2, 1.1]
     assert cells(report, "pairs")[0][-1] == "2"
-    assert "runs: how often this was measured; the newest is shown." in tables(report)["pairs"].notes
+    assert (
+        "runs: how often this was measured; the newest is shown." in tables(report)["pairs"].notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,14 @@ def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_two_measurements_that_nothing_tells_apart_are_both_shown(tmp_path: Path) -> None:
-    runs = [latency_run(speedup=2.0, measurement="feed"), latency_run(speedup=2.1, measurement="beef")]
-    assert sorted(map(str, speedups(build([write(tmp_path / "latency.csv", *runs)])))) == ["2.0", "2.1"]
+    runs = [
+        latency_run(speedup=2.0, measurement="feed"),
+        latency_run(speedup=2.1, measurement="beef"),
+    ]
+    assert sorted(map(str, speedups(build([write(tmp_path / "latency.csv", *runs)])))) == [
+        "2.0",
+        "2.1",
+    ]
 
 
 def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_path: Path) -> None:
@@ -102,14 +110,25 @@ def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_
         return latency_run(measurement="feed", **changes)
 
     file = write(tmp_path / "latency.csv", run(status="failed", error="13B does not fit"))
-    assert cells(build([file]), "failures")[0][:4] == ("latency", "13B with 7B · K=4", "failed", "13B does not fit")
+    assert cells(build([file]), "failures")[0][:4] == (
+        "latency",
+        "13B with 7B · K=4",
+        "failed",
+        "13B does not fit",
+    )
     write(file, run())
     report = build([file])
     assert cells(report, "failures") == []
     assert speedups(report) == [2.0]
-    write(file, run(status="failed", error="out of memory"), run(status="failed", error="out of memory"))
+    write(
+        file,
+        run(status="failed", error="out of memory"),
+        run(status="failed", error="out of memory"),
+    )
     report = build([file])
-    assert [row[3] for row in cells(report, "failures")] == ["out of memory (2 times)"], "a later failure is news"
+    assert [row[3] for row in cells(report, "failures")] == ["out of memory (2 times)"], (
+        "a later failure is news"
+    )
     assert speedups(report) == [2.0]
 
 
@@ -122,7 +141,9 @@ def test_another_measurement_does_not_settle_a_failure(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path) -> None:
-    part = latency_run(8, speedup=3.0, status="interrupted", error="stopped", ms_per_token=1.0, num_prompts=7)
+    part = latency_run(
+        8, speedup=3.0, status="interrupted", error="stopped", ms_per_token=1.0, num_prompts=7
+    )
     report = build([write(tmp_path / "latency.csv", latency_run(), part)])
     assert [pair.best for pair in report.pairs] == [True, False]
     assert "interrupted\n7 prompts" in cells(report, "pairs")[1]
@@ -139,9 +160,14 @@ def test_what_is_half_written_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "recovery.csv").write_bytes(b"")
     report = build([tmp_path])
     assert speedups(report) == [2.0]
-    assert cells(report, "failures")[0][2:4] == ("incomplete", "the rows of its other arm are missing")
+    assert cells(report, "failures")[0][2:4] == (
+        "incomplete",
+        "the rows of its other arm are missing",
+    )
     assert any("latency.csv, line 5" in note and "left out" in note for note in notes(report))
-    assert [any(name in note for note in notes(report)) for name in ("eval.csv", "recovery.csv")] == [True, True]
+    assert [
+        any(name in note for note in notes(report)) for name in ("eval.csv", "recovery.csv")
+    ] == [True, True]
 
 
 def test_the_whole_copy_of_a_torn_run_counts(tmp_path: Path) -> None:
@@ -174,7 +200,11 @@ def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
 
 def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:
     runs = [latency_run(8, 1.9), latency_run(2, 1.2), latency_run(4, 2.1)]
-    runs += [latency_run(4, 2.0, model="30B"), latency_run(2, 2.4, model="30B"), latency_run(model="7B", draft=None)]
+    runs += [
+        latency_run(4, 2.0, model="30B"),
+        latency_run(2, 2.4, model="30B"),
+        latency_run(model="7B", draft=None),
+    ]
     report = build([write(tmp_path / "latency.csv", *runs)])
     shown = [(pair.name.pair, pair.name.num_draft_tokens, pair.best) for pair in report.pairs]
     assert shown == [
@@ -191,9 +221,15 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("speedup", "sentence"),
-    [(1.05, "makes no significant difference: 1.05×"), (0.8, "does not pay: 0.80×"), (2.0, "13B with 7B, K=4: 2.00×")],
+    [
+        (1.05, "makes no significant difference: 1.05×"),
+        (0.8, "does not pay: 0.80×"),
+        (2.0, "13B with 7B, K=4: 2.00×"),
+    ],
 )
-def test_the_first_sentence_is_about_the_pair(tmp_path: Path, speedup: float, sentence: str) -> None:
+def test_the_first_sentence_is_about_the_pair(
+    tmp_path: Path, speedup: float, sentence: str
+) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run(4, speedup))])
     assert sentence in report.headlines[0].text
 
@@ -203,7 +239,9 @@ def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
     curve = dict(predicted_curve(report.pairs))
     alpha, draft, verify = 0.8, 0.1, 1.2
     for k in (2, 4):
-        assert curve[k] == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + verify))
+        assert curve[k] == pytest.approx(
+            (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + verify)
+        )
     # Halfway between 1 at K = 0 and 1.2 at K = 2 is 1.1.
     assert curve[1] == pytest.approx((1 - alpha**2) / (1 - alpha) / (draft + 1.1))
 
@@ -246,7 +284,9 @@ def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> 
 
 def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
     few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
-    report = build([write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))])
+    report = build(
+        [write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))]
+    )
     assert report.headlines[0].style == "plain"
     assert "no interval from fewer than 8 prompts" in report.headlines[0].text
     assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
@@ -259,7 +299,9 @@ def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
 def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
     run, other = latency_run(), latency_run(2, 1.1)
     write(tmp_path / "latency.csv", run, other)
-    prompts = prompt_rows(run, [("code", 50.0 + number) for number in range(8)] + [("chat", 80.0)] * 7)
+    prompts = prompt_rows(
+        run, [("code", 50.0 + number) for number in range(8)] + [("chat", 80.0)] * 7
+    )
     write(tmp_path / "latency_prompts.csv", prompts)
     (shown,) = cells(build([tmp_path]), "categories")
     assert " to " in shown[1]
@@ -267,7 +309,9 @@ def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
 
 
 def test_races_alone_are_a_report(tmp_path: Path) -> None:
-    race = CompareRow(run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0)
+    race = CompareRow(
+        run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0
+    )
     assert build([write(tmp_path / "compare.csv", [race])]).headlines == []
 
 
@@ -276,12 +320,16 @@ def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
     assert report.headlines[0].text.startswith("Fastest with an interval: 13B with 7B, K=4, ")
     assert ": 2.00× (95 % interval 1.90 to 2.10)" in report.headlines[0].text
-    report = build([write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))])
+    report = build(
+        [write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))]
+    )
     assert report.headlines[0].text.startswith("Fastest: 13B with 7B, K=4, 2 prompts")
 
 
 def test_the_page_of_serve_draws_finished_runs_alone(tmp_path: Path) -> None:
-    file = write(tmp_path / "latency.csv", latency_run(4, 2.0), latency_run(2, 3.0, status="interrupted"))
+    file = write(
+        tmp_path / "latency.csv", latency_run(4, 2.0), latency_run(2, 3.0, status="interrupted")
+    )
     assert [pair["speedup"] for pair in figures_of([file])["pairs"]] == [2.0]
 
 
@@ -299,9 +347,15 @@ def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> 
 def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     run, other = latency_run(), latency_run(2, 1.1)
     write(tmp_path / "latency.csv", run, other)
-    (tmp_path / "environment.json").write_text(json.dumps({"hostname": "box", "total_memory_bytes": 64_000_000_000}))
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"hostname": "box", "total_memory_bytes": 64_000_000_000})
+    )
     prompts = prompt_rows(run, [("code", 50.0), ("code", 40.0), ("chat", 80.0)])
-    write(tmp_path / "latency_prompts.csv", prompts, prompt_rows(other, [("code", 200.0), ("chat", 300.0)]))
+    write(
+        tmp_path / "latency_prompts.csv",
+        prompts,
+        prompt_rows(other, [("code", 200.0), ("chat", 300.0)]),
+    )
     report = build([tmp_path])
     table = tables(report)["categories"]
     assert [column.heading for column in table.shown()[0]] == ["pair", "code (2)", "chat (1)"]
@@ -312,20 +366,33 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     # They are found through the run's directory too.
     far = latency_run(directory=str(tmp_path / "far")), latency_run(2, 1.1)
     write(tmp_path / "results" / "latency.csv", *far)
-    write(tmp_path / "far" / "latency_prompts.csv", prompt_rows(far[0], [("code", 50.0), ("chat", 80.0)]))
+    write(
+        tmp_path / "far" / "latency_prompts.csv",
+        prompt_rows(far[0], [("code", 50.0), ("chat", 80.0)]),
+    )
     assert cells(build([tmp_path / "results"]), "categories")[0][1].startswith("2.00×")
     # In batches prompts share a time.
     batch = latency_run(batch_size=4)
     write(tmp_path / "b" / "latency.csv", batch, latency_run(2, 1.1, batch_size=4))
-    write(tmp_path / "b" / "latency_prompts.csv", prompt_rows(batch, [("code", 50.0), ("chat", 80.0)]))
+    write(
+        tmp_path / "b" / "latency_prompts.csv", prompt_rows(batch, [("code", 50.0), ("chat", 80.0)])
+    )
     assert cells(build([tmp_path / "b"]), "categories") == []
 
 
 def test_every_race_counts(tmp_path: Path) -> None:
-    shared = {"model": "13B", "draft": "7B", "temperature": 0.5, "measurement": "feed", "status": "ok"}
+    shared = {
+        "model": "13B",
+        "draft": "7B",
+        "temperature": 0.5,
+        "measurement": "feed",
+        "status": "ok",
+    }
     races = [("1", 1.5), ("1", 2.5), ("2", 2.0)]
     rows = [
-        CompareRow(run=run, prompt_index=index, speedup=speedup, regular_ms_per_token=10.0, **shared)
+        CompareRow(
+            run=run, prompt_index=index, speedup=speedup, regular_ms_per_token=10.0, **shared
+        )
         for index, (run, speedup) in enumerate(races)
     ]
     (shown,) = cells(build([write(tmp_path / "compare.csv", rows)]), "races")
@@ -349,9 +416,11 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
         "13B with 7B, synthetic 0.8",
     ]
     assert len({pair.name.group for pair in report.pairs}) == 4
-    assert report.headlines[0].text.startswith("Fastest: 13B with 7B, K=4: 2.00×") or report.headlines[
-        0
-    ].text.startswith("13B with 7B, K=4: 2.00×"), "what is made up is no finding next to a real one"
+    assert report.headlines[0].text.startswith(
+        "Fastest: 13B with 7B, K=4: 2.00×"
+    ) or report.headlines[0].text.startswith("13B with 7B, K=4: 2.00×"), (
+        "what is made up is no finding next to a real one"
+    )
     said = " ".join(tables(report)["pairs"].notes)
     assert "weights=random: times are those" in said
     assert "decoding.synthetic_acceptance=0.8: a coin" in said

@@ -35,11 +35,17 @@ def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expecte
     rows = [check("0", 0, one), check("0", None, together)]
     verdict = summarise(rows).verdict
     assert job_line("recovery", rows) == verdict
-    assert exit_code("recovery", rows) == expected == {"lossless": 0, "undecided": 3, "lossy": 1}[verdict]
+    assert (
+        exit_code("recovery", rows)
+        == expected
+        == {"lossless": 0, "undecided": 3, "lossy": 1}[verdict]
+    )
 
 
 def test_the_worst_job_decides() -> None:
-    good, doubtful, bad = (check(str(n), None, v) for n, v in enumerate(("lossless", "undecided", "lossy")))
+    good, doubtful, bad = (
+        check(str(n), None, v) for n, v in enumerate(("lossless", "undecided", "lossy"))
+    )
     assert exit_code("recovery", [good, doubtful]) == 3
     assert exit_code("recovery", [good, doubtful, bad]) == 1
     assert exit_code("recovery", [good, check("3", None, "lossless", status="failed")]) == 1
@@ -63,8 +69,14 @@ def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> N
 
 
 def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    error, sizes = "model: 30B does not fit: it needs 65 GB", {"needed_bytes": 65, "free_bytes": 24, "num_gpus": 2}
-    rows = [PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes) for job in ("0", "1")]
+    error, sizes = (
+        "model: 30B does not fit: it needs 65 GB",
+        {"needed_bytes": 65, "free_bytes": 24, "num_gpus": 2},
+    )
+    rows = [
+        PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes)
+        for job in ("0", "1")
+    ]
     assert job_line("plan", rows[:1]) == "30B does not fit: it needs 65 GB"
     print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
     assert capsys.readouterr().err == "2 of 2 jobs in plan.csv\n"
@@ -78,7 +90,9 @@ def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     rows += of_job(4, runs[0])
     print_sweep("latency", rows, Path("multirun/latency.csv"), num_jobs=6)
     out, error = capsys.readouterr()
-    assert out.index("30B with 7B") < out.index("13B with 7B") < out.index("[bold]does not fit[/bold]")
+    assert (
+        out.index("30B with 7B") < out.index("13B with 7B") < out.index("[bold]does not fit[/bold]")
+    )
     assert [line.count("best K") for line in out.splitlines() if "2.00×" in line] == [1]
     assert out.count("best K") == 1, "30B was measured at one K only"
     assert out.count("1.50×") == 1
@@ -86,7 +100,11 @@ def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [dataclasses.replace(row, job=str(n)) for n in (0, 1) for row in eval_run(temperature=float(n))]
+    rows = [
+        dataclasses.replace(row, job=str(n))
+        for n in (0, 1)
+        for row in eval_run(temperature=float(n))
+    ]
     print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
     out, error = capsys.readouterr()
     assert "greedy" in out
@@ -99,13 +117,24 @@ def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "Nothing was measured.\n"
 
 
-def test_methods_are_ranked_for_each_target(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lookup = {"draft": "lookup", "draft_method": "lookup", "draft_ms": 0.01, "tokens_per_iteration": 1.4}
+def test_methods_are_ranked_for_each_target(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lookup = {
+        "draft": "lookup",
+        "draft_method": "lookup",
+        "draft_ms": 0.01,
+        "tokens_per_iteration": 1.4,
+    }
     runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **lookup, speedup=1.3)]
     rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
     print_sweep("latency", rows, tmp_path / "latency.csv", 2)
     printed = capsys.readouterr().out
-    table = printed[printed.index("What drafts best for 13B") :] if "What drafts best for 13B" in printed else printed
+    table = (
+        printed[printed.index("What drafts best for 13B") :]
+        if "What drafts best for 13B" in printed
+        else printed
+    )
     assert "held back most" in table
     assert "none" in table, "lookup has no weights"
     assert "1.40" in table
@@ -115,7 +144,12 @@ def test_methods_are_ranked_for_each_target(capsys: pytest.CaptureFixture[str], 
 
 
 def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    gave_up = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 0.02, "draft": "early_exit", "speedup": 0.95}
+    gave_up = {
+        "num_draft_tokens": "auto",
+        "mean_num_draft_tokens": 0.02,
+        "draft": "early_exit",
+        "speedup": 0.95,
+    }
     runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **gave_up)]
     rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
     print_sweep("latency", rows, tmp_path / "latency.csv", 2)

@@ -10,26 +10,42 @@ from rich.console import Console
 from harness.report.table import Column, Table
 from harness.report.terminal import print_document
 
-HEADINGS = ["regular\nms/token", "spec.\nms/token", "speed-up", "95 %\ninterval", "predicted", "accepted", "memory"]
+HEADINGS = [
+    "regular\nms/token",
+    "spec.\nms/token",
+    "speed-up",
+    "95 %\ninterval",
+    "predicted",
+    "accepted",
+    "memory",
+]
 CELLS = ["105.21 ± 10.30", "47.85", "2.24×", "2.14 to 2.36", "2.39×", "83.7%", "3.3 MB"]
 
 
 def printed(width: int, *pairs: str) -> str:
     columns = (Column("pair", text=True), Column("K", names=True), *map(Column, HEADINGS))
     items = [(pair, k) for pair in pairs for k in (2, 4)]
-    table = Table.of("pairs", "Speed-up", items, [_of(column, place) for place, column in enumerate(columns)])
+    table = Table.of(
+        "pairs", "Speed-up", items, [_of(column, place) for place, column in enumerate(columns)]
+    )
     console = Console(file=io.StringIO(), width=width)
     print_document([table], console)
     return console.file.getvalue()
 
 
 def _of(column: Column, place: int) -> Column:
-    return Column(column.heading, of=lambda item: (*item, *CELLS)[place], text=column.text, names=column.names)
+    return Column(
+        column.heading, of=lambda item: (*item, *CELLS)[place], text=column.text, names=column.names
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_table_that_is_too_wide_is_printed_in_parts(width: int) -> None:
-    text = printed(width, "tiny with tiny_draft", "meta-llama/Llama-3.1-70B-Instruct with meta-llama/Llama-3.2-1B")
+    text = printed(
+        width,
+        "tiny with tiny_draft",
+        "meta-llama/Llama-3.1-70B-Instruct with meta-llama/Llama-3.2-1B",
+    )
     assert max(map(len, text.splitlines())) <= width
     assert all(text.count(cell) == 4 * CELLS.count(cell) for cell in CELLS)
     assert all(line in text for heading in HEADINGS for line in heading.split("\n"))
@@ -48,7 +64,10 @@ def test_a_table_that_fits_is_printed_once() -> None:
 
 @pytest.mark.parametrize("width", range(40, 90, 5))
 def test_headings_fold_before_numbers_do(width: int) -> None:
-    columns = (Column("arm", of=str, text=True), *(Column("first token ms", of=lambda _: "5.21 ± 0.30") for _ in "123"))
+    columns = (
+        Column("arm", of=str, text=True),
+        *(Column("first token ms", of=lambda _: "5.21 ± 0.30") for _ in "123"),
+    )
     console = Console(file=io.StringIO(), width=width)
     print_document([Table.of("arms", "", ["regular"], columns)], console)
     lines = console.file.getvalue().splitlines()

@@ -25,7 +25,10 @@ COMMANDS = [
 # Where results go and how a sweep is carried out.
 NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
-SAID_OTHERWISE: dict[type[RunRow], set[str]] = {RecoveryRow: {"num_draws"}, EvalRow: {"num_prompts", "seed"}}
+SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
+    RecoveryRow: {"num_draws"},
+    EvalRow: {"num_prompts", "seed"},
+}
 
 
 def names(settings: Any, prefix: str = "") -> Iterator[str]:
@@ -42,7 +45,11 @@ def changed(settings: Any, name: str) -> Any:
     """The same with another value of one setting, be it one that goes with nothing else."""
     first, _, rest = name.partition(".")
     value = getattr(settings, first)
-    new = changed(value, rest) if rest else another(value, typing.get_type_hints(type(settings))[first])
+    new = (
+        changed(value, rest)
+        if rest
+        else another(value, typing.get_type_hints(type(settings))[first])
+    )
     found = copy.copy(settings)
     object.__setattr__(found, first, new)
     return found
@@ -66,7 +73,12 @@ def another(value: Any, hint: Any) -> Any:
 
 def row_of(kind: type[RunRow], settings: Any) -> RunRow:
     """What a run with these settings writes, without its figures."""
-    filled = {"status": "ok", "dtype": "float32", "runner": "eager", "settings": further_settings(settings, kind)}
+    filled = {
+        "status": "ok",
+        "dtype": "float32",
+        "runner": "eager",
+        "settings": further_settings(settings, kind),
+    }
     if kind is EvalRow:
         filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
     if hasattr(settings, "num_prompts"):

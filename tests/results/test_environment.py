@@ -19,7 +19,13 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.config.machine import cpu_name, num_usable_cores
-from harness.results.environment import environment, environment_columns, git_state, new_run_id, write_environment
+from harness.results.environment import (
+    environment,
+    environment_columns,
+    git_state,
+    new_run_id,
+    write_environment,
+)
 from harness.results.schema import RunRow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,12 +38,21 @@ def git(tmp_path: Path) -> Callable[..., str]:
     checkout = tmp_path / "checkout"
     (checkout / "package").mkdir(parents=True)
     (checkout / "package" / "__init__.py").write_text("")
-    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
+    identity = [
+        "-c",
+        "user.name=somebody",
+        "-c",
+        "user.email=somebody@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    ]
 
     def run(*arguments: str) -> str:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         command = ["git", *identity, "-C", str(checkout), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=clean).stdout.strip()
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, env=clean
+        ).stdout.strip()
 
     run("init")
     run("add", ".")
@@ -45,7 +60,9 @@ def git(tmp_path: Path) -> Callable[..., str]:
 
 
 @needs_git
-def test_a_commit_and_whether_tracked_files_differ_from_it(git: Callable[..., str], tmp_path: Path) -> None:
+def test_a_commit_and_whether_tracked_files_differ_from_it(
+    git: Callable[..., str], tmp_path: Path
+) -> None:
     package = tmp_path / "checkout" / "package"
     git("commit", "-m", "first")
     (tmp_path / "checkout" / "notes.txt").write_text("untracked")
@@ -88,7 +105,9 @@ def test_a_git_hook_does_not_point_elsewhere(
     assert git_state(tmp_path / "checkout" / "package") == (git("rev-parse", "HEAD"), False)
 
 
-def test_outside_a_checkout_and_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_checkout_and_without_git_there_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert git_state(tmp_path) == (None, None)
     assert git_state(tmp_path / "absent") == (None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -137,7 +156,9 @@ metadata.distribution = lambda name: (_ for _ in ()).throw(metadata.PackageNotFo
 from harness.results.environment import environment
 print(json.dumps(environment()["versions"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert set(json.loads(done.stdout).values()) == {None}
 
 
@@ -173,7 +194,9 @@ import torch
 torch.set_num_threads(1)
 print(before, environment_columns()["num_threads"], environment()["num_threads"])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["(None,", "False)", "1", "1"]
 
 

@@ -32,7 +32,14 @@ import pytest
 from harness.config.errors import RunError, SettingError
 from harness.results import files
 from harness.results.columns import described
-from harness.results.files import check_appendable, read_answers, read_file, read_rows, replace_file, replace_rows
+from harness.results.files import (
+    check_appendable,
+    read_answers,
+    read_file,
+    read_rows,
+    replace_file,
+    replace_rows,
+)
 from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
@@ -83,7 +90,9 @@ def append_forever(path: Path, first: int, acknowledged: Connection) -> None:
 
 def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
     path = tmp_path / "latency.csv"
-    workers = [processes.Process(target=append_many, args=(path, number, 25)) for number in range(8)]
+    workers = [
+        processes.Process(target=append_many, args=(path, number, 25)) for number in range(8)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -98,7 +107,9 @@ def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerConte
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
 
 
-def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
     path = tmp_path / "latency.csv"
     moments = random.Random(0)
     # Something to copy, so that the write is a good part of each round and some kills fall into it.
@@ -127,7 +138,9 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(tmp_path: Path,
         assert last in (acknowledged, acknowledged + 1)
         assert numbers == [signed for number in range(1, last + 1) for signed in (number, -number)]
         assert all(row["text"] == TEXT for row in rows)
-        assert {entry.name for entry in tmp_path.iterdir()} <= {f"latency.csv{end}" for end in ("", ".lock", ".tmp")}
+        assert {entry.name for entry in tmp_path.iterdir()} <= {
+            f"latency.csv{end}" for end in ("", ".lock", ".tmp")
+        }
     # The dead hold no lock, and the next append takes their leftovers away.
     assert append_rows(path, [{"number": last + 1, "text": "x"}]) == path
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
@@ -177,8 +190,22 @@ def test_bytes_that_are_no_text_do_not_lose_the_row(tmp_path: Path) -> None:
 def test_values_keep_their_kind(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows: list[dict[str, object]] = [
-        {"whole": 4, "precise": 0.1 + 0.2, "yes": True, "absent": None, "nan": math.nan, "numpy": np.float32(0.1)},
-        {"whole": None, "precise": 1e-300, "yes": False, "absent": None, "nan": np.nan, "numpy": np.int64(2**53 + 1)},
+        {
+            "whole": 4,
+            "precise": 0.1 + 0.2,
+            "yes": True,
+            "absent": None,
+            "nan": math.nan,
+            "numpy": np.float32(0.1),
+        },
+        {
+            "whole": None,
+            "precise": 1e-300,
+            "yes": False,
+            "absent": None,
+            "nan": np.nan,
+            "numpy": np.int64(2**53 + 1),
+        },
     ]
     write_rows(path, rows)
     assert path.read_text() == (
@@ -213,7 +240,14 @@ def test_another_header_is_never_mixed_or_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "alien", [b"\n\nmodel\n", b"model;speedup\n7B;1\n", b"\xff\xfe\x00model", b'"' + b"x" * 200_000, b"model,model\n"]
+    "alien",
+    [
+        b"\n\nmodel\n",
+        b"model;speedup\n7B;1\n",
+        b"\xff\xfe\x00model",
+        b'"' + b"x" * 200_000,
+        b"model,model\n",
+    ],
 )
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, alien: bytes) -> None:
     path = tmp_path / "latency.csv"
@@ -265,14 +299,18 @@ def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
-def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_regular_file_is_refused_and_stays(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     path = tmp_path / "latency.csv"
     make(path)
     before = path.stat()
     for attempt in (lambda: append_rows(path, [{"a": 1}]), lambda: check_appendable(path)):
         with pytest.raises(SettingError) as caught:
             attempt()
-        assert str(caught.value) == f"results.file={path}: cannot be written: it is not a regular file"
+        assert (
+            str(caught.value) == f"results.file={path}: cannot be written: it is not a regular file"
+        )
     with pytest.raises(RunError, match="it is not a regular file"):
         write_rows(path, [{"a": 1}])
     assert (path.stat().st_mode, path.stat().st_ino) == (before.st_mode, before.st_ino)
@@ -280,13 +318,18 @@ def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path, make: Call
 
 
 def test_a_file_system_that_takes_no_files_is_named_at_once() -> None:
-    with pytest.raises(SettingError, match=r"^results\.file=/proc/x\.csv: .*: no file can be made in /proc$"):
+    with pytest.raises(
+        SettingError, match=r"^results\.file=/proc/x\.csv: .*: no file can be made in /proc$"
+    ):
         check_appendable("/proc/x.csv")
 
 
 def test_a_file_in_place_of_the_directory_is_a_wrong_setting(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("mine")
-    for path in (tmp_path / "results" / "latency.csv", tmp_path / "results" / "more" / "latency.csv"):
+    for path in (
+        tmp_path / "results" / "latency.csv",
+        tmp_path / "results" / "more" / "latency.csv",
+    ):
         with pytest.raises(SettingError, match=r"results\.file=.*: cannot be written: "):
             check_appendable(path)
     assert (tmp_path / "results").read_text() == "mine"
@@ -319,7 +362,10 @@ def test_an_unwritable_directory_is_a_wrong_setting(locked_before: bool) -> None
             for attempt in (lambda: append_rows(path, [{"a": 2}]), lambda: check_appendable(path)):
                 with pytest.raises(SettingError) as caught:
                     attempt()
-                assert str(caught.value) == f"results.file={path}: cannot be written: Permission denied"
+                assert (
+                    str(caught.value)
+                    == f"results.file={path}: cannot be written: Permission denied"
+                )
             with pytest.raises(RunError, match="Permission denied"):
                 write_rows(path, [{"a": 2}])
         assert path.read_text() == "a\n1\n"
@@ -379,7 +425,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [*unshare, "sh", "-c", mount + ' && exec "$0" -c "$1"', sys.executable, textwrap.dedent(script)],
+        [
+            *unshare,
+            "sh",
+            "-c",
+            mount + ' && exec "$0" -c "$1"',
+            sys.executable,
+            textwrap.dedent(script),
+        ],
         cwd=root,
         capture_output=True,
         text=True,
@@ -389,10 +442,15 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"True True ['latency.csv', 'latency.csv.lock'] {expected}"
 
 
-def test_a_lock_that_never_comes_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_never_comes_is_an_error_not_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_S", 0.1)
     path = tmp_path / "latency.csv"
-    with filelock.FileLock(f"{path}.lock"), pytest.raises(RunError, match=r"another process has held .*\.lock"):
+    with (
+        filelock.FileLock(f"{path}.lock"),
+        pytest.raises(RunError, match=r"another process has held .*\.lock"),
+    ):
         append_rows(path, [{"a": 1}])
     assert not path.exists()
     assert append_rows(path, [{"a": 1}]) == path
@@ -407,7 +465,12 @@ def test_replace_file_leaves_no_part_behind(tmp_path: Path) -> None:
 
 
 PROMPT = LatencyPromptRow(
-    run="1", prompt_index=0, prompt=TEXT, completion="", acceptance_by_position=[0.1 + 0.2, None], num_tokens=3
+    run="1",
+    prompt_index=0,
+    prompt=TEXT,
+    completion="",
+    acceptance_by_position=[0.1 + 0.2, None],
+    num_tokens=3,
 )
 
 
@@ -426,7 +489,9 @@ def test_siblings_are_read_and_rows_of_other_kinds_are_not(tmp_path: Path) -> No
     files.append_rows(path, [PROMPT])
     files.append_rows(path, [LatencyRow(run="2", model="13B")])
     assert (tmp_path / "latency-2.csv").exists()
-    assert [(row.run, row.model, row.ms_per_token, row.test) for row in read_rows(path, LatencyRow)] == [
+    assert [
+        (row.run, row.model, row.ms_per_token, row.test) for row in read_rows(path, LatencyRow)
+    ] == [
         ("1", "7B", 1.5, False),
         ("2", "13B", None, None),
     ]
@@ -446,7 +511,10 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
 
 def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    assert replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)], "job") == 1
+    assert (
+        replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)], "job")
+        == 1
+    )
     two = [LatencyRow(job="1", model="NA"), LatencyRow(job="1", model="x", num_tokens=2)]
     assert replace_rows(path, two, "job") == 2
     new = LatencyRow(job="0", model="new", num_tokens=3, ignore_eos=True)
@@ -464,7 +532,9 @@ ANSWER = AnswerRow(
 def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
     answers = [
         ANSWER,
-        dataclasses.replace(ANSWER, arm="regular", completion="", answer=None, correct=False, outcomes=[]),
+        dataclasses.replace(
+            ANSWER, arm="regular", completion="", answer=None, correct=False, outcomes=[]
+        ),
         dataclasses.replace(ANSWER, answer=-12, correct=False, completion="NA"),
     ]
     files.append_rows(tmp_path / "store.csv", answers)
@@ -473,12 +543,16 @@ def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
     assert ANSWER.key == ("speculative", 3, 7)
 
 
-@pytest.mark.parametrize("content", ["a,b\n1,2\n", "\xff\xfe\n1\n", "prompt_index,seed\nx,1\n", "torn", "wrong"])
+@pytest.mark.parametrize(
+    "content", ["a,b\n1,2\n", "\xff\xfe\n1\n", "prompt_index,seed\nx,1\n", "torn", "wrong"]
+)
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
     store = tmp_path / "store.csv"
     files.append_rows(store, [ANSWER])
     whole = store.read_bytes().decode()
-    content = {"torn": whole[:-40], "wrong": whole.replace(",96,", ",ninety,")}.get(content, content)
+    content = {"torn": whole[:-40], "wrong": whole.replace(",96,", ",ninety,")}.get(
+        content, content
+    )
     store.write_bytes(content.encode("latin-1"))
     with pytest.raises(RunError, match="remove it, or set resume=false"):
         read_answers(store)

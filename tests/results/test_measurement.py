@@ -92,7 +92,9 @@ def row(run: str, digest: str, status: str, value: int) -> LatencyRow:
 def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_path: Path) -> None:
     file = tmp_path / "latency.csv"
     # A version that had fewer columns.
-    file.write_text(",".join(["run", "measurement", "status", *LatencyRow.signature]) + "\n0,a,ok,,,,\n")
+    file.write_text(
+        ",".join(["run", "measurement", "status", *LatencyRow.signature]) + "\n0,a,ok,,,,\n"
+    )
     append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
     append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
     append_rows(file, [row("3", "a", "failed", 5)])

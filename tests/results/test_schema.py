@@ -10,7 +10,16 @@ from harness.config.commands import EvalSettings, LatencySettings, PlanSettings,
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.results.columns import described
 from harness.results.row import Row
-from harness.results.schema import KINDS, EvalRow, LatencyPromptRow, LatencyRow, PlanRow, RecoveryRow, RunRow, kind_of
+from harness.results.schema import (
+    KINDS,
+    EvalRow,
+    LatencyPromptRow,
+    LatencyRow,
+    PlanRow,
+    RecoveryRow,
+    RunRow,
+    kind_of,
+)
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,21 +50,37 @@ def test_every_column_says_what_it_is(kind: type[Row]) -> None:
 
 def test_what_cannot_be_read_is_none() -> None:
     row = LatencyRow.parse(
-        {"ms_per_token": "nan", "num_tokens": "x", "test": "yes", "weight_bytes": "[", "foreign": "1"}
+        {
+            "ms_per_token": "nan",
+            "num_tokens": "x",
+            "test": "yes",
+            "weight_bytes": "[",
+            "foreign": "1",
+        }
     )
     assert row == LatencyRow()
     assert LatencyPromptRow.parse({"completion": ""}).completion is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [(LatencyRow, LatencySettings), (RecoveryRow, RecoverySettings), (PlanRow, PlanSettings)]
+    ("kind", "settings"),
+    [(LatencyRow, LatencySettings), (RecoveryRow, RecoverySettings), (PlanRow, PlanSettings)],
 )
 def test_columns_repeat_the_settings(kind: type[RunRow], settings: type) -> None:
     model = ModelSettings(name="m", repository="a/m", quantization="8bit")
-    decoding, placement = DecodingSettings(temperature=0.25, num_draft_tokens=3), PlacementSettings(strategy="cpu")
+    decoding, placement = (
+        DecodingSettings(temperature=0.25, num_draft_tokens=3),
+        PlacementSettings(strategy="cpu"),
+    )
     asked = kind.asked(settings_of(settings, model=model, decoding=decoding, placement=placement))
     assert set(asked) <= set(kind.columns())
-    expected = {"model": "m", "draft": "7B", "quantization": "8bit", "draft_quantization": "none", "placement": "cpu"}
+    expected = {
+        "model": "m",
+        "draft": "7B",
+        "quantization": "8bit",
+        "draft_quantization": "none",
+        "placement": "cpu",
+    }
     expected |= {"num_draft_tokens": 3, "repository": "a/m"}
     expected |= {"temperature": 0.25, "prompts": "english"} if kind is not PlanRow else {}
     assert {name: asked[name] for name in expected} == expected
@@ -76,5 +101,7 @@ def test_without_a_draft_its_columns_are_empty() -> None:
         ({"synthetic_acceptance": 0.8}, True),
     ],
 )
-def test_a_row_knows_whether_it_is_of_the_named_models(changes: dict[str, object], real: bool) -> None:
+def test_a_row_knows_whether_it_is_of_the_named_models(
+    changes: dict[str, object], real: bool
+) -> None:
     assert LatencyRow(**changes).real is real

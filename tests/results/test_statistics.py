@@ -23,7 +23,9 @@ from harness.results.statistics import (
 )
 
 
-def chi_square_power(null: ArrayLike, alternative: ArrayLike, num_draws: int, alpha: float) -> float:
+def chi_square_power(
+    null: ArrayLike, alternative: ArrayLike, num_draws: int, alpha: float
+) -> float:
     """Chance that `chi_square_test` rejects `null` when draws follow the alternative, as `recovery` computes it."""
     noncentrality = num_draws * chi_square_distance(null, alternative, num_draws)
     return chi_square_tail_power(len(np.asarray(null)) - 1, noncentrality, alpha)
@@ -51,7 +53,10 @@ def test_wald_gives_the_published_margins_of_the_multiplication_table() -> None:
 def test_intervals_of_a_proportion_equal_newcombes(
     successes: int, total: int, wald: tuple[float, float], wilson: tuple[float, float]
 ) -> None:
-    for interval, (low, high) in ((wald_interval(successes, total), wald), (wilson_interval(successes, total), wilson)):
+    for interval, (low, high) in (
+        (wald_interval(successes, total), wald),
+        (wilson_interval(successes, total), wilson),
+    ):
         assert interval.low == pytest.approx(low, abs=5e-5)
         assert interval.high == pytest.approx(high, abs=5e-5)
 
@@ -63,7 +68,11 @@ def test_more_confidence_is_wider() -> None:
 
 
 def test_a_proportion_of_nothing_is_not_a_number() -> None:
-    for interval in (wald_interval(0, 0), wilson_interval(0, 0), difference_of_paired_proportions([], [])):
+    for interval in (
+        wald_interval(0, 0),
+        wilson_interval(0, 0),
+        difference_of_paired_proportions([], []),
+    ):
         assert math.isnan(interval.estimate)
         assert math.isnan(interval.low)
         assert math.isnan(interval.high)
@@ -115,7 +124,9 @@ def test_pairing_takes_out_what_makes_prompts_hard() -> None:
     assert interval.high - interval.low < 0.05
 
 
-@pytest.mark.parametrize(("numerators", "denominators"), [([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([[1.0]], [[1.0]])])
+@pytest.mark.parametrize(
+    ("numerators", "denominators"), [([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([[1.0]], [[1.0]])]
+)
 def test_ratio_refuses_what_is_no_pair(numerators: list[float], denominators: list[float]) -> None:
     with pytest.raises(ValueError, match="denominator"):
         ratio_of_totals(numerators, denominators, num_resamples=200, seed=0)
@@ -142,7 +153,10 @@ def test_wilson_covers_the_truth_where_wald_does_not() -> None:
     covered = {"wald": 0.0, "wilson": 0.0}
     for successes in range(31):
         chance = stats.binom.pmf(successes, 30, 0.05)
-        for name, interval in (("wald", wald_interval(successes, 30)), ("wilson", wilson_interval(successes, 30))):
+        for name, interval in (
+            ("wald", wald_interval(successes, 30)),
+            ("wilson", wilson_interval(successes, 30)),
+        ):
             covered[name] += chance * (interval.low <= 0.05 <= interval.high)
     assert covered["wald"] < 0.8
     assert 0.93 < covered["wilson"] < 0.97
@@ -180,8 +194,14 @@ def test_paired_difference_covers_the_truth() -> None:
     for _ in range(2000):
         # Of 300 questions the first arm alone answers 10 %, the second alone 15 %: the difference is 0.05.
         draw = rng.random(300)
-        both, only_first, only_second = draw < 0.4, (draw >= 0.4) & (draw < 0.5), (draw >= 0.5) & (draw < 0.65)
-        interval = difference_of_paired_proportions((both | only_first).tolist(), (both | only_second).tolist())
+        both, only_first, only_second = (
+            draw < 0.4,
+            (draw >= 0.4) & (draw < 0.5),
+            (draw >= 0.5) & (draw < 0.65),
+        )
+        interval = difference_of_paired_proportions(
+            (both | only_first).tolist(), (both | only_second).tolist()
+        )
         covered += interval.low <= 0.05 <= interval.high
     assert covered / 2000 == pytest.approx(0.95, abs=0.015)
 
@@ -228,7 +248,9 @@ def test_a_certain_outcome_can_only_be_confirmed_or_refuted() -> None:
 
 def test_probabilities_of_float32_are_accepted() -> None:
     probabilities = np.random.default_rng(0).dirichlet(np.ones(5000)).astype(np.float32)
-    counts = np.random.default_rng(1).multinomial(100_000, probabilities / probabilities.sum(dtype=np.float64))
+    counts = np.random.default_rng(1).multinomial(
+        100_000, probabilities / probabilities.sum(dtype=np.float64)
+    )
     assert chi_square_test(counts, probabilities).p_value > 1e-6
 
 
@@ -253,7 +275,10 @@ def test_chi_square_p_values_are_uniform_under_the_null() -> None:
     rng = np.random.default_rng(3)
     # A long tail like a vocabulary's, so that pooling is at work.
     probabilities = rng.dirichlet(np.full(200, 0.3))
-    p_values = [chi_square_test(rng.multinomial(5000, probabilities), probabilities).p_value for _ in range(2000)]
+    p_values = [
+        chi_square_test(rng.multinomial(5000, probabilities), probabilities).p_value
+        for _ in range(2000)
+    ]
     assert stats.kstest(p_values, "uniform").pvalue > 1e-9
     # The approximation is a little eager in the tail; twice the nominal rate would be a fault.
     assert np.mean(np.array(p_values) < 0.05) < 0.08
@@ -267,8 +292,16 @@ def test_a_planted_deviation_is_caught() -> None:
     broken[np.argmax(probabilities)] -= 0.02
     broken[0] += 0.02
     assert chi_square_power(probabilities, broken, 100_000, alpha=1e-9) > 0.999
-    assert chi_square_test(rng.multinomial(100_000, broken), probabilities, min_expected=100).p_value < 1e-9
-    assert chi_square_test(rng.multinomial(100_000, probabilities), probabilities, min_expected=100).p_value > 1e-9
+    assert (
+        chi_square_test(rng.multinomial(100_000, broken), probabilities, min_expected=100).p_value
+        < 1e-9
+    )
+    assert (
+        chi_square_test(
+            rng.multinomial(100_000, probabilities), probabilities, min_expected=100
+        ).p_value
+        > 1e-9
+    )
 
 
 def test_power_equals_cohens_table() -> None:
@@ -284,8 +317,13 @@ def test_power_is_what_simulation_finds() -> None:
     rng = np.random.default_rng(5)
     null, alternative = rng.dirichlet(np.ones(20)), np.empty(20)
     alternative[:] = 0.9 * null + 0.1 / 20
-    caught = [chi_square_test(rng.multinomial(1000, alternative), null).p_value < 0.01 for _ in range(2000)]
-    assert chi_square_power(null, alternative, 1000, alpha=0.01) == pytest.approx(np.mean(caught), abs=0.06)
+    caught = [
+        chi_square_test(rng.multinomial(1000, alternative), null).p_value < 0.01
+        for _ in range(2000)
+    ]
+    assert chi_square_power(null, alternative, 1000, alpha=0.01) == pytest.approx(
+        np.mean(caught), abs=0.06
+    )
 
 
 def test_power_without_a_difference_is_alpha() -> None:
@@ -296,13 +334,21 @@ def test_a_tolerated_deviation_is_not_rejected_and_a_larger_one_is() -> None:
     exact, near, far = [0.5, 0.3, 0.2], [0.51, 0.29, 0.2], [0.55, 0.25, 0.2]
     tolerance = chi_square_distance(exact, near, 1_000_000)
     assert tolerance == pytest.approx(0.01**2 / 0.5 + 0.01**2 / 0.3)
-    for actual, rejected, rejected_strictly in ((exact, False, False), (near, False, True), (far, True, True)):
+    for actual, rejected, rejected_strictly in (
+        (exact, False, False),
+        (near, False, True),
+        (far, True, True),
+    ):
         counts = 1_000_000 * np.array(actual)
         statistic = chi_square_test(counts, exact).statistic
-        assert (chi_square_p_value(statistic, 2, tolerated=tolerance * 1_000_000) < 1e-9) == rejected
+        assert (
+            chi_square_p_value(statistic, 2, tolerated=tolerance * 1_000_000) < 1e-9
+        ) == rejected
         assert (chi_square_test(counts, exact).p_value < 1e-9) == rejected_strictly
     # Draws from what is just tolerated are rejected as often as the level says.
-    assert chi_square_tail_power(2, 1e6 * tolerance, alpha=0.01, tolerated=1e6 * tolerance) == pytest.approx(0.01)
+    assert chi_square_tail_power(
+        2, 1e6 * tolerance, alpha=0.01, tolerated=1e6 * tolerance
+    ) == pytest.approx(0.01)
     noncentrality = 1e4 * (0.05**2 / 0.5 + 0.05**2 / 0.3)
     assert chi_square_power(exact, far, 10_000, 0.01) == pytest.approx(
         1 - stats.ncx2.cdf(stats.chi2.isf(0.01, 2), 2, noncentrality)
@@ -317,7 +363,9 @@ def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
     assert shifted.sum() == pytest.approx(1)
     assert np.abs(shifted - probabilities).sum() / 2 == pytest.approx(0.05)
     # No shift of this size has a smaller χ² distance than 4 · 0.05².
-    assert chi_square_distance(probabilities, shifted, 10**9) == pytest.approx(4 * 0.05**2, rel=0.01)
+    assert chi_square_distance(probabilities, shifted, 10**9) == pytest.approx(
+        4 * 0.05**2, rel=0.01
+    )
     uneven = least_visible_shift([0.97, 0.03], 0.05)
     assert uneven == pytest.approx([0.92, 0.08])
     assert least_visible_shift([1.0], 0.05) == pytest.approx([1.0])

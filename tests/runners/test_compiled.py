@@ -44,7 +44,10 @@ def pair(
 
 def decisions(warp: Warp = WARP, *, is_deterministic: bool = False) -> dict[int, Decision]:
     """What a target decides, by the width of its extensions."""
-    return {1: Draw(warp), NUM_DRAFT_TOKENS + 1: Judge(warp, verify, is_deterministic=is_deterministic)}
+    return {
+        1: Draw(warp),
+        NUM_DRAFT_TOKENS + 1: Judge(warp, verify, is_deterministic=is_deterministic),
+    }
 
 
 def prepared(
@@ -58,20 +61,37 @@ def prepared(
 ) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=compiled, captured=captured)
     widths = (1, 2) if num_drawn else (1, NUM_DRAFT_TOKENS + 1)
-    runner.prepare(batch_size, 60, widths, [num_drawn] if num_drawn else [], warp, {} if num_drawn else decisions(warp))
+    runner.prepare(
+        batch_size,
+        60,
+        widths,
+        [num_drawn] if num_drawn else [],
+        warp,
+        {} if num_drawn else decisions(warp),
+    )
     return runner
 
 
-def request(length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50) -> Request:
+def request(
+    length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50
+) -> Request:
     """Rows end at different times: at a stop token, or at the length limit after different numbers of iterations."""
-    return Request(prompts, uniforms(0, range(len(prompts)), length + 1, device), WARP, length, frozenset({stop}))
+    return Request(
+        prompts,
+        uniforms(0, range(len(prompts)), length + 1, device),
+        WARP,
+        length,
+        frozenset({stop}),
+    )
 
 
 def written(target: Runner, draft: Runner, what: Request) -> list[object]:
     """All that both decoders decide."""
     drafter = ModelDrafter(draft, WARP, what.uniforms.device)
     records = [*autoregressive(target, what), *speculative(target, drafter, what, NUM_DRAFT_TOKENS)]
-    return [(record.rows, record.tokens, record.proposed, record.num_accepted) for record in records]
+    return [
+        (record.rows, record.tokens, record.proposed, record.num_accepted) for record in records
+    ]
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -79,7 +99,9 @@ def test_prepared_shapes_give_the_eager_tokens(name: str) -> None:
     target, draft = pair(name)
     fast = prepared(target), prepared(draft, num_drawn=NUM_DRAFT_TOKENS)
     for length in (1, 2, 5, 20):
-        assert written(*fast, request(length)) == written(EagerRunner(target), EagerRunner(draft), request(length))
+        assert written(*fast, request(length)) == written(
+            EagerRunner(target), EagerRunner(draft), request(length)
+        )
 
 
 def test_every_step_runs_a_prepared_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +117,10 @@ def test_every_step_runs_a_prepared_shape(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_batch_that_fits_no_prepared_shape_still_runs() -> None:
     target, draft = pair("llama")
-    fast, eager = (prepared(target), prepared(draft, num_drawn=2)), (EagerRunner(target), EagerRunner(draft))
+    fast, eager = (
+        (prepared(target), prepared(draft, num_drawn=2)),
+        (EagerRunner(target), EagerRunner(draft)),
+    )
     more_rows = request(10, [*PROMPTS, [7, 8, 9]])
     assert written(*fast, more_rows) == written(*eager, more_rows)
     longer = request(5, [list(range(3, 90)) * 2, *PROMPTS[:2]])
@@ -110,7 +135,9 @@ def test_a_shared_prefix_before_prepared_shapes() -> None:
     what = request(12, prompts)
     drafter = ModelDrafter(SharedPrefixRunner(prepared(draft, num_drawn=NUM_DRAFT_TOKENS)), WARP)
     records = speculative(SharedPrefixRunner(prepared(target)), drafter, what, NUM_DRAFT_TOKENS)
-    eagerly = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), WARP), what, NUM_DRAFT_TOKENS)
+    eagerly = speculative(
+        EagerRunner(target), ModelDrafter(EagerRunner(draft), WARP), what, NUM_DRAFT_TOKENS
+    )
     assert [record.tokens for record in records] == [record.tokens for record in eagerly]
 
 
@@ -146,7 +173,9 @@ def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatc
     model = random_model("llama", num_hidden_layers=1)
     norm = model.model.norm
     original = norm.forward
-    monkeypatch.setattr(norm, "forward", lambda states: original(states) * (1 if states.sum().item() else 2))
+    monkeypatch.setattr(
+        norm, "forward", lambda states: original(states) * (1 if states.sum().item() else 2)
+    )
     with pytest.raises(UnsupportedModelError, match="cannot be compiled: "):
         prepared(model, compiled=True, captured=False)
 
@@ -176,9 +205,13 @@ def test_models_of_the_same_sizes_are_not_confused() -> None:
 def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[GraphModule] = []
 
-    def compile_fx(part: GraphModule, examples: list[Tensor], **options: object) -> Callable[..., object]:
+    def compile_fx(
+        part: GraphModule, examples: list[Tensor], **options: object
+    ) -> Callable[..., object]:
         parts.append(part)
-        assert all(isinstance(example, FakeTensor) for example in examples), "weights would be kept with the code"
+        assert all(isinstance(example, FakeTensor) for example in examples), (
+            "weights would be kept with the code"
+        )
         return part.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
@@ -189,23 +222,33 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
             model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.5
         parts.clear()
         for _ in range(2):  # the second one finds what the first one compiled
-            PreparedRunner(model, compiled=True, captured=False, hidden_layers=(1, 2)).prepare(2, 60, [1])
+            PreparedRunner(model, compiled=True, captured=False, hidden_layers=(1, 2)).prepare(
+                2, 60, [1]
+            )
         assert len(parts) == expected, (
             "before the layers, one for each kind of layer, and after them; models share them"
         )
         nodes = [node for part in parts for node in part.graph.nodes]
-        written = [node.args[0] for node in nodes if node.target is torch.ops.aten.index_put_.default]
+        written = [
+            node.args[0] for node in nodes if node.target is torch.ops.aten.index_put_.default
+        ]
         assert len(written) == 2
-        assert all(buffer.op == "placeholder" for buffer in written), "inductor copies the whole base of a view"
+        assert all(buffer.op == "placeholder" for buffer in written), (
+            "inductor copies the whole base of a view"
+        )
 
 
 @pytest.mark.parametrize(("num_rows", "cached"), [(1, 0), (5, 0), (5, 24), (60, 24)])
-def test_products_of_few_rows_are_sums(num_rows: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_few_rows_are_sums(
+    num_rows: int, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("harness.runners.regions._CACHED", cached)
     rows, weight = torch.randn(num_rows, 16)[:, 4:12], torch.randn(3, 8)
     with FlopCounterMode(display=False) as counted:
         result = product(rows, weight.t())
-    assert counted.get_total_flops() == (0 if num_rows < 60 else 2 * 60 * 8 * 3), "multiplied by a library"
+    assert counted.get_total_flops() == (0 if num_rows < 60 else 2 * 60 * 8 * 3), (
+        "multiplied by a library"
+    )
     assert torch.allclose(result, rows @ weight.t(), atol=1e-6)
 
 
@@ -217,7 +260,10 @@ def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: boo
     if compiled and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     target, draft = pair("llama", "cuda:0", dtype)
-    fast = prepared(target, compiled=compiled), prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=compiled)
+    fast = (
+        prepared(target, compiled=compiled),
+        prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=compiled),
+    )
     assert all(runner.setup_seconds > 0 for runner in fast)
     what = request(device="cuda:0")
     ours = written(*fast, what)
@@ -226,8 +272,12 @@ def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: boo
     logits = []
     for runner in (fast[0], EagerRunner(target)):
         runner.start(PROMPTS)
-        logits.append(runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda:0")).logits.float())
-    assert (logits[0] - logits[1]).norm() / logits[1].norm() < (1e-4 if dtype == torch.float32 else 0.05)
+        logits.append(
+            runner.extend(torch.full((3, NUM_DRAFT_TOKENS + 1), 7, device="cuda:0")).logits.float()
+        )
+    assert (logits[0] - logits[1]).norm() / logits[1].norm() < (
+        1e-4 if dtype == torch.float32 else 0.05
+    )
 
 
 @pytest.mark.gpu

@@ -95,7 +95,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 @pytest.mark.parametrize("device", GPUS, ids=str)
-def test_warm_up_and_capture_are_on_one_side_stream_of_the_device(cuda: Cuda, device: torch.device) -> None:
+def test_warm_up_and_capture_are_on_one_side_stream_of_the_device(
+    cuda: Cuda, device: torch.device
+) -> None:
     used: list[Stream] = []
 
     def call() -> tuple[Tensor, ...]:
@@ -114,8 +116,12 @@ def test_warm_up_and_capture_are_on_one_side_stream_of_the_device(cuda: Cuda, de
     assert used[0] not in before.values()
 
 
-@pytest.mark.parametrize("error", [ValueError("the first"), torch.OutOfMemoryError("too much")], ids=lambda e: str(e))
-def test_a_failed_capture_raises_the_first_error_and_leaves_its_stream(cuda: Cuda, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("the first"), torch.OutOfMemoryError("too much")], ids=lambda e: str(e)
+)
+def test_a_failed_capture_raises_the_first_error_and_leaves_its_stream(
+    cuda: Cuda, error: Exception
+) -> None:
     num_calls = 0
 
     def call() -> tuple[Tensor, ...]:
@@ -149,7 +155,9 @@ def test_a_call_that_waits_is_refused_before_it_breaks_a_capture(cuda: Cuda) -> 
     assert not Recorder.has_failed
 
 
-def test_an_error_at_the_end_of_a_capture_is_raised(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_at_the_end_of_a_capture_is_raised(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @contextmanager
     def graph(graph: object, pool: object, stream: Stream) -> Iterator[None]:
         cuda.set_stream(stream)
@@ -164,7 +172,10 @@ def test_an_error_at_the_end_of_a_capture_is_raised(cuda: Cuda, monkeypatch: pyt
 
 
 def test_out_of_memory_is_no_refusal() -> None:
-    with pytest.raises(torch.OutOfMemoryError), refusing(UnsupportedModelError, "cannot be captured"):
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        refusing(UnsupportedModelError, "cannot be captured"),
+    ):
         raise torch.OutOfMemoryError("too much")
     refused = pytest.raises(UnsupportedModelError, match="cannot be captured: RuntimeError: why")
     with refused, refusing(UnsupportedModelError, "cannot be captured"):
@@ -190,7 +201,9 @@ class Misplaced(FixedCall):
 
 
 @pytest.mark.parametrize("broken", [Empty, Misplaced])
-def test_a_graph_that_does_not_work_is_refused(broken: type[FixedCall], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_does_not_work_is_refused(
+    broken: type[FixedCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = PreparedRunner(random_model("llama"), compiled=False, captured=True)
     runner.prepare(2, 60, [1, 2])
     monkeypatch.setattr("harness.runners.compiled.FixedCall", broken)

@@ -24,7 +24,9 @@ PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 4
 SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
 
 
-def prepared(model: PreTrainedModel, layers: tuple[int, ...] = LAYERS, compiled: bool = False) -> PreparedRunner:
+def prepared(
+    model: PreTrainedModel, layers: tuple[int, ...] = LAYERS, compiled: bool = False
+) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=compiled, captured=False, hidden_layers=layers)
     # Compiling a shape takes seconds.
     widths, drawn = ([4], []) if compiled else ([1, 4], [2])
@@ -45,7 +47,9 @@ RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
 def expected(model: PreTrainedModel, sequence: list[int]) -> Tensor:
     """[len(sequence), L, D]."""
     with torch.inference_mode():
-        output = model(input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True)
+        output = model(
+            input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True
+        )
     return torch.stack([output.hidden_states[layer][0] for layer in LAYERS], dim=1)
 
 
@@ -61,7 +65,9 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
         fed = torch.randint(3, VOCABULARY, (len(batch), width), generator=generator)
         hidden = runner.extend(fed).hidden
         assert hidden is not None
-        for states, sequence, new, count in zip(hidden, sequences, fed.tolist(), counts, strict=False):
+        for states, sequence, new, count in zip(
+            hidden, sequences, fed.tolist(), counts, strict=False
+        ):
             assert close(states, expected(model, sequence + new)[-width:])
             sequence += new[:count]
         runner.keep(counts[: len(batch)])
@@ -83,12 +89,16 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     ]
     + [("snapshot", name) for name in RECURRENT],
 )
-def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(kind: str, name: str) -> None:
+def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
+    kind: str, name: str
+) -> None:
     model = random_model(name)
     assert_transformers_own(RUNNERS[kind](model), model, PROMPTS)
 
 
-@pytest.mark.parametrize("batch", [SHARED, [SHARED[0]] * 3, PROMPTS[:1], PROMPTS], ids=["ragged", "equal", "1", "none"])
+@pytest.mark.parametrize(
+    "batch", [SHARED, [SHARED[0]] * 3, PROMPTS[:1], PROMPTS], ids=["ragged", "equal", "1", "none"]
+)
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
     model = random_model("llama")
@@ -109,7 +119,8 @@ def test_without_layers_nothing_is_captured(kind: Callable[..., Runner]) -> None
     runner = prepared(model, ()) if kind is prepared else kind(model)
     passed: list[object] = []
     model.register_forward_pre_hook(
-        lambda module, arguments, named: passed.append(named.get("output_hidden_states")), with_kwargs=True
+        lambda module, arguments, named: passed.append(named.get("output_hidden_states")),
+        with_kwargs=True,
     )
     steps = [runner.start(PROMPTS), runner.extend(torch.ones(3, 2, dtype=torch.long))]
     assert [step.hidden for step in steps] == [None, None]

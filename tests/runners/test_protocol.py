@@ -44,13 +44,17 @@ def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> Non
     for _ in range(6):
         fed = torch.randint(3, VOCABULARY, (len(batch), 5), generator=generator)
         # Two extensions before one keep, as a drafter does it.
-        logits = torch.cat([runner.extend(fed[:, :2]).logits, runner.extend(fed[:, 2:]).logits], dim=1)
+        logits = torch.cat(
+            [runner.extend(fed[:, :2]).logits, runner.extend(fed[:, 2:]).logits], dim=1
+        )
         counts = torch.randint(0, 6, (len(batch),), generator=generator).tolist()
         for row, sequence in enumerate(sequences):
             expected = logits_without_cache(model, sequence + fed[row].tolist())[-5:]
             # A state collects more rounding than keys and values do.
             tolerance = 1e-4 if name in RECURRENT else 1e-5
-            assert close(logits[row], expected, tolerance), f"row {row} after {len(sequence)} tokens"
+            assert close(logits[row], expected, tolerance), (
+                f"row {row} after {len(sequence)} tokens"
+            )
             sequence += fed[row, : counts[row]].tolist()
         runner.keep(counts)
 

@@ -51,7 +51,9 @@ def similar(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in twin.parameters():
             if parameter.dim() >= 2:
-                parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                parameter += 0.02 * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(1)
+                )
     return twin
 
 
@@ -65,10 +67,14 @@ def test_regular_text_is_that_of_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "batch"), [("lookup", PROMPTS[:1]), ("model", PROMPTS)], ids=["lookup, one row", "model, ragged rows"]
+    ("method", "batch"),
+    [("lookup", PROMPTS[:1]), ("model", PROMPTS)],
+    ids=["lookup, one row", "model, ragged rows"],
 )
 @pytest.mark.parametrize("name", RECURRENT)
-def test_speculative_text_is_that_of_generate(name: str, method: str, batch: list[list[int]]) -> None:
+def test_speculative_text_is_that_of_generate(
+    name: str, method: str, batch: list[list[int]]
+) -> None:
     model = random_model(name)
     runner = SnapshotRunner(model, keeps_first=True)
     runner.check(len(batch))
@@ -165,6 +171,8 @@ def test_a_single_token_of_a_target_needs_no_copy() -> None:
     runner.extend(torch.tensor([[3, 4]]))
     runner.keep([0])
     with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([[*PROMPTS[0], 3, 7]]), use_cache=False).logits[0, -1]
+        expected = model(input_ids=torch.tensor([[*PROMPTS[0], 3, 7]]), use_cache=False).logits[
+            0, -1
+        ]
     assert close(runner.extend(torch.tensor([[7]])).logits[0, 0], expected)
     assert expected.shape == (VOCABULARY,)

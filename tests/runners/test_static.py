@@ -5,7 +5,14 @@ import random
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Cache, MambaConfig, MambaForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
 from harness.runners.base import RollbackError
@@ -39,7 +46,9 @@ def test_what_cannot_be_exact_is_refused(name: str) -> None:
     [
         pytest.param({"model_type": "doge"}, "makes its own masks", marks=NEWER),
         pytest.param(
-            {"model_type": "dots3_note_text", "num_key_value_heads": 4}, "layers of type indexed_attention", marks=NEWER
+            {"model_type": "dots3_note_text", "num_key_value_heads": 4},
+            "layers of type indexed_attention",
+            marks=NEWER,
         ),
         ({"model_type": "llama4_text"}, "layers of type chunked_attention"),
     ],
@@ -75,16 +84,22 @@ def test_a_model_that_is_partly_outside_the_gpus_is_refused(place: str) -> None:
         StaticRunner(model)
 
 
-def test_layers_on_several_gpus_write_where_their_slots_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_on_several_gpus_write_where_their_slots_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without GPUs: half the slots are on the meta device, and what each layer's cache is given is recorded."""
     model = random_model("llama", num_hidden_layers=2)
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
     given: list[tuple[str, str]] = []
 
-    def record(model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object) -> tuple[Tensor]:
+    def record(
+        model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object
+    ) -> tuple[Tensor]:
         for layer in cache.layers:
             keys = layer._buffers[0]
-            given.append((keys.device.type, layer._places[keys.device, keys.shape[1]][2].device.type))
+            given.append(
+                (keys.device.type, layer._places[keys.device, keys.shape[1]][2].device.type)
+            )
         return (torch.empty(3, 1, VOCABULARY),)
 
     runner = StaticRunner(model)
@@ -108,14 +123,18 @@ def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen 3 with some layers that see only a window."""
     types = ["full_attention", "sliding_attention", "full_attention"]
     qwen3 = {**ARCHITECTURES["qwen2"], "model_type": "qwen3", "head_dim": 8, "layer_types": types}
-    monkeypatch.setitem(ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4})
+    monkeypatch.setitem(
+        ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4}
+    )
     StaticRunner(random_model("qwen3")).check()
 
 
 def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
     runner = StaticRunner(random_model("llama"), num_slots=2 * BUCKET)
     runner.check()
-    assert not any(buffer.numel() for buffer in runner._slots.buffers), "the batch may have fewer rows"
+    assert not any(buffer.numel() for buffer in runner._slots.buffers), (
+        "the batch may have fewer rows"
+    )
     runner.start(PROMPTS)
     slots = runner._slots
     assert slots.num_slots == 2 * BUCKET
@@ -125,18 +144,24 @@ def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
     assert close(logits[1, 0], logits_without_cache(random_model("llama"), [*PROMPTS[1], 8])[-1])
 
 
-def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runner = StaticRunner(random_model("llama"))
     runner.start(PROMPTS[:1])
     held: list[int] = []
     read = runner._read
-    monkeypatch.setattr(runner, "_read", lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts))
+    monkeypatch.setattr(
+        runner, "_read", lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts)
+    )
     runner.start(PROMPTS)
     runner.start([[3] * BUCKET])
     assert held == [0, 0]
 
 
-@pytest.mark.parametrize(("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 3, 16), ([9] * 5, 1, 16)])
+@pytest.mark.parametrize(
+    ("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 3, 16), ([9] * 5, 1, 16)]
+)
 def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
     other: list[int], num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +222,9 @@ def test_random_batches_in_the_same_slots(name: str) -> None:
         return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(number)]
 
     def prompts(most: int) -> list[list[int]]:
-        lengths = [chance.choice([1, 2, 9, BUCKET - 1, BUCKET]) for _ in range(chance.randint(1, most))]
+        lengths = [
+            chance.choice([1, 2, 9, BUCKET - 1, BUCKET]) for _ in range(chance.randint(1, most))
+        ]
         return [prompt for length in lengths for prompt in some(1, length)]
 
     for most in (5, 3, 1, 4, 1):

@@ -17,7 +17,9 @@ httpx = pytest.importorskip("httpx2")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
+)
 def test_requests_around_the_schema(tmp_path: Path) -> None:
     with served(tmp_path, "max_new_tokens=16", "decoding.max_new_tokens=8") as url:
         program = "from schemathesis.cli import schemathesis; schemathesis()"
@@ -48,6 +50,8 @@ def test_what_a_generator_of_requests_hardly_finds(tmp_path: Path) -> None:
         ):  # fmt: skip
             for path in ("/v1/completions", "/race", "/predict"):
                 headers = {"Content-Type": "application/json"}
-                answer = httpx.post(f"{url}{path}", content=json.dumps(body), headers=headers, timeout=60)
+                answer = httpx.post(
+                    f"{url}{path}", content=json.dumps(body), headers=headers, timeout=60
+                )
                 assert answer.status_code in (200, 400, 422), (path, body, answer.text)
                 answer.json()

@@ -15,7 +15,9 @@ from report_files import latency_run, write
 from serve.served import ROOT, served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 PAGE = (ROOT / "harness/serve/page.html").read_text(encoding="utf-8")
 
 
@@ -31,12 +33,19 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attributes)))
 
     def having(self, name: str, value: str) -> list[dict[str, str | None]]:
-        return [attributes for _, attributes in self.found if value in (attributes.get(name) or "").split()]
+        return [
+            attributes
+            for _, attributes in self.found
+            if value in (attributes.get(name) or "").split()
+        ]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert (
-        re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w.-]+\.\w", re.sub(r"^\s*//.*$", "", PAGE, flags=re.M))
+        re.findall(
+            r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w.-]+\.\w",
+            re.sub(r"^\s*//.*$", "", PAGE, flags=re.M),
+        )
         == []
     )
     for tag, attributes in Elements(PAGE).found:
@@ -52,7 +61,9 @@ def test_every_field_has_a_label_and_every_tab_a_panel() -> None:
     assert len(ids) == sum("id" in attributes for _, attributes in page.found)
     for tab in page.having("role", "tab"):
         assert ids[str(tab["aria-controls"])]["aria-labelledby"] == tab["id"]
-    assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(re.findall(r"<(input|textarea)", PAGE))
+    assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(
+        re.findall(r"<(input|textarea)", PAGE)
+    )
     assert len(page.having("role", "status")) == 2
 
 
@@ -64,7 +75,9 @@ def colours(dark: bool) -> dict[str, str]:
 
 def luminance(code: str) -> float:
     parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -76,8 +89,16 @@ def test_contrasts_are_those_of_wcag(dark: bool) -> None:
         low, high = sorted((luminance(theme[one]), luminance(theme[other])))
         return (high + 0.05) / (low + 0.05)
 
-    texts = [("ink", "ground"), ("soft", "ground"), ("soft", "surface"), ("bad", "ground"), ("accent", "ground")]
-    texts += [("ink", origin) for origin in ("draft", "recovered", "bonus", "surface")] + [("on-accent", "accent")]
+    texts = [
+        ("ink", "ground"),
+        ("soft", "ground"),
+        ("soft", "surface"),
+        ("bad", "ground"),
+        ("accent", "ground"),
+    ]
+    texts += [("ink", origin) for origin in ("draft", "recovered", "bonus", "surface")] + [
+        ("on-accent", "accent")
+    ]
     for text, ground in texts:
         assert contrast(text, ground) >= 4.5, (text, ground)
     graphics = [("accent", "ground"), ("regular", "ground"), ("field", "surface")]
@@ -109,7 +130,9 @@ def rendered(url: str, directory: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_race_in_a_browser(url: str, tmp_path: Path) -> None:
-    page = rendered(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=24&temperature=0", tmp_path)
+    page = rendered(
+        f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=24&temperature=0", tmp_path
+    )
     assert re.search(r'id="verdict">Speculative decoding was', page)
     assert "Once upon a &lt;b&gt;" in page, "a prompt is text"
     elements = Elements(page)
@@ -119,7 +142,9 @@ def test_a_race_in_a_browser(url: str, tmp_path: Path) -> None:
     assert regular.count("24 tokens ·") == speculative.count("24 tokens ·") == 1
     assert len(elements.having("class", "token")) == 2 * 24 + 4  # and those of the legend
     recovered = [span for span in elements.having("class", "recovered") if "data-tip" in span]
-    assert all(span["tabindex"] == "0" and "was rejected" in str(span["aria-label"]) for span in recovered)
+    assert all(
+        span["tabindex"] == "0" and "was rejected" in str(span["aria-label"]) for span in recovered
+    )
     assert f'id="log-title">{len(recovered) or "No"} rejection' in page
     assert "Share of tested draft tokens accepted" in page
 

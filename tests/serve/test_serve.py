@@ -20,7 +20,14 @@ openai = pytest.importorskip("openai", reason="harness[server] is not installed"
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 httpx = pytest.importorskip("httpx2")  # the client that openai brings
 
-PROMPTS = ["Once upon a time", "12 + 30 =", "What is 7 times 8?", "The fox", "In a small village", "3 times 4 is"]
+PROMPTS = [
+    "Once upon a time",
+    "12 + 30 =",
+    "What is 7 times 8?",
+    "The fox",
+    "In a small village",
+    "3 times 4 is",
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,10 @@ def test_completions(client: Any, url: str) -> None:
     with regular(url) as other:
         alone = other.completions.create(**greedy)
     assert whole.choices[0].text == alone.choices[0].text
-    assert (whole.usage.prompt_tokens + 30, whole.usage.completion_tokens) == (whole.usage.total_tokens, 30)
+    assert (whole.usage.prompt_tokens + 30, whole.usage.completion_tokens) == (
+        whole.usage.total_tokens,
+        30,
+    )
     assert whole.choices[0].finish_reason == "length"
     drafted = whole.metrics["speculative_decoding"]
     assert drafted["num_draft_tokens"] == sum(drafted["per_step_drafted"]) > 0
@@ -71,10 +81,14 @@ def test_streams(client: Any) -> None:
         "extra_body": {"return_token_ids": True},
     }
     whole = client.completions.create(**options)
-    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
     texts = [chunk.choices[0].text for chunk in chunks[:-1]]
     assert "".join(texts) == whole.choices[0].text
-    assert [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids] == whole.choices[0].token_ids
+    assert [
+        token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids
+    ] == whole.choices[0].token_ids
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     assert chunks[-1].usage == whole.usage
@@ -89,9 +103,14 @@ def test_chats(client: Any) -> None:
     assert whole.choices[0].message.role == "assistant"
     chunks = list(client.chat.completions.create(**options, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        == whole.choices[0].message.content
+    )
     plain = client.completions.create(model="tiny", prompt=PROMPTS[0], temperature=0, max_tokens=12)
-    assert plain.choices[0].text == whole.choices[0].message.content, "without a template a chat is its text"
+    assert plain.choices[0].text == whole.choices[0].message.content, (
+        "without a template a chat is its text"
+    )
 
 
 def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
@@ -101,14 +120,22 @@ def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
 
 
 def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
-    options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 10, "extra_body": {"return_token_ids": True}}
+    options: Any = {
+        "model": "tiny",
+        "temperature": 0,
+        "max_tokens": 10,
+        "extra_body": {"return_token_ids": True},
+    }
     several = client.completions.create(prompt=PROMPTS[:3], **options)
     ids = [choice.prompt_token_ids for choice in several.choices]
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     again = client.completions.create(prompt=ids, **options)
     assert [one.text for one in again.choices] == [one.text for one in several.choices]
     assert several.usage.prompt_tokens == sum(map(len, ids))
-    assert client.completions.create(prompt=ids[1], **options).choices[0].text == several.choices[1].text
+    assert (
+        client.completions.create(prompt=ids[1], **options).choices[0].text
+        == several.choices[1].text
+    )
 
 
 def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
@@ -162,7 +189,12 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
 )  # fmt: skip
 def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, says: str) -> None:
     content = json.dumps(body)
-    answer = httpx.post(f"{url}/v1/{path}", content=content, headers={"Content-Type": "application/json"}, timeout=60)
+    answer = httpx.post(
+        f"{url}/v1/{path}",
+        content=content,
+        headers={"Content-Type": "application/json"},
+        timeout=60,
+    )
     assert answer.status_code == status, answer.text
     assert says in answer.json()["error"]["message"]
 
@@ -170,8 +202,16 @@ def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, s
 def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
     headers = {"Content-Type": "application/json"}
     deep = "[" * 100_000
-    for content, status in (("{", 400), (deep, 400), ("9" * 5000, 400), ('{"prompt": "%s"}' % ("a" * 2_000_000), 413)):
-        assert httpx.post(f"{url}/v1/completions", content=content, headers=headers).status_code == status
+    for content, status in (
+        ("{", 400),
+        (deep, 400),
+        ("9" * 5000, 400),
+        ('{"prompt": "%s"}' % ("a" * 2_000_000), 413),
+    ):
+        assert (
+            httpx.post(f"{url}/v1/completions", content=content, headers=headers).status_code
+            == status
+        )
     chunked = httpx.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
     assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == 404
@@ -189,13 +229,17 @@ def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
     for streaming in (True, False):
         body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": streaming}
         for _ in range(4):
-            with httpx.Client(timeout=httpx.Timeout(20, read=0.2 if not streaming else 20)) as leaving:
+            with httpx.Client(
+                timeout=httpx.Timeout(20, read=0.2 if not streaming else 20)
+            ) as leaving:
                 try:
                     with leaving.stream("POST", f"{url}/v1/completions", json=body) as response:
                         next(response.iter_lines())
                 except httpx.ReadTimeout:
                     assert not streaming
-    assert len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
+    assert (
+        len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
+    )
     deadline = time.monotonic() + 60
     while figure(url, "harness_answers_running"):
         assert time.monotonic() < deadline
@@ -207,7 +251,9 @@ def test_too_many_requests_are_refused(url: str) -> None:
     statuses: list[int] = []
 
     def ask() -> None:
-        answer = post(url, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True})
+        answer = post(
+            url, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True}
+        )
         statuses.append(answer.status_code)
         if answer.status_code == 429:
             assert answer.headers["Retry-After"] == "1"
@@ -225,7 +271,10 @@ def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
     race = post(url, "/race", {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}).json()
     first, second = race["arms"]
     assert [first["name"], second["name"]] == ["regular", "speculative"]
-    texts = ["".join(token["text"] for step in arm["steps"] for token in step["tokens"]) for arm in race["arms"]]
+    texts = [
+        "".join(token["text"] for step in arm["steps"] for token in step["tokens"])
+        for arm in race["arms"]
+    ]
     assert texts[0] == texts[1]
     assert race["identical"]
     tokens = [token for step in second["steps"] for token in step["tokens"]]
@@ -244,17 +293,35 @@ def test_health_and_results(url: str) -> None:
 
 def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:
     """The same texts and the same acceptance, from the same random numbers, though the server batches the requests."""
-    common = ["latency", "num_prompts=6", "num_warmup=0", "decoding.temperature=0.8", "decoding.max_new_tokens=24"]
-    server = ["engine=server", f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1", "batch_size=3"]
+    common = [
+        "latency",
+        "num_prompts=6",
+        "num_warmup=0",
+        "decoding.temperature=0.8",
+        "decoding.max_new_tokens=24",
+    ]
+    server = [
+        "engine=server",
+        f"engine.url={url}/v1",
+        f"engine.regular_url={url}/regular/v1",
+        "batch_size=3",
+    ]
     rows = []
     for settings in ([], server):
         directory = tmp_path / f"run-{len(rows)}"
         harness(*common, *settings, f"hydra.run.dir={directory}")
         prompts = pd.read_csv(directory / "latency_prompts.csv")
-        rows.append((pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"])))
+        rows.append(
+            (pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"]))
+        )
     (local, local_prompts), (served_rows, served_prompts) = rows
     assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
-    for column in ("acceptance_rate", "mean_acceptance_length", "conditional_acceptance_rate", "acceptance_histogram"):
+    for column in (
+        "acceptance_rate",
+        "mean_acceptance_length",
+        "conditional_acceptance_rate",
+        "acceptance_histogram",
+    ):
         assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
 
 
@@ -263,7 +330,9 @@ def test_with_a_key(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/health").status_code == 200
         with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
-            answer = made.completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0)
+            answer = made.completions.create(
+                model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0
+            )
             assert answer.usage.completion_tokens == 5
             with pytest.raises(openai.AuthenticationError):
                 made.with_options(api_key="wrong").models.list()

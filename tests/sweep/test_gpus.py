@@ -38,13 +38,17 @@ def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_no_two_hold_a_gpu_at_once(num_gpus: int) -> None:
     holders = [
-        subprocess.Popen([sys.executable, "-c", HOLDER, str(num_gpus)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(num_gpus)], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(5)
     ]
     lines = [line for holder in holders for line in holder.communicate(timeout=900)[0].splitlines()]
     assert len(lines) == 5 * 10 * 2
     taken: set[str] = set()
-    for _, change, gpus in sorted((float(at), change, gpus) for at, change, gpus in map(str.split, lines)):
+    for _, change, gpus in sorted(
+        (float(at), change, gpus) for at, change, gpus in map(str.split, lines)
+    ):
         for gpu in gpus.split(","):
             assert (gpu in taken) == (change == "-")
             (taken.add if change == "+" else taken.remove)(gpu)
@@ -70,10 +74,14 @@ def test_a_gpu_returns_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_held_as_long_as_the_process_that_inherits_it() -> None:
     locks = list(lease(3).values())
-    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], pass_fds=locks)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(3600)"], pass_fds=locks
+    )
     for lock in locks:
         os.close(lock)
-    waiting = subprocess.Popen([sys.executable, "-c", HOLDER, "3"], stdout=subprocess.PIPE, text=True)
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "3"], stdout=subprocess.PIPE, text=True
+    )
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.wait(2)
     worker.kill()
@@ -82,7 +90,9 @@ def test_a_gpu_is_held_as_long_as_the_process_that_inherits_it() -> None:
 
 
 def test_more_than_there_are_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingError, match="gpus_per_job=4: must not exceed the number of visible GPUs, 3"):
+    with pytest.raises(
+        SettingError, match="gpus_per_job=4: must not exceed the number of visible GPUs, 3"
+    ):
         lease(4)
     assert lease(None) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

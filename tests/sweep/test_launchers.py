@@ -30,8 +30,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def sweep(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
-    result = run("latency", "-m", *arguments, cwd=directory, code=None, HF_HOME=str(directory / "hub"))
+def sweep(
+    directory: Path, *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
+    result = run(
+        "latency", "-m", *arguments, cwd=directory, code=None, HF_HOME=str(directory / "hub")
+    )
     files = list((directory / "multirun" / "latency").glob("*/*/latency.csv"))
     assert len(files) == 1, result.stderr
     return result, pd.read_csv(files[0])
@@ -60,7 +64,9 @@ def test_a_killed_job_is_a_row_and_the_others_run(
     assert dict(speculative["status"]) == {2: "ok", FATAL: "failed"}
     assert "its process was killed by SIGKILL" in speculative["error"][FATAL]
     assert "2 of 2 jobs" in result.stderr
-    assert "ray" in plugin or set(rows["num_threads"].dropna()) == {max(1, NUM_CORES // 2)}, "they share the cores"
+    assert "ray" in plugin or set(rows["num_threads"].dropna()) == {max(1, NUM_CORES // 2)}, (
+        "they share the cores"
+    )
 
 
 @pytest.mark.slow
@@ -77,7 +83,10 @@ def test_a_job_on_a_share_of_the_cores_is_found_again(pair: list[str], tmp_path:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path: Path) -> None:
     result = run("latency", "-m", "+launcher=ray", "seed=1,2", cwd=tmp_path, code=2)
-    assert result.stderr == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
+    assert (
+        result.stderr
+        == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
+    )
 
 
 @pytest.mark.slow

@@ -40,7 +40,11 @@ def wait() -> None:
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(signal.SIGINT, ""), (signal.SIGTERM, "stopped by SIGTERM"), (signal.SIGHUP, "stopped by SIGHUP")],
+    [
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, "stopped by SIGTERM"),
+        (signal.SIGHUP, "stopped by SIGHUP"),
+    ],
 )
 def test_a_signal_interrupts_with_its_reason(number: int, reason: str) -> None:
     before = signal.getsignal(number)
@@ -48,7 +52,9 @@ def test_a_signal_interrupts_with_its_reason(number: int, reason: str) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_during_an_import_is_obeyed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_an_import_is_obeyed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "swallows_everything.py").write_text(
         "import os, signal, time\n"
         "try:\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.1)\n"
@@ -57,7 +63,9 @@ def test_a_signal_during_an_import_is_obeyed_after_it(tmp_path: Path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     lost: list[str] = []
-    reason = interruption(lambda: signals.load("swallows_everything"), lambda: lost.append("the signal"))
+    reason = interruption(
+        lambda: signals.load("swallows_everything"), lambda: lost.append("the signal")
+    )
     assert (reason, lost) == ("stopped by SIGTERM", [])
     assert sys.modules.pop("swallows_everything").imported, "an import is never cut short"
 
@@ -110,9 +118,12 @@ def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("delay", "number"), [(0.2, signal.SIGINT), (0.7, signal.SIGTERM), (1.5, signal.SIGINT), (3, signal.SIGTERM)]
+    ("delay", "number"),
+    [(0.2, signal.SIGINT), (0.7, signal.SIGTERM), (1.5, signal.SIGINT), (3, signal.SIGTERM)],
 )
-def test_a_run_is_ended_whenever_the_signal_comes(tmp_path: Path, delay: float, number: int) -> None:
+def test_a_run_is_ended_whenever_the_signal_comes(
+    tmp_path: Path, delay: float, number: int
+) -> None:
     run = subprocess.Popen([*HARNESS, *ENDLESS], cwd=tmp_path, stderr=subprocess.PIPE)
     time.sleep(delay)
     run.send_signal(number)

@@ -45,7 +45,11 @@ def command(pairs: Path, *more: str) -> list[str]:
     models = ",".join(f"{pairs}/{name}" for name in REASONS)
     return [
         *("latency", "-m", f"model={models}", f"draft={pairs}/none"),
-        *("model.trust_remote_code=true", "draft.trust_remote_code=true", f"prompts={pairs}/prompts.txt"),
+        *(
+            "model.trust_remote_code=true",
+            "draft.trust_remote_code=true",
+            f"prompts={pairs}/prompts.txt",
+        ),
         *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
         f"seed={','.join(map(str, range(NUM_SEEDS)))}",
@@ -93,7 +97,9 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path: Path) -> None:
     # No job of this sweep ends by itself: on a machine that is slow enough the limit ends one before it hangs.
-    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "seed=1,2")
+    arguments = command(
+        pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}", "seed=1,2"
+    )
     run(*arguments, "job_timeout_s=5", cwd=tmp_path, code=1)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     rows = pd.read_csv(file)
@@ -102,8 +108,12 @@ def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_process_in_which_a_capture_failed_measures_nothing_more(pairs: Path, tmp_path: Path) -> None:
-    arguments = command(pairs, f"model={pairs}/capture", f"decoding.num_draft_tokens={FATAL}", "seed=1,2")
+def test_a_process_in_which_a_capture_failed_measures_nothing_more(
+    pairs: Path, tmp_path: Path
+) -> None:
+    arguments = command(
+        pairs, f"model={pairs}/capture", f"decoding.num_draft_tokens={FATAL}", "seed=1,2"
+    )
     run(*arguments, cwd=tmp_path)
     logs = [log.read_text() for log in (tmp_path / "multirun" / "latency").glob("*/*/*/log.txt")]
     processes = [set(re.findall(r"in process (\d+)", log)) for log in logs]
@@ -116,7 +126,9 @@ def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) ->
     broken = tmp_path / "broken"
     save_wicked(broken, "none")
     (broken / "model.safetensors").write_bytes(b"no weights")
-    arguments = command(pairs, f"model={broken},{pairs}/none", "decoding.num_draft_tokens=1,2", "seed=0")
+    arguments = command(
+        pairs, f"model={broken},{pairs}/none", "decoding.num_draft_tokens=1,2", "seed=0"
+    )
     run(*arguments, cwd=tmp_path, code=1)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     rows = pd.read_csv(file)

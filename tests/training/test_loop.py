@@ -11,13 +11,18 @@ from architectures import VOCABULARY, random_model
 from harness.training.loop import Course, Text, train
 
 GENERATOR = torch.Generator().manual_seed(2)
-TEXTS = [Text(torch.randint(0, VOCABULARY, (6 + number % 5,), generator=GENERATOR).tolist(), 3) for number in range(10)]
+TEXTS = [
+    Text(torch.randint(0, VOCABULARY, (6 + number % 5,), generator=GENERATOR).tolist(), 3)
+    for number in range(10)
+]
 COURSE = Course(epochs=3, batch_size=4, learning_rate=1e-3, chain=2, seed=7)
 
 
 def test_every_epoch_has_every_text_in_an_order_of_its_own() -> None:
     assert COURSE.num_steps(len(TEXTS)) == 9
-    epochs = [[COURSE.number(len(TEXTS), step) for step in range(first, first + 3)] for first in (0, 3, 6)]
+    epochs = [
+        [COURSE.number(len(TEXTS), step) for step in range(first, first + 3)] for first in (0, 3, 6)
+    ]
     assert all(sorted(epoch) == [0, 1, 2] for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     learned = [text for number in range(3) for text in COURSE.batch(TEXTS, number)]
@@ -52,7 +57,16 @@ def test_training_that_was_cut_short_goes_on_as_it_would_have(
             if len(losses) == stop:
                 raise Killed
 
-        train(module, target, TEXTS, COURSE, tmp_path / name, vocabulary_size=VOCABULARY, save_every=2, advance=note)
+        train(
+            module,
+            target,
+            TEXTS,
+            COURSE,
+            tmp_path / name,
+            vocabulary_size=VOCABULARY,
+            save_every=2,
+            advance=note,
+        )
         return module, losses
 
     whole, losses = trained("whole", None)

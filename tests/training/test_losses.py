@@ -33,7 +33,9 @@ def target() -> PreTrainedModel:
 def untrained(kind: str, target: PreTrainedModel) -> AnyHead:
     checkpoint: Checkpoint = as_checkpoint(target.config)
     torch.manual_seed(3)
-    head = new_head(ModelSettings(name=kind, repository="new"), checkpoint).load(torch.device("cpu"), torch.float32)
+    head = new_head(ModelSettings(name=kind, repository="new"), checkpoint).load(
+        torch.device("cpu"), torch.float32
+    )
     initialise(head, target)
     for parameter in head.parameters():
         # Nothing may be correct because a weight is zero, or one.
@@ -73,7 +75,10 @@ def test_eagle_learns_from_chains_on_its_own_states(target: PreTrainedModel) -> 
                 states = head(embedded[:, 1 : last + 2], features[:, : last + 1], cache)[:, -1:]
                 for step in range(min(steps, TOKENS.shape[1] - 1 - last)):
                     if step:
-                        cache.positions, cache.num_slots = torch.tensor([[last + step]]), last + step + 1
+                        cache.positions, cache.num_slots = (
+                            torch.tensor([[last + step]]),
+                            last + step + 1,
+                        )
                         states = head(embedded[:, last + step + 1 : last + step + 2], states, cache)
                     place = last + step + 1
                     if COUNTS[row, place]:
@@ -103,12 +108,17 @@ def test_dflash_learns_from_blocks_behind_the_features(
             cache = SlotCache()
             cache.positions, cache.num_slots = torch.arange(anchor)[None], anchor
             head.read(batch.features()[row : row + 1, :anchor], cache)
-            cache.positions, cache.num_slots = torch.arange(anchor, anchor + size)[None], anchor + size
+            cache.positions, cache.num_slots = (
+                torch.arange(anchor, anchor + size)[None],
+                anchor + size,
+            )
             queries = [int(TOKENS[row, anchor]), *[head.config.mask_token_id] * (size - 1)]
             states = head(embedding(torch.tensor([queries])), cache)
             # The first mask predicts the token after the anchor: the only one that counts here.
             expected.append(cross_entropy(output(states[0, 1]), batch.wanted[row, anchor]))
-    assert loss_of(head, target, 1)(drawn).item() == pytest.approx(float(sum(expected)) / 2, rel=1e-5)
+    assert loss_of(head, target, 1)(drawn).item() == pytest.approx(
+        float(sum(expected)) / 2, rel=1e-5
+    )
 
 
 def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -> None:
@@ -119,7 +129,9 @@ def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -
         block, output = head.parts(number)
         logits, ahead = output(block(batch.features())), number + 1
         places = [(row, i) for row in range(2) for i in range(ahead, 10) if COUNTS[row, i]]
-        each = [cross_entropy(logits[row, i - ahead], batch.wanted[row, i]).item() for row, i in places]
+        each = [
+            cross_entropy(logits[row, i - ahead], batch.wanted[row, i]).item() for row, i in places
+        ]
         expected += DECAY**number * sum(each) / len(each)
     assert loss_of(head, target, 1)(batch).item() == pytest.approx(expected, rel=1e-5)
 
@@ -131,7 +143,9 @@ def test_no_draft_model_does_better_than_the_target_itself(target: PreTrainedMod
     assert loss_of(random_model("llama", seed=5), target, 1)(batch).item() > entropy
 
 
-def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(target: PreTrainedModel) -> None:
+def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(
+    target: PreTrainedModel,
+) -> None:
     known = torch.tensor([1, 4, 9])
     batch, logits = given(target, untrained("eagle3", target)), torch.randn(2, 10, 3)
     each = -(batch.wanted[..., known] * logits.log_softmax(-1)).sum(-1)
