@@ -138,7 +138,7 @@ class Compare(Experiment):
         if not settings.json and not self._interactive:
             self._say(f"> {prompt}", "bold")
         laps: dict[str, Generation] = {}
-        rejected: list[Rejection] = []
+        rejected: list[Rejection] | None = None
         found: dict[str, Any] = {
             "prompt_index": self._num_races,
             "prompt": prompt,
@@ -162,12 +162,26 @@ class Compare(Experiment):
             self._num_races += 1
             row = session.row(CompareRow, measurement=measurement_digest(settings), **found)
             self._written = session.write_rows([row])
+        self._show(row, engine, list(laps.values()), rejected, session, token_ids)
+
+    def _show(
+        self,
+        row: CompareRow,
+        engine: Engine,
+        laps: Sequence[Generation],
+        rejected: Sequence[Rejection] | None,
+        session: Session,
+        token_ids: Sequence[int],
+    ) -> None:
+        """Show a race that has ended, as the settings ask."""
+        settings: Any = session.settings
+        tells_origins = "origins" in engine.arms[-1].tells
         if settings.json:
-            _print_json(_record(row, laps.get("speculative"), rejected, session.tokenizer))
+            speculative = laps[1] if len(laps) > 1 else None
+            _print_json(_record(row, speculative, tells_origins, rejected, session.tokenizer))
             return
         if settings.view == "race":
-            legend = "origins" in engine.arms[-1].tells
-            show_race(self._console, list(laps.values()), session.tokenizer, token_ids, legend)
+            show_race(self._console, laps, session.tokenizer, token_ids, tells_origins)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
@@ -231,10 +245,11 @@ def _describe(session: Session) -> str:
 def _record(
     row: CompareRow,
     speculative: Generation | None,
-    rejected: Sequence[Rejection],
+    tells_origins: bool,
+    rejected: Sequence[Rejection] | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """The row as JSON, with the origin of each token, and every rejection."""
+    """The row as JSON, with the origin of each token, and every rejection; null where not told."""
     record = {name: getattr(row, name) for name in row.columns()}
     if speculative is not None:
         pairs = [
@@ -243,11 +258,16 @@ def _record(
             for pair in zip(one.tokens[0], one.origins[0], strict=True)
         ]
         record["speculative_tokens"] = [
-            {"token": token, "text": token_text(tokenizer, token), "origin": origin}
+            {
+                "token": token,
+                "text": token_text(tokenizer, token),
+                "origin": origin if tells_origins else None,
+            }
             for token, origin in pairs
         ]
-        record["origins"] = {origin: sum(each == origin for _, each in pairs) for origin in Origin}
-        record["rejections"] = [rejection._asdict() for rejection in rejected]
+        counts = {origin: sum(each == origin for _, each in pairs) for origin in Origin}
+        record["origins"] = counts if tells_origins else None
+        record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
     return record
 
 

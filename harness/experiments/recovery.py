@@ -80,7 +80,7 @@ class Recovery(Experiment):
         return [session.row(RecoveryRow, **common, **check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
-        """Raises VerdictError if the pair is lossy (exit code 1), or if there were not enough draws to tell (3)."""
+        """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
         summary = summarise(rows)
         if summary.verdict != "lossless":
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
@@ -203,6 +203,8 @@ class Recovery(Experiment):
         self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
     ) -> None:
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
+        if not check.degrees_of_freedom:
+            figures["p_value"] = None
         if self.settings.draft is not None:
             figures["num_draft_tokens"] = num_draft_tokens
         self.checks.append({"check": "sampled", **context, **figures})

@@ -31,6 +31,8 @@ def verdict(row: CompareRow) -> Document:
     if row.speedup is None:
         return lines
     accepted = "nothing was drafted"
+    if row.engine == "server":
+        accepted = "the server does not tell how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
         accepted += f", {row.mean_acceptance_length:.2f} tokens per iteration"
@@ -44,8 +46,14 @@ def verdict(row: CompareRow) -> Document:
     ]
 
 
-def rejections(found: Sequence[Rejection]) -> Document:
-    """Every rejection of a race: the token, its probabilities under both models, and its replacement."""
+def rejections(found: Sequence[Rejection] | None) -> Document:
+    """Every rejection of a race: the token, its probabilities under both models, and its replacement.
+
+    Args:
+        found: None where the engine does not tell them.
+    """
+    if found is None:
+        return [Line("The engine does not tell which draft tokens were rejected.", "dim")]
     if not found:
         return [Line("No draft token was rejected.", "dim")]
     columns = (

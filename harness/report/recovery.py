@@ -23,7 +23,7 @@ _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 _HEADLINES = {
     "lossy": "Lossy",
-    "undecided": "Not enough draws to tell whether it is lossless",
+    "undecided": "Cannot tell whether it is lossless",
     "lossless": "Lossless in every check",
 }
 
@@ -54,21 +54,29 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
         why = f"{what} is lossy by definition, although these checks do not show it"
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
-        weakest = min(undecided, key=lambda row: row.power or 0)
-        advice = "raise num_draws, shift or decoding.temperature"
-        if needed := max(row.num_draws_needed or 0 for row in rows):
-            # To two digits, upwards.
-            unit = 10 ** (len(str(needed)) - 2)
-            advice = f"num_draws={-(-needed // unit) * unit} would be enough"
-        with_k = f" with K={weakest.num_draft_tokens}" if weakest.num_draft_tokens else ""
-        why = (
-            f"{weakest.num_draws:,} draws{with_k} would see a shift of {weakest.shift:.0%} in a token's distribution"
-            f" with a chance of only {_share(weakest.power)}; {advice}"
-        )
-        return Summary(
-            "undecided", f"Not enough draws to tell: {findings}, but {why}.", f"undecided: {why}"
-        )
+        why = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
+        return Summary("undecided", f"Cannot tell: {findings}. {why}.", f"undecided: {why}")
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
+
+
+def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
+    """Why no verdict follows, and what to change."""
+    weakest = min(undecided, key=lambda row: row.power or 0)
+    untested = not weakest.degrees_of_freedom
+    advice = f"raise num_draws{'' if untested else ', shift'} or decoding.temperature"
+    if num_draws_needed:
+        # To two digits, upwards.
+        unit = 10 ** (len(str(num_draws_needed)) - 2)
+        advice = f"num_draws={-(-num_draws_needed // unit) * unit} would be enough"
+    draws = f"{weakest.num_draws:,} draws"
+    if weakest.num_draft_tokens:
+        draws += f" with K={weakest.num_draft_tokens}"
+    if untested:
+        return f"{draws} have only one outcome that is expected often enough to test; {advice}"
+    return (
+        f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
+        f" with a chance of only {_share(weakest.power)}; {advice}"
+    )
 
 
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
@@ -248,14 +256,30 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
             )
         findings.append(found)
     if sampled := _of(rows, "sampled"):
-        failed = sum(row.verdict == "lossy" for row in sampled)
-        follow = f"fail {failed} of {len(sampled)} tests against" if failed else "follow"
-        smallest = f"smallest p-value {_p_value(_least('p_value', sampled) or 0)}"
-        if not failed:
-            smallest += f" of {len(sampled)} tests"
-        draws = f"{_num_draws(sampled):,} sampled continuations"
-        findings.append(f"{draws} {follow} the target's exact distribution ({smallest})")
+        findings.append(_sampled_findings(sampled))
     return "; ".join(findings)
+
+
+def _sampled_findings(sampled: Sequence[RecoveryRow]) -> str:
+    """What the draws showed. A test without a degree of freedom shows nothing."""
+    draws = f"{_num_draws(sampled):,} sampled continuations"
+    tested = _tested(sampled)
+    if not tested:
+        return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
+    smallest = f"smallest p-value {_p_value(_least('p_value', tested) or 0)}"
+    if failed := sum(row.verdict == "lossy" for row in tested):
+        against = f"fail {failed} of {len(tested)} tests against"
+        return f"{draws} {against} the target's exact distribution ({smallest})"
+    decided = all(row.verdict == "lossless" for row in _of_all_prompts(sampled))
+    agree = "follow" if decided else "show no difference from"
+    number = f"of {len(tested)} test{'s' * (len(tested) > 1)}"
+    if len(tested) < len(sampled):
+        number += f"; {len(sampled) - len(tested)} more tested nothing"
+    return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
+
+
+def _tested(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
+    return [row for row in rows if row.degrees_of_freedom]
 
 
 def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
@@ -264,6 +288,8 @@ def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
         return [
             Line("At temperature 0 the output has one possible value; nothing was sampled.", "dim")
         ]
+    if not _tested(sampled):
+        return []
     row, weakest = sampled[0], _least("power", _of_all_prompts(sampled))
     text = (
         f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"

@@ -406,8 +406,10 @@ class RecoveryRow(DecodedRow):
     logit_tolerance: float | None = figure("largest margin there that rounding explains")
     num_draws: int | None = figure("sampled continuations")
     statistic: float | None = figure("chi-square statistic")
-    degrees_of_freedom: int | None = figure("degrees of freedom of the test")
-    p_value: float | None = figure("p-value of the test")
+    degrees_of_freedom: int | None = figure(
+        "degrees of freedom of the test; with 0 nothing was tested"
+    )
+    p_value: float | None = figure("p-value of the test; empty where nothing was tested")
     significance_level: float | None = figure("a p-value below this is called lossy")
     power: float | None = figure("chance that the test sees the stated shift")
     num_draws_needed: int | None = figure(

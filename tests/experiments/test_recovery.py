@@ -65,6 +65,18 @@ def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
 
 
 @pytest.mark.slow
+def test_one_possible_outcome_tests_nothing(harness: Harness) -> None:
+    only = ["decoding.top_k=1", "num_draws=1000", "batch_size=500"]
+    outcome = harness("recovery", *SMALL, *only, code=3)
+    assert "Cannot tell: greedy output is identical" in outcome.stdout
+    assert "nothing was tested by" in outcome.stdout
+    assert "the target's exact distribution" not in outcome.stdout
+    sampled = results("recovery").query("check == 'sampled'")
+    assert set(sampled["degrees_of_freedom"]) == {0}
+    assert sampled["p_value"].isna().all()
+
+
+@pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> None:
     assert "nothing was sampled" in harness("recovery", *pair, *SMALL, "decoding=greedy").stdout
     too_long = harness("recovery", *pair, *SMALL, "decoding.max_new_tokens=1000", code=2)

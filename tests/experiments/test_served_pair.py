@@ -60,3 +60,10 @@ def test_compare_races_two_servers(
     shown = harness("compare", *settings, *urls, "view=race")
     assert record["regular_completion"].split()[0] in shown.stdout
     assert "accepted draft" not in shown.stdout
+    # What the server does not tell is not denied.
+    assert record["origins"] is None
+    assert record["rejections"] is None
+    assert {token["origin"] for token in record["speculative_tokens"]} == {None}
+    log = harness("compare", *settings, *urls, "view=log").stdout
+    assert "The engine does not tell which draft tokens were rejected." in log
+    assert "nothing was drafted" not in log

@@ -43,6 +43,10 @@ ROW: dict[str, Any] = {
             "lenience 0.5: the speculative output no longer follows the target (lossy)",
         ),
         ({"acceptance_rate": None}, "nothing was drafted"),
+        (
+            {"acceptance_rate": None, "engine": "server"},
+            "the server does not tell how many draft tokens it accepted",
+        ),
         ({"weights": "random"}, "random weights: acceptance and texts say nothing about the pair"),
         (
             {"synthetic_acceptance": 0.8},

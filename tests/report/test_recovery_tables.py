@@ -68,6 +68,30 @@ def test_undecided_says_what_is_missing() -> None:
     assert "43.0 %" in summary.in_short
 
 
+def test_what_was_not_tested_is_not_called_exact() -> None:
+    untested = {
+        "verdict": "undecided",
+        "power": 0.0,
+        "p_value": None,
+        "statistic": 0.0,
+        "degrees_of_freedom": 0,
+    }
+    summary = summarise(rows({}, untested, untested))
+    assert summary.verdict == "undecided"
+    assert "nothing was tested by 25,000 sampled continuations" in summary.sentence
+    assert "follow" not in summary.sentence
+    assert "only one outcome that is expected often enough" in summary.in_short
+    shown = " ".join(
+        part.text
+        for part in recovery_document(rows({}, untested, untested))
+        if isinstance(part, Line)
+    )
+    assert "is seen with" not in shown
+    # One prompt of several: the others were tested.
+    partly = summarise(rows({}, untested))
+    assert "(smallest p-value 0.57 of 1 test; 1 more tested nothing)" in partly.sentence
+
+
 def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
     summary = summarise(rows(lossy=True, lenience=0.9))
     assert summary.verdict == "lossy"
