@@ -28,7 +28,8 @@ from harness.models.tokenizers import encode_prompts
 from harness.report.table import Column, Table, TableRow
 from harness.report.terminal import plain_console, print_document
 from harness.results.environment import environment_columns
-from harness.results.statistics import Interval, ratio_of_totals
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -39,7 +39,7 @@ from harness.experiments.prompts import load_prompts
 from harness.models.fit import Demand
 from harness.models.pair import plan_pair
 from harness.results.environment import environment_columns
-from harness.results.statistics import ratio_of_totals
+from harness.results.statistics.ratios import ratio_of_totals
 
 SHIPPED = PACKAGE / "models" / "shipped"
 

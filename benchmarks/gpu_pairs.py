@@ -32,7 +32,7 @@ from harness.models.pair import Pair
 from harness.models.roofline import roofs
 from harness.report.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
-from harness.results.statistics import Interval
+from harness.results.statistics.interval import Interval
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64

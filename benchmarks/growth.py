@@ -42,7 +42,7 @@ from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.report.table import Table
-from harness.results.statistics import Interval
+from harness.results.statistics.interval import Interval
 from harness.runners.base import CacheRunner
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner

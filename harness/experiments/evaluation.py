@@ -30,7 +30,7 @@ from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows, read_answers
 from harness.results.measurement import measurement_digest
 from harness.results.schema import AnswerRow, EvalRow
-from harness.results.statistics import (
+from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
     wald_interval,

@@ -25,7 +25,7 @@ from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics import ratio_of_totals
+from harness.results.statistics.ratios import ratio_of_totals
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS, TEST_TOKENS = 2, 16

@@ -20,7 +20,7 @@ from harness.engines.divergence import Divergence
 from harness.engines.timing import Generation
 from harness.experiments.outcomes import Floats, Outcomes, observed_outcomes
 from harness.results.acceptance import Acceptance
-from harness.results.statistics import (
+from harness.results.statistics.chi_square import (
     chi_square_distance,
     chi_square_p_value,
     chi_square_tail_power,

@@ -22,7 +22,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Reference
 from harness.experiments.session import REFERENCE_BATCH, in_batches
-from harness.results.statistics import least_visible_shift
+from harness.results.statistics.chi_square import least_visible_shift
 
 Floats = NDArray[np.float64]
 Prefix = tuple[int, ...]

@@ -28,7 +28,8 @@ from harness.report.words import (
     too_long_warning,
 )
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics import FEWEST_FOR_INTERVAL, Interval, ratio_of_totals
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
+from harness.results.statistics.ratios import ratio_of_totals
 
 # Bootstrap resamples for a category.
 _NUM_RESAMPLES = 2000

@@ -336,7 +336,7 @@ class EvalRow(DecodedRow):
     difference: float | None = figure(
         "accuracy of this arm minus the regular arm's, on the same questions"
     )
-    difference_low: float | None = figure("lower end of its paired 95 % interval")
+    difference_low: float | None = figure("lower end of Newcombe's paired 95 % interval")
     difference_high: float | None = figure("upper end of the same")
     mcnemar_p_value: float | None = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: int | None = figure("greedy completions equal to the regular arm's")

@@ -1,0 +1,31 @@
+"""An estimate with its confidence interval, and what the interval covers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+NAN = float("nan")
+
+# A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range of the two.
+FEWEST_FOR_INTERVAL = 8
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval. All three are nan, or the bounds alone, where data do not suffice."""
+
+    estimate: float = NAN
+    low: float = NAN
+    high: float = NAN
+
+    def columns(self, *names: str) -> dict[str, float | None]:
+        """The three numbers under the names of their columns; nan is None."""
+        values = (
+            None if math.isnan(value) else value for value in (self.estimate, self.low, self.high)
+        )
+        return dict(zip(names, values, strict=True))

@@ -1,0 +1,105 @@
+"""Intervals and tests of proportions, alone and paired."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from harness.results.statistics.interval import Interval
+
+
+def wald_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
+    """Wald's interval of a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
+
+    The bounds are not clipped to [0, 1], so that half their distance is the published ±.
+    """
+    if total == 0:
+        return Interval()
+    proportion = successes / total
+    return _around(proportion, math.sqrt(proportion * (1 - proportion) / total), confidence)
+
+
+def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval of a proportion (1927), without continuity correction.
+
+    Unlike Wald's it stays inside [0, 1] and keeps a width when no trial or every trial succeeds.
+    """
+    if total == 0:
+        return Interval()
+    bounds = stats.binomtest(successes, total).proportion_ci(confidence, method="wilson")
+    return Interval(successes / total, float(bounds.low), float(bounds.high))
+
+
+def difference_of_paired_proportions(
+    first_correct: Sequence[bool], second_correct: Sequence[bool], confidence: float = 0.95
+) -> Interval:
+    """Proportion correct of the second arm minus the first's, with Newcombe's paired interval.
+
+    Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
+    proportions based on paired data" (Statistics in Medicine 17, 1998): Wilson's interval of each
+    arm, put together with the correlation of their answers. It stays inside [-1, 1] and, unlike
+    Wald's, keeps a width where the arms never disagree: five answers alike say little about the
+    next ones.
+
+    Args:
+        first_correct: [num_questions], whether the first arm answered correctly.
+        second_correct: [num_questions], the same of the second arm.
+
+    Returns:
+        The difference and its bounds in [-1, 1]; all nan without questions.
+
+    Raises:
+        ValueError: when the two differ in length.
+    """
+    first, second = np.asarray(first_correct, dtype=bool), np.asarray(second_correct, dtype=bool)
+    if first.ndim != 1 or first.shape != second.shape:
+        raise ValueError(f"{first.shape} answers against {second.shape}")
+    if first.size == 0:
+        return Interval()
+    correlation = _corrected_correlation(first, second)
+    one = wilson_interval(int(first.sum()), first.size, confidence)
+    two = wilson_interval(int(second.sum()), second.size, confidence)
+    difference = two.estimate - one.estimate
+    below = _distance(two.estimate - two.low, one.high - one.estimate, correlation)
+    above = _distance(two.high - two.estimate, one.estimate - one.low, correlation)
+    return Interval(difference, difference - below, difference + above)
+
+
+def _corrected_correlation(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
+    """φ of two arms, its numerator nearer to 0 by n / 2 where positive; 0 if an arm never varies."""
+    both, neither = int((first & second).sum()), int((~first & ~second).sum())
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    margins = first.sum() * (~first).sum() * second.sum() * (~second).sum()
+    if not margins:
+        return 0.0
+    covariance = float(both * neither - only_first * only_second)
+    if covariance > 0:
+        covariance = max(covariance - first.size / 2, 0.0)
+    return covariance / math.sqrt(margins)
+
+
+def _distance(one: float, other: float, correlation: float) -> float:
+    """Half of an interval of a difference, from those of its two terms."""
+    return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+
+
+def mcnemar_p_value(only_first: int, only_second: int) -> float:
+    """McNemar's exact two-sided p-value, from the questions that only one of two arms gets right.
+
+    Under the null each such question falls to either arm like a fair coin. 1 when there are none.
+    """
+    discordant = only_first + only_second
+    return float(stats.binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
+
+
+def _around(estimate: float, standard_error: float, confidence: float) -> Interval:
+    low, high = (
+        stats.norm.interval(confidence, estimate, standard_error)
+        if standard_error
+        else (estimate, estimate)
+    )
+    return Interval(estimate, float(low), float(high))

@@ -1,0 +1,73 @@
+"""Ratios of totals against simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.results.statistics.ratios import ratio_of_totals
+
+
+def test_ratio_of_totals_is_not_the_mean_of_ratios() -> None:
+    interval = ratio_of_totals([10, 10], [1, 9], num_resamples=200, seed=0)
+    assert interval.estimate == 2.0
+
+
+def test_ratio_of_a_handful_has_no_interval_and_of_nothing_no_value() -> None:
+    for number in (1, 7):
+        few = ratio_of_totals([3.0] * number, [2.0] * number, num_resamples=200, seed=0)
+        assert few.estimate == pytest.approx(1.5)
+        assert math.isnan(few.low)
+        assert math.isnan(few.high)
+    enough = ratio_of_totals(range(1, 9), range(2, 10), num_resamples=200, seed=0)
+    assert enough.low < 36 / 44 < enough.high
+    assert math.isnan(ratio_of_totals([], [], num_resamples=200, seed=0).estimate)
+
+
+@pytest.mark.filterwarnings("error")
+def test_ratio_of_constant_times_is_a_point() -> None:
+    interval = ratio_of_totals([3.0] * 15, [2.0] * 15, num_resamples=200, seed=0)
+    assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
+
+
+def test_ratio_depends_on_the_seed_alone() -> None:
+    rng = np.random.default_rng(0)
+    regular, speculative = rng.gamma(20, 1, 30), rng.gamma(10, 1, 30)
+    first = ratio_of_totals(regular, speculative, num_resamples=500, seed=7)
+    assert ratio_of_totals(regular, speculative, num_resamples=500, seed=7) == first
+    assert ratio_of_totals(regular, speculative, num_resamples=500, seed=8) != first
+
+
+def test_pairing_takes_out_what_makes_prompts_hard() -> None:
+    """Prompts differ a hundredfold and the ratio hardly at all: only a paired resample knows that."""
+    rng = np.random.default_rng(0)
+    speculative = rng.lognormal(0, 1.5, 40)
+    regular = 2 * speculative * rng.normal(1, 0.01, 40)
+    interval = ratio_of_totals(regular, speculative, num_resamples=1000, seed=0)
+    assert interval.high - interval.low < 0.05
+
+
+@pytest.mark.parametrize(
+    ("numerators", "denominators"), [([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([[1.0]], [[1.0]])]
+)
+def test_ratio_refuses_what_is_no_pair(numerators: list[float], denominators: list[float]) -> None:
+    with pytest.raises(ValueError, match="denominator"):
+        ratio_of_totals(numerators, denominators, num_resamples=200, seed=0)
+
+
+@pytest.mark.parametrize(("num_prompts", "least"), [(15, 0.92), (60, 0.925)])
+def test_bootstrap_interval_covers_the_truth(num_prompts: int, least: float) -> None:
+    """Over 1000 simulated runs, whose count of covered ones has a standard error of 0.8 %.
+
+    With 15 prompts the expanded interval covers 93.8 % of these; the plain one, 90.9 %, fails here.
+    """
+    rng = np.random.default_rng(1)
+    covered = 0
+    for run in range(1000):
+        speculative = rng.gamma(20, 1 / 20, num_prompts)
+        regular = 2 * rng.normal(1, 0.02, num_prompts)
+        interval = ratio_of_totals(regular, speculative, num_resamples=400, seed=run)
+        covered += interval.low <= 2.0 <= interval.high
+    assert least <= covered / 1000 <= 0.97
