@@ -21,6 +21,7 @@ MISTAKES = {
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
     "latency model=llama": "model=llama: no such preset (did you mean ./llama?)",
     "latency model='{dtype: float16}'": "model={dtype: float16}: no such preset",
+    f"latency model={300 * 'x'}": f"model={300 * 'x'}: no such preset",
     "latency draft='{}'": "draft={}: no such preset",
     "latency draft=tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency draft=lokup": "draft=lokup: no such preset (did you mean lookup?)",

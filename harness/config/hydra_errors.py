@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from hydra import errors
@@ -67,7 +67,7 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
     )
     close = (
         f" (did you mean ./{choice}?)"
-        if choice and Path(choice).exists()
+        if choice and os.path.exists(choice)
         else nearest(choice, known)
     )
     return SettingError(group, f"no such preset{close}; {presets}", choice)

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -50,8 +49,10 @@ def quote_text(argument: str) -> str:
         literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
         return f"prompt={_quoted(literal)}"
     if _NAMES.fullmatch(setting) and not _PLAIN.fullmatch(value):
-        several = value.split(",") if not Path(value).expanduser().exists() else [value]
-        return f"{key}={','.join(map(_path, several))}"
+        # Not `Path.exists`: that raises an error for a name longer than a file's may be.
+        is_one_path = os.path.exists(os.path.expanduser(value))
+        names = [value] if is_one_path else value.split(",")
+        return f"{key}={','.join(map(_path, names))}"
     return f"{key}={_path(value)}" if _PATHS.fullmatch(setting) else argument
 
 

@@ -54,6 +54,12 @@ def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
     assert str(override.value()) == os.path.expanduser(path)
 
 
+def test_names_in_a_sweep_may_be_longer_together_than_one_file_name() -> None:
+    presets = ",".join(["llama3.1_70B-bnb-4bit", "./my-model"] * 20)
+    override = OverridesParser.create().parse_override(quote_text(f"model={presets}"))
+    assert [str(choice) for choice in override.sweep_iterator()] == presets.split(",")
+
+
 def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
