@@ -72,6 +72,13 @@ class EngineSettings:
         """Whether it can end its process without an exception, and changes how others compute in it."""
         return self.name == "vllm"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that its process needs before torch loads, unless the user sets them."""
+        # vLLM's build for CPUs warns about NUMA from C++ whenever it starts, beyond the reach of
+        # Python's filters: the level is all that can be chosen.
+        return {"TORCH_CPP_LOG_LEVEL": "ERROR"} if self.name == "vllm" else {}
+
     def __post_init__(self) -> None:
         require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
         for setting, engine in _ONLY.items():

