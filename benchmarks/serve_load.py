@@ -24,8 +24,8 @@ from typing import Any
 import openai
 import psutil
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from serve.served import served
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from served import served
 
 _NAMES = "Ada Ben Clara Dora Emil Fay Gus Hana".split()
 _BODIES: list[dict[str, Any]] = [

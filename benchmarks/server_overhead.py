@@ -27,7 +27,7 @@ from harness.engines.protocol import Question
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate, quick_collections, without_garbage_collection
 
-ECHO_SERVER = Path(__file__).parents[1] / "tests" / "engines" / "echo_server.py"
+ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -271,3 +272,11 @@ def test_importing_harness_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout == "set()\n"
+
+
+def test_no_test_module_is_imported() -> None:
+    """Helpers are in tests/support/, so that a test can change without a look at the others."""
+    statement = re.compile(r"^\s*(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    importing = [file.name for file in files if statement.search(file.read_text(encoding="utf-8"))]
+    assert importing == []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from scipy import stats
 
-from decoding.fakes import MarkovRunner, TableDrafter
-from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, request, texts
-from harness.decoding.adaptive import Adaptive, DraftLength
+from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from fakes import MarkovRunner, Scripted, TableDrafter
+from harness.decoding.adaptive import Adaptive
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
@@ -110,24 +110,6 @@ def test_it_chooses_among_what_was_prepared_for() -> None:
         chosen.append(world.asked)
     assert set(chosen) == {0, 1, 4}
     assert chosen.count(4) > 250
-
-
-class Scripted(DraftLength):
-    """The numbers of a list in turn."""
-
-    most = 5
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers, self.turn = numbers, 0
-        self.seen: list[tuple[Sequence[int], Sequence[int]]] = []
-
-    def choose(self, num_rows: int) -> int:
-        assert len(self.seen) == self.turn
-        self.turn += 1
-        return self.numbers[self.turn % len(self.numbers)]
-
-    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        self.seen.append((limits, num_accepted))
 
 
 Make = Callable[[Warp], ModelDrafter | TableDrafter]

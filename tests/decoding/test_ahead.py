@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.fakes import MarkovRunner
-from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, request
-from drafting.test_dflash import block_head
-from drafting.test_eagle import eagle_head, layer_config, target_model
-from drafting.test_medusa import medusa_head
-from drafting.test_mtp import mtp_head
+from chains import GREEDY, RAGGED, SIZE, chain, fields, request
+from fakes import MarkovRunner
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Change, Records
 from harness.decoding.loops import autoregressive, speculative
@@ -24,11 +20,9 @@ from harness.decoding.rules import verify_block
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
-from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
-from mtp_models import mtp_target
-from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, decisions, pair, prepared
+from prepared_pairs import NUM_DRAFT_TOKENS, WARP, drafting, pair, prepared
 
 # All the ways in which the host learns what a tensor holds.
 HOST_READS = "tolist item cpu numpy __bool__ __int__ __float__ __index__".split()
@@ -77,43 +71,12 @@ def changing(records: Records) -> Iterator[Any]:
         return
 
 
-def fields(record: Iteration) -> tuple[Any, ...]:
-    """All but the verdict, which is on the device."""
-    return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted
-
-
 def markov_pair(warp: Warp) -> tuple[Runner, Drafter]:
     """Of which the draft agrees sometimes."""
     return MarkovRunner(chain(0)), ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
 
 
-# Of MTP, by kind.
-LAYERS = {"mtp": 1, "deep mtp": 3}
 KINDS = ["model", "eagle", "parallel eagle", "block", "medusa", "mtp"]
-
-
-def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
-    """A prepared target, and a drafter for it."""
-    heads: dict[str, Callable[[], Any]] = {
-        "eagle": lambda: eagle_head(layer_config("llama")),
-        "parallel eagle": lambda: eagle_head(layer_config("llama"), mask_token_id=90),
-        "block": block_head,
-        "medusa": lambda: medusa_head(own_outputs=True),
-    }
-    if kind == "model":
-        target, draft = pair("llama", device)
-        return prepared(target), ModelDrafter(
-            prepared(draft, num_drawn=NUM_DRAFT_TOKENS), WARP, device
-        )
-    target = target_model()
-    if kind in LAYERS:
-        target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
-        heads[kind] = lambda: mtp_head(layers)
-    head = heads[kind]()
-    drafter = head.to(device).drafter(target.to(device), WARP)
-    runner = PreparedRunner(target, compiled=False, captured=True, hidden_layers=drafter.layers)
-    runner.prepare(3, 60, (1, NUM_DRAFT_TOKENS + 1), decisions=decisions())
-    return runner, drafter
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoding.test_ahead import drafting, fields
-from decoding.test_loops import GREEDY, RAGGED, request
+from chains import GREEDY, RAGGED, fields, request
 from harness.decoding.batch import Request
 from harness.decoding.decisions import Draw, Judge
 from harness.decoding.loops import autoregressive, speculative
@@ -27,7 +26,7 @@ from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
-from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, decisions, pair, prepared
+from prepared_pairs import NUM_DRAFT_TOKENS, WARP, decisions, drafting, pair, prepared
 
 WARPS = [GREEDY, Warp(0.7), Warp(1.0, top_k=5), Warp(1.0, top_p=0.6)]
 

@@ -10,10 +10,6 @@ import pytest
 import torch
 
 from architectures import random_model, random_pair
-from drafting.test_dflash import block_head
-from drafting.test_eagle import eagle_head, layer_config, target_model
-from drafting.test_medusa import medusa_head
-from drafting.test_mtp import mtp_head
 from harness.decoding.batch import Change, Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Runner
@@ -27,6 +23,7 @@ from harness.drafting.suffix import SuffixDrafter
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from mtp_models import mtp_target
+from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
 
 K = 3
 WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]

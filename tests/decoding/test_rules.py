@@ -7,35 +7,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from decoding.fakes import MarkovRunner, TableDrafter
-from decoding.test_loops import RAGGED, chain, p_value_of_texts, request, small_chain, texts
-from decoding.test_verify import FALSE_ALARM_RATE, first_two_tokens, p_value
+from chains import RAGGED, chain, p_value_of_texts, request, small_chain, texts
+from fakes import MarkovRunner, TableDrafter
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.randomness import inverse_cdf, uniforms
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
+from verifiers import FALSE_ALARM_RATE, arguments, first_two_tokens, p_value
 
 Rule = Callable[..., Verdict]
-
-
-def arguments(
-    num_rows: int, k: int, size: int = 6, seed: int = 4
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of `verify`: random distributions, with tokens drawn from the draft's."""
-    generator = torch.Generator().manual_seed(seed)
-    target = torch.rand(num_rows, k + 1, size, generator=generator) ** 4
-    draft = torch.rand(num_rows, k, size, generator=generator) ** 4 + target[:, :k]
-    target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
-    tokens = inverse_cdf(draft, torch.rand(num_rows, k, generator=generator))
-    numbers = (
-        torch.rand(num_rows, k, generator=generator),
-        torch.rand(num_rows, k + 1, generator=generator),
-    )
-    return target, tokens, draft, *numbers
 
 
 def with_token_residual(offer: Offer) -> Verdict:

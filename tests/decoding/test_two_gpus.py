@@ -11,12 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from decoding.test_ahead import LAYERS, fields
-from decoding.test_loops import request
-from drafting.test_dflash import block_head
-from drafting.test_eagle import eagle_head, layer_config, target_model
-from drafting.test_medusa import medusa_head
-from drafting.test_mtp import mtp_head
+from chains import fields, request
 from harness.decoding.batch import Change, Records
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner
@@ -33,8 +28,9 @@ from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 from mtp_models import mtp_target
+from prepared_pairs import LAYERS, NUM_DRAFT_TOKENS, WARP, pair, prepared
 from pretended_gpus import PretendedGpus, pretended_gpus
-from runners.test_compiled import NUM_DRAFT_TOKENS, WARP, pair, prepared
+from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
 
 PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
 HEADS: dict[str, Callable[[], Any]] = {

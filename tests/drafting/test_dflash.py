@@ -10,53 +10,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from decoding.test_adaptive import Scripted
-from decoding.test_loops import GREEDY, request, texts
-from drafting.test_eagle import (
-    PROMPTS,
-    Expected,
-    attend,
-    check_against,
-    check_greedy,
-    layer_config,
-    mlp,
-    randomize,
-    rms,
-    spread,
-    target_model,
-)
+from chains import GREEDY, request, texts
+from fakes import Scripted
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.warp import Warp
-from harness.drafting.dflash import BlockConfig, BlockHead
+from harness.drafting.dflash import BlockHead
 from harness.runners.eager import EagerRunner
+from head_references import PROMPTS, Expected, attend, check_against, check_greedy, mlp, rms, spread
+from small_heads import block_head, target_model
 
 DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence_markov": True}
-WINDOW = {
-    "layer_types": ["full_attention", "sliding_attention"],
-    "use_sliding_window": True,
-    "sliding_window": 5,
-}
-
-
-def block_head(
-    style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
-) -> BlockHead:
-    config = BlockConfig(
-        layers=(1, 3),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=60 if reduced else VOCABULARY,
-        transformer=layer_config(style, 2, **(WINDOW if window else {})),
-        block_size=5,
-        mask_token_id=96,
-        own_output=reduced,
-        **changes,
-    )
-    head = BlockHead(config)
-    randomize(head)
-    if head.d2t is not None:
-        head.d2t.copy_(torch.arange(60) // 2)
-    return head
 
 
 def block_states(

@@ -7,26 +7,11 @@ import torch
 from torch import Tensor
 
 from architectures import VOCABULARY
-from decoding.test_loops import GREEDY
-from drafting.test_eagle import PROMPTS, check_against, check_greedy, randomize, target_model
+from chains import GREEDY
 from harness.decoding.warp import Warp
-from harness.drafting.medusa import MedusaConfig, MedusaHead
 from harness.runners.eager import EagerRunner
-
-
-def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> MedusaHead:
-    config = MedusaConfig(
-        layers=(3,),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=VOCABULARY,
-        num_heads=num_heads,
-        num_blocks=num_blocks,
-        own_outputs=own_outputs,
-    )
-    head = MedusaHead(config)
-    randomize(head)
-    return head
+from head_references import PROMPTS, check_against, check_greedy
+from small_heads import medusa_head, target_model
 
 
 @pytest.mark.parametrize("own_outputs", [True, False])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.fakes import MarkovRunner
-from decoding.test_loops import GREEDY, RAGGED, chain, request, texts
+from chains import GREEDY, RAGGED, chain, request, texts
+from fakes import MarkovRunner
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.warp import Warp

@@ -12,33 +12,20 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from decoding.test_adaptive import Scripted
-from decoding.test_loops import GREEDY, request, texts
-from decoding.test_verify import without_residual
-from drafting.test_eagle import PROMPTS, Expected, check_against, check_greedy
+from chains import GREEDY, request, texts
+from fakes import Scripted
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
-from harness.drafting.eagle import EagleConfig
-from harness.drafting.mtp import MtpHead
 from harness.runners.eager import EagerRunner
+from head_references import PROMPTS, Expected, check_against, check_greedy
 from mtp_models import FAMILIES, mtp_target
+from small_heads import mtp_head
+from verifiers import without_residual
 
 needs_oracle = pytest.mark.skipif(
     not hasattr(MtpModel, "forward_layer"), reason="this transformers has the layers alone"
 )
-
-
-def mtp_head(layers: MtpModel) -> MtpHead:
-    own, size = layers.config, layers.config.vocab_size
-    config = EagleConfig(
-        layers=(2,),
-        target_size=32,
-        vocabulary_size=size,
-        draft_vocabulary_size=size,
-        transformer=own,
-    )
-    return MtpHead(config, layers).eval().requires_grad_(False)
 
 
 def transformers_says(layers: MtpModel) -> Expected:

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from decoding.fakes import MarkovRunner
-from decoding.test_loops import RAGGED, SIZE, chain, request, texts
+from chains import RAGGED, SIZE, chain, request, texts
+from fakes import MarkovRunner
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Step
 from harness.drafting.suffix import SuffixDrafter, SuffixText

@@ -8,18 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.fakes import MarkovRunner
-from decoding.test_loops import (
-    GREEDY,
-    RAGGED,
-    SIZE,
-    chain,
-    p_value_of_texts,
-    request,
-    small_chain,
-    texts,
-)
-from decoding.test_verify import FALSE_ALARM_RATE, without_residual
+from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
+from fakes import MarkovRunner
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, Proposal, Step
@@ -28,6 +18,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.suffix import SuffixDrafter
 from harness.drafting.text import TextDrafter
+from verifiers import FALSE_ALARM_RATE, without_residual
 
 EVERY = [LookupDrafter, SuffixDrafter, lambda: SuffixDrafter(threshold=0, max_depth=6, shared=True)]
 NAMES = ["lookup", "suffix", "shared suffix"]

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from decoding.fakes import MarkovRunner
-from decoding.test_loops import GREEDY, RAGGED, SIZE, chain, request, texts
+from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from fakes import MarkovRunner
 from harness.config.settings import ModelSettings
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Proposal
@@ -21,7 +21,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.models.translation import translation
 from in_process import Harness, results
-from tiny_checkpoints import make_tokenizer
+from tiny_checkpoints import make_tokenizer, spaced_tokenizer
 
 OWN_SIZE = 10
 
@@ -168,16 +168,6 @@ def trained_tokenizer(corpus: list[str], size: int) -> PreTrainedTokenizerFast:
         trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"]),
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
-
-
-def spaced_tokenizer() -> PreTrainedTokenizerFast:
-    """Whole words alone, so that hardly a token is anybody else's."""
-    words = ["</s>", "<unk>", *(f"word{number}" for number in range(900)), "one", "two", "four"]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
 def test_tokens_are_compared_by_their_bytes() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.fakes import MarkovRunner
+from fakes import MarkovRunner
 from harness.engines.divergence import Divergence, first_divergence
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])

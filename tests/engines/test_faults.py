@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 import torch
 
-from decoding.test_rules import arguments
 from harness.config.commands import Fault
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.faults import Verification, faulty_verification
+from verifiers import arguments
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])

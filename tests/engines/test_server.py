@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from echo_server import EchoServer, continuation, serving
 
+from echo_server import EchoServer, continuation, serving
 from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings

@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from drafting.test_translated import spaced_tokenizer
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings
 from harness.engines.vllm import speculative_config
 from in_process import Harness, results
+from tiny_checkpoints import spaced_tokenizer
 
 vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 QUICK = ["engine=vllm", "runner=eager", "num_prompts=2", "decoding.max_new_tokens=24"]

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from experiments.table_engine import TableEngine
 from harness.config.settings import DecodingSettings
 from harness.experiments.contexts import (
     CONTEXT_TOKENS,
@@ -16,6 +15,7 @@ from harness.experiments.contexts import (
     choose_contexts,
     recovered_entropy,
 )
+from table_engine import TableEngine
 
 # A context that ends with 0 most likely goes on with 1, behind which the draft is sure of what the target is not. All
 # other contexts most likely go on with 0, behind which the two agree.

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from drafting.test_translated import spaced_tokenizer
 from harness.config.settings import ModelSettings
 from harness.models.pair import PlacedPair
 from in_process import Harness, results
-from tiny_checkpoints import VOCABULARY_SIZE
+from tiny_checkpoints import VOCABULARY_SIZE, spaced_tokenizer
 
 QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=16"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.table_engine import TableEngine
 from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
 from harness.experiments.outcomes import Outcomes, exact_outcomes, exact_probabilities
+from table_engine import TableEngine
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 

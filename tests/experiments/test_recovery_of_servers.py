@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from engines.pair_server import addresses, pair_servers, shipped_pair
 from harness.models.pair import Pair
 from in_process import Harness, results
+from pair_server import addresses, pair_servers, shipped_pair
 
 QUICK = [
     "engine=server",

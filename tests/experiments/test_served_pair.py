@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from engines.pair_server import PairServer, addresses, pair_servers, shipped_pair
 from in_process import Harness, results
+from pair_server import PairServer, addresses, pair_servers, shipped_pair
 
 EVAL = ["eval", "engine=server", "num_prompts=6", "batch_size=2", "seeds=[0]", "decoding=greedy"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from engines.echo_server import EchoServer, serving
+from echo_server import EchoServer, serving
 from in_process import Harness, only, results
 
 QUICK = ["engine=server", "num_prompts=9", "decoding.max_new_tokens=8"]

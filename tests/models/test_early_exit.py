@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, generated, random_model
-from decoding.test_loops import GREEDY, RAGGED, request, texts
+from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
 from harness.decoding.loops import speculative

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
 from harness.models.fit import Case, Demand, Misfit, balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
 from harness.models.sketch import Block, Part, offloads
+from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 
 STRATEGIES: list[Any] = ["auto", "balanced", "sequential", "single"]
 

@@ -42,7 +42,7 @@ def test_importing_the_room_does_nothing_and_quantized_models_run_quietly(
         assert "bitsandbytes" not in sys.modules
         assert logging.root.handlers == before
         from harness.config.settings import ModelSettings, PlacementSettings
-        sys.path.insert(0, "tests")
+        sys.path.insert(0, "tests/support")
         from tiny_checkpoints import load_pair
         settings = ModelSettings(name="x", repository={save_model().repository!r})
         def forward(model):

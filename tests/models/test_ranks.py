@@ -14,7 +14,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from architectures import random_model
-from decoding.test_loops import GREEDY, request, texts
+from chains import GREEDY, request, texts
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.decoding.batch import itself

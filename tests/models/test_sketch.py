@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from sketches import GB, case, gpus_of, machine
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
@@ -22,6 +21,7 @@ from harness.models.roofline import known_gpu, roofs
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner, _changed
+from sketches import GB, case, gpus_of, machine
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]

@@ -12,14 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from decoding.test_loops import request
-from drafting.test_eagle import PROMPTS, Checked, Expected, layer_config, target_model
+from chains import request
 from harness.config.settings import ModelSettings
 from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
 from harness.models.checkpoints import Checkpoint
 from harness.models.heads import read_head
 from harness.runners.eager import EagerRunner
+from head_references import PROMPTS, Checked, Expected
+from small_heads import layer_config, target_model
 
 pytestmark = pytest.mark.oracle
 speculators = pytest.importorskip("speculators")

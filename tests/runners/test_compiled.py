@@ -11,15 +11,12 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel
 
-from architectures import VOCABULARY, random_model, random_pair
+from architectures import PROMPTS, SERVED, VOCABULARY, random_model
 from harness.decoding.batch import Request
-from harness.decoding.decisions import Decision, Draw, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
-from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
@@ -29,47 +26,7 @@ from harness.runners.regions import product
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
-from runners.test_static import PROMPTS, SERVED
-
-WARP = Warp(1.0)
-NUM_DRAFT_TOKENS = 3
-
-
-def pair(
-    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: object
-) -> tuple[PreTrainedModel, PreTrainedModel]:
-    target, draft = random_pair(name, **changes)
-    return target.to(device, dtype), draft.to(device, dtype)
-
-
-def decisions(warp: Warp = WARP, *, is_deterministic: bool = False) -> dict[int, Decision]:
-    """What a target decides, by the width of its extensions."""
-    return {
-        1: Draw(warp),
-        NUM_DRAFT_TOKENS + 1: Judge(warp, verify, is_deterministic=is_deterministic),
-    }
-
-
-def prepared(
-    model: PreTrainedModel,
-    batch_size: int = 3,
-    num_drawn: int = 0,
-    *,
-    compiled: bool = False,
-    captured: bool = True,
-    warp: Warp = WARP,
-) -> PreparedRunner:
-    runner = PreparedRunner(model, compiled=compiled, captured=captured)
-    widths = (1, 2) if num_drawn else (1, NUM_DRAFT_TOKENS + 1)
-    runner.prepare(
-        batch_size,
-        60,
-        widths,
-        [num_drawn] if num_drawn else [],
-        warp,
-        {} if num_drawn else decisions(warp),
-    )
-    return runner
+from prepared_pairs import NUM_DRAFT_TOKENS, WARP, pair, prepared
 
 
 def request(

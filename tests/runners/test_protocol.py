@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.backends.cuda import cudnn_sdp_enabled
-from transformers import PreTrainedModel
 
-from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
+from architectures import (
+    ARCHITECTURES,
+    NOT_STATIC,
+    RECURRENT,
+    VOCABULARY,
+    close,
+    logits_without_cache,
+    random_model,
+)
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
@@ -16,12 +23,6 @@ KINDS = [EagerRunner, StaticRunner, SnapshotRunner]
 Kind = type[EagerRunner] | type[StaticRunner] | type[SnapshotRunner]
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
-
-
-def logits_without_cache(model: PreTrainedModel, sequence: list[int]) -> torch.Tensor:
-    """[len(sequence), V], the row alone, without padding and without a cache."""
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
 
 
 @pytest.mark.parametrize(

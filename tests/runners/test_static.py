@@ -14,17 +14,22 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from architectures import ARCHITECTURES, NOT_STATIC, VOCABULARY, close, random_model
+from architectures import (
+    ARCHITECTURES,
+    NOT_STATIC,
+    PROMPTS,
+    SERVED,
+    VOCABULARY,
+    close,
+    logits_without_cache,
+    random_model,
+)
 from harness.runners.base import RollbackError
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
-from runners.test_protocol import logits_without_cache
-
-PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
-SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
 
 
 @pytest.mark.parametrize("name", SERVED)

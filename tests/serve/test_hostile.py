@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.served import served
+from served import served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 httpx = pytest.importorskip("httpx2")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from report_files import latency_run, write
-from serve.served import ROOT, served
+from served import ROOT, served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 CHROMIUM = (

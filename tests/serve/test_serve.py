@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from in_process import Harness
-from serve.served import served
+from served import served
 
 openai = pytest.importorskip("openai", reason="harness[server] is not installed")
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")

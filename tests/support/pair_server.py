@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.echo_server import FIRST_LETTER, EchoServer, serving
+from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question

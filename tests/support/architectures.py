@@ -90,6 +90,10 @@ ONE_BY_ONE: dict[str, dict[str, object]] = {
 
 # Those that a runner on a cache of fixed size refuses, and why.
 NOT_STATIC = {"bloom": "takes no positions", "falcon_alibi": "ALiBi"}
+SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
+
+# Of different lengths.
+PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
 def random_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
@@ -126,3 +130,9 @@ def generated(model: PreTrainedModel, prompt: list[int], length: int) -> list[in
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
     return bool((actual - expected).norm() / expected.norm() < tolerance)
+
+
+def logits_without_cache(model: PreTrainedModel, sequence: list[int]) -> torch.Tensor:
+    """[len(sequence), V], the row alone, without padding and without a cache."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]

@@ -131,3 +131,13 @@ def load_pair(
 ) -> Pair:
     """Plan, place and load in one step."""
     return plan_pair(target, draft, placement, dtype).place(SMALL_DEMAND).load()
+
+
+def spaced_tokenizer() -> PreTrainedTokenizerFast:
+    """Whole words alone, so that hardly a token is anybody else's."""
+    words = ["</s>", "<unk>", *(f"word{number}" for number in range(900)), "one", "two", "four"]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")

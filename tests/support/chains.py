@@ -1,0 +1,66 @@
+"""Markov chains as models: requests to them, their texts, and the exact distribution of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from harness.decoding.batch import Request
+from harness.decoding.protocols import Iteration
+from harness.decoding.randomness import uniforms
+from harness.decoding.warp import Warp
+
+SIZE = 12
+GREEDY = Warp(temperature=0)
+RAGGED = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]
+
+
+def chain(seed: int, sharpness: float = 2.0) -> Tensor:
+    return (
+        sharpness * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+    ).softmax(-1)
+
+
+def small_chain(seed: int, sharpness: float, size: int) -> Tensor:
+    """A chain over so few tokens that whole texts can be counted."""
+    corner = chain(seed, sharpness)[:size, :size].double()
+    return corner / corner.sum(-1, keepdim=True)
+
+
+def p_value_of_texts(drawn: list[list[int]], transitions: Tensor, last: int) -> float:
+    """Chi-square over texts as long as each other, all their tokens together, that follow the token `last`."""
+    size, length = len(transitions), len(drawn[0])
+    exact = transitions[last]
+    for _ in range(length - 1):
+        exact = exact.unsqueeze(-1) * transitions
+    codes = torch.tensor(drawn) @ size ** torch.arange(length - 1, -1, -1)
+    counts = codes.bincount(minlength=exact.numel()).numpy()
+    return float(stats.chisquare(counts, len(drawn) * exact.flatten().numpy()).pvalue)
+
+
+def request(
+    prompts: list[list[int]],
+    warp: Warp = GREEDY,
+    length: int = 20,
+    stop: Iterable[int] = (),
+    indices: Iterable[int] = (),
+) -> Request:
+    numbers = uniforms(0, list(indices) or range(len(prompts)), length + 1)
+    return Request(prompts, numbers, warp, length, frozenset(stop))
+
+
+def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for iteration in iterations:
+        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
+            rows[row] += tokens
+    return rows
+
+
+def fields(record: Iteration) -> tuple[Any, ...]:
+    """All but the verdict, which is on the device."""
+    return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted

@@ -1,0 +1,112 @@
+"""Draft heads of every kind with random weights, for small random targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from architectures import VOCABULARY, random_model
+from harness.drafting.dflash import BlockConfig, BlockHead
+from harness.drafting.eagle import EagleConfig, EagleHead
+from harness.drafting.medusa import MedusaConfig, MedusaHead
+from harness.drafting.mtp import MtpHead
+
+WINDOW = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 5,
+}
+
+
+def block_head(
+    style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
+) -> BlockHead:
+    config = BlockConfig(
+        layers=(1, 3),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=60 if reduced else VOCABULARY,
+        transformer=layer_config(style, 2, **(WINDOW if window else {})),
+        block_size=5,
+        mask_token_id=96,
+        own_output=reduced,
+        **changes,
+    )
+    head = BlockHead(config)
+    randomize(head)
+    if head.d2t is not None:
+        head.d2t.copy_(torch.arange(60) // 2)
+    return head
+
+
+def target_model(model_type: str = "llama") -> PreTrainedModel:
+    """Its distributions are flat enough for a random head to be accepted now and then."""
+    target = random_model("llama", model_type=model_type, head_dim=8)
+    with torch.no_grad():
+        target.get_output_embeddings().weight.mul_(0.15)
+    return target
+
+
+def layer_config(model_type: str, num_layers: int = 1, **changes: Any) -> PreTrainedConfig:
+    return AutoConfig.for_model(
+        model_type, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=num_layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, **changes,
+    )  # fmt: skip
+
+
+def randomize(head: torch.nn.Module) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            norm = "norm" in name
+            parameter.normal_(mean=1.0 if norm else 0.0, std=0.2)
+    head.eval().requires_grad_(False)
+
+
+def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: Any) -> EagleHead:
+    config = EagleConfig(
+        layers=(1, 2, 3),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=60 if reduced else VOCABULARY,
+        transformer=transformer,
+        **{"own_embedding": True, "own_output": True, **changes},
+    )
+    head = EagleHead(config)
+    randomize(head)
+    if head.d2t is not None:
+        head.d2t.copy_(
+            torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:60]
+            - torch.arange(60)
+        )
+    return head
+
+
+def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> MedusaHead:
+    config = MedusaConfig(
+        layers=(3,),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=VOCABULARY,
+        num_heads=num_heads,
+        num_blocks=num_blocks,
+        own_outputs=own_outputs,
+    )
+    head = MedusaHead(config)
+    randomize(head)
+    return head
+
+
+def mtp_head(layers: MtpModel) -> MtpHead:
+    own, size = layers.config, layers.config.vocab_size
+    config = EagleConfig(
+        layers=(2,),
+        target_size=32,
+        vocabulary_size=size,
+        draft_vocabulary_size=size,
+        transformer=own,
+    )
+    return MtpHead(config, layers).eval().requires_grad_(False)
