@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 NAN = float("nan")
 
-# A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range of the two.
+# A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range
+# of the two.
 FEWEST_FOR_INTERVAL = 8
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval. All three are nan, or the bounds alone, where data do not suffice."""
+    """An estimate with its confidence interval.
+
+    All three numbers are nan, or the bounds alone, where data do not suffice.
+
+    Args:
+        covers: the choices that the interval allows for, such as "15 prompts and 5 runs".
+    """
 
     estimate: float = NAN
     low: float = NAN
     high: float = NAN
+    covers: str = ""
 
     def columns(self, *names: str) -> dict[str, float | None]:
         """The three numbers under the names of their columns; nan is None."""
@@ -29,3 +37,12 @@ class Interval:
             None if math.isnan(value) else value for value in (self.estimate, self.low, self.high)
         )
         return dict(zip(names, values, strict=True))
+
+    def excludes(self, value: float) -> bool:
+        """Whether the interval lies wholly on one side of the value; never without bounds."""
+        return self.low > value or self.high < value
+
+
+def counted(number: int, name: str) -> str:
+    """`1 prompt`, `15 prompts`."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"

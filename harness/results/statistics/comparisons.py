@@ -1,0 +1,221 @@
+"""Two measurements of the same units compared: better, worse, no worse than a margin, or unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from harness.results.statistics.interval import NAN, Floats, Interval, counted
+from harness.results.statistics.proportions import (
+    difference_of_paired_proportions,
+    mcnemar_p_value,
+)
+from harness.results.statistics.runs import MeanSquares, RatioEstimate
+
+# "no worse" is short for no worse than the margin.
+Verdict = Literal["better", "worse", "no worse", "cannot tell"]
+Direction = Literal["lower", "higher"]
+
+# Two one-sided tests at the level of 5 % are read from the two-sided interval of 90 %.
+_ONE_SIDED_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far apart identical runs are.
+
+    Args:
+        deviation: standard deviation of the log of the ratio of two identical runs.
+        degrees_of_freedom: number of independent pairs of runs that it was measured on.
+    """
+
+    deviation: float
+    degrees_of_freedom: int
+
+    def threshold(self, confidence: float = 0.95) -> float:
+        """The change, as a share, that a further pair of identical runs stays within so often."""
+        quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
+        return math.expm1(float(quantile) * self.deviation)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """After against before.
+
+    Args:
+        change: after over before, or for proportions after minus before, with its interval.
+        verdict: "no worse" is within the margin; "worse" is significantly worse and not known to be
+            within it.
+        equivalent: whether both one-sided tests pass: the change is within the margin both ways.
+        p_value: two-sided, of no change.
+        estimate: of a ratio, for power; None for proportions.
+    """
+
+    change: Interval
+    verdict: Verdict
+    equivalent: bool
+    p_value: float
+    estimate: RatioEstimate | None = None
+
+
+def noise_of(ratios: ArrayLike) -> Noise:
+    """Noise from A/A runs: pairs of identical runs, none of which belongs to two pairs.
+
+    Args:
+        ratios: [num_pairs], one run's figure over the other's, positive.
+
+    Raises:
+        ValueError: without a pair, or for a ratio that is not positive.
+    """
+    values = np.asarray(ratios, dtype=np.float64)
+    if values.ndim != 1 or not values.size or not (values > 0).all():
+        raise ValueError("ratios of identical runs must be a list of positive numbers")
+    # Their mean is known to be 0, so that it costs no degree of freedom.
+    return Noise(math.sqrt(float(np.mean(np.log(values) ** 2))), values.size)
+
+
+def compare(
+    before: ArrayLike,
+    after: ArrayLike,
+    better: Direction,
+    margin: float,
+    noise: Noise | None = None,
+    confidence: float = 0.95,
+    unit: str = "prompt",
+) -> Comparison:
+    """Compare two measurements of the same units by their log-ratios.
+
+    A prompt is paired with itself; runs of one side are not paired with those of the other. The
+    deviation between runs is pooled over both sides and the A/A runs. Where there is neither a
+    second run nor `noise`, the interval covers the units alone, and two runs of the same program
+    differ significantly more often than the level says.
+
+    "Worse" and "better" are two-sided at 1 − `confidence`; "no worse" is one-sided at 5 %
+    (Schuirmann's two one-sided tests, 1987).
+
+    Args:
+        before: [num_units] or [num_runs, num_units], positive: ms per token, speed-up, acceptance
+            length, one figure per prompt or lap.
+        after: the same units in the same order; its number of runs may differ.
+        better: "lower" for times, "higher" for speed-ups and lengths.
+        margin: a change for the worse up to this share is tolerated, such as 0.02.
+
+    Raises:
+        ValueError: for different units, values that are not positive, or a negative margin.
+    """
+    if margin < 0:
+        raise ValueError(f"margin must not be negative: {margin}")
+    estimate = change_between(before, after, noise, unit)
+    change = estimate.interval(confidence)
+    one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
+    lowest, highest = 1 - margin, 1 + margin
+    if better == "lower":
+        improved, worsened = change.high < 1, change.low > 1
+        within = one_sided.high < highest
+    else:
+        improved, worsened = change.low > 1, change.high < 1
+        within = one_sided.low > lowest
+    equivalent = lowest < one_sided.low and one_sided.high < highest
+    verdict = _verdict(improved, within, worsened)
+    return Comparison(change, verdict, equivalent, estimate.p_value(), estimate)
+
+
+def compare_proportions(
+    before: Sequence[bool], after: Sequence[bool], margin: float, confidence: float = 0.95
+) -> Comparison:
+    """Compare two proportions of correct answers to the same questions.
+
+    Args:
+        before: [num_questions], whether each was answered correctly.
+        after: [num_questions], the same questions in the same order.
+        margin: a loss up to this difference is tolerated, such as 0.02 for two percentage points.
+
+    Raises:
+        ValueError: when the two differ in length, or for a negative margin.
+    """
+    if margin < 0:
+        raise ValueError(f"margin must not be negative: {margin}")
+    change = difference_of_paired_proportions(before, after, confidence)
+    one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
+    within = one_sided.low > -margin
+    verdict = _verdict(change.low > 0, within, change.high < 0)
+    pairs = list(zip(before, after, strict=True))
+    p_value = mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True)))
+    return Comparison(change, verdict, within and one_sided.high < margin, p_value)
+
+
+def change_between(
+    before: ArrayLike, after: ArrayLike, noise: Noise | None = None, unit: str = "prompt"
+) -> RatioEstimate:
+    """The geometric mean over units of after / before, with the parts of its variance.
+
+    Args:
+        before, after, noise: as for `compare`.
+    """
+    sides = [_logs(before), _logs(after)]
+    num_units = sides[0].shape[1]
+    if sides[1].shape[1] != num_units:
+        raise ValueError(f"{num_units} units before and {sides[1].shape[1]} after")
+    changes = sides[1].mean(axis=0) - sides[0].mean(axis=0)
+    num_runs = [len(side) for side in sides]
+    shares = sum(1 / runs for runs in num_runs)
+    deviation, residual, freedom = _between_runs(sides, noise)
+    between_runs = deviation * shares
+    within_runs = residual * shares / num_units
+    of_units = float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN
+    covers = counted(num_units, unit)
+    if max(num_runs) > 1:
+        covers += f" and {num_runs[0]} + {num_runs[1]} runs"
+    elif noise is not None:
+        covers += f" and the noise of {counted(noise.degrees_of_freedom, 'pair')} of identical runs"
+    return RatioEstimate(
+        float(changes.mean()),
+        num_units,
+        max(of_units - within_runs, 0.0),
+        max(between_runs - within_runs, 0.0),
+        min(within_runs, between_runs),
+        freedom,
+        covers,
+    )
+
+
+def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> tuple[float, float, int]:
+    """Variance of one run's mean, variance within runs, and the degrees of freedom of the first."""
+    num_units = sides[0].shape[1]
+    freedom, of_runs, of_residual = 0, 0.0, 0.0
+    for side in sides:
+        squares = MeanSquares.of(side)
+        left = len(side) - 1
+        freedom += left
+        of_runs += left * squares.of_runs / num_units
+        of_residual += left * squares.residual
+    residual = of_residual / freedom if freedom else 0.0
+    if noise is not None:
+        # The ratio of two runs has twice the variance of one.
+        of_runs += noise.degrees_of_freedom * noise.deviation**2 / 2
+        freedom += noise.degrees_of_freedom
+    return of_runs / freedom if freedom else 0.0, residual, freedom
+
+
+def _logs(values: ArrayLike) -> Floats:
+    """Logarithms as [num_runs, num_units]."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim not in (1, 2) or not array.size:
+        raise ValueError(f"{array.shape} is neither [num_units] nor [num_runs, num_units]")
+    if not (array > 0).all() or not np.isfinite(array).all():
+        raise ValueError("every value must be positive and finite")
+    return np.asarray(np.atleast_2d(np.log(array)))
+
+
+def _verdict(improved: bool, within: bool, worsened: bool) -> Verdict:
+    if improved:
+        return "better"
+    if within:
+        return "no worse"
+    return "worse" if worsened else "cannot tell"

@@ -1,0 +1,78 @@
+"""How large a difference a measurement can show, and how many units would show a smaller one."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import stats
+
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.runs import RatioEstimate
+
+# More prompts than anyone measures.
+_MOST_UNITS = 1_000_000
+
+
+def chance_to_see(estimate: RatioEstimate, ratio: float, confidence: float = 0.95) -> float:
+    """Power: the chance that an interval like this one excludes 1 if this were the ratio.
+
+    Both sides count. nan without an interval.
+    """
+    error, freedom = estimate.standard_error, estimate.degrees_of_freedom
+    if error == 0:
+        return float(ratio != 1)
+    quantile = stats.t.isf((1 - confidence) / 2, freedom)
+    shift = abs(math.log(ratio)) / error
+    return float(stats.t.sf(quantile - shift, freedom) + stats.t.sf(quantile + shift, freedom))
+
+
+def visible_difference(
+    estimate: RatioEstimate, power: float = 0.8, confidence: float = 0.95
+) -> float:
+    """The smallest difference, as a share, that is found so often.
+
+    The usual sum of two quantiles of Student's distribution, in standard errors (Miller, "Adding
+    Error Bars to Evals", 2024, with the normal one).
+
+    Args:
+        estimate: a measurement (`ratio_over_runs`), or a change between two (`change_between`).
+        power: how often a true difference of this size leads to an interval that excludes 1.
+
+    Returns:
+        Such as 0.041 for a ratio of 1.041; nan without an interval.
+    """
+    freedom = estimate.degrees_of_freedom
+    num_errors = stats.t.isf((1 - confidence) / 2, freedom) + stats.t.isf(1 - power, freedom)
+    return math.expm1(float(num_errors) * estimate.standard_error)
+
+
+def units_needed(
+    estimate: RatioEstimate, difference: float, power: float = 0.8, confidence: float = 0.95
+) -> int | None:
+    """How many units would show this difference, with as many runs.
+
+    Returns:
+        At least `FEWEST_FOR_INTERVAL`; None where no number would, because runs differ too much.
+
+    Raises:
+        ValueError: for a difference that is not positive.
+    """
+    if difference <= 0:
+        raise ValueError(f"the difference must be positive: {difference}")
+    if not estimate.has_interval:
+        return None
+
+    def shows(num_units: int) -> bool:
+        planned = estimate.with_units(num_units)
+        return visible_difference(planned, power, confidence) <= difference
+
+    if not shows(_MOST_UNITS):
+        return None
+    too_few, enough = FEWEST_FOR_INTERVAL - 1, _MOST_UNITS
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if shows(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough

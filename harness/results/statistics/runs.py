@@ -1,0 +1,222 @@
+"""Ratios of totals over several runs of the same units: the interval covers both.
+
+Runs and units are crossed: every run measures the same prompts. Resampling runs and then, in each,
+prompts would take a prompt's own speed-up for a different one in each run, and a percentile
+interval over five runs is too narrow. So the log of the ratio is linearised, its values by run and
+unit are split into mean squares (two-way analysis of variance without replication), and the parts
+of its variance, each with its own degrees of freedom, give one Student interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from harness.results.statistics.interval import (
+    FEWEST_FOR_INTERVAL,
+    NAN,
+    Floats,
+    Interval,
+    counted,
+)
+
+
+@dataclass(frozen=True)
+class VarianceComponents:
+    """Standard deviations of the log of a ratio: 0.013 is about 1.3 %.
+
+    Args:
+        run: from run to run, common to all units; nan with one run.
+        unit: from unit to unit, the same in every run; with one run this includes `residual`.
+        residual: of one unit in one run; nan with one run.
+    """
+
+    run: float
+    unit: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class RatioEstimate:
+    """The log of a ratio, and the parts of its variance, which shrink with different numbers.
+
+    The degrees of freedom are Satterthwaite's (1946) for the sum of the parts.
+
+    Args:
+        log_ratio: natural logarithm of the ratio.
+        num_units: prompts or laps.
+        unit_variance: from the choice of units, with num_units − 1 degrees of freedom.
+        run_variance: from run to run.
+        residual_variance: from what varies within runs; shrinks with units and with runs.
+        run_degrees_of_freedom: of `run_variance` and `residual_variance`, which are measured
+            together.
+        covers: the choices that an interval of this estimate allows for.
+    """
+
+    log_ratio: float
+    num_units: int
+    unit_variance: float
+    run_variance: float = 0.0
+    residual_variance: float = 0.0
+    run_degrees_of_freedom: float = 0.0
+    covers: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return math.exp(self.log_ratio)
+
+    @property
+    def has_interval(self) -> bool:
+        return self.num_units >= FEWEST_FOR_INTERVAL
+
+    @property
+    def standard_error(self) -> float:
+        """Of the log of the ratio; nan below `FEWEST_FOR_INTERVAL` units."""
+        variance = self.unit_variance + self.run_variance + self.residual_variance
+        return math.sqrt(variance) if self.has_interval else NAN
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        between_runs = self.run_variance + self.residual_variance
+        spread = self.unit_variance**2 / max(self.num_units - 1, 1)
+        if self.run_degrees_of_freedom:
+            spread += between_runs**2 / self.run_degrees_of_freedom
+        return (self.unit_variance + between_runs) ** 2 / spread if spread else math.inf
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """The ratio with its interval; bounds are nan below `FEWEST_FOR_INTERVAL` units."""
+        quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
+        half_width = float(quantile * self.standard_error)
+        low, high = math.exp(self.log_ratio - half_width), math.exp(self.log_ratio + half_width)
+        return Interval(self.ratio, low, high, self.covers)
+
+    def p_value(self, ratio: float = 1.0) -> float:
+        """Two-sided p-value of the hypothesis that the ratio is this one; nan without interval."""
+        distance = abs(self.log_ratio - math.log(ratio))
+        if self.standard_error == 0:
+            return float(distance == 0)
+        return float(2 * stats.t.sf(distance / self.standard_error, self.degrees_of_freedom))
+
+    def with_units(self, num_units: int) -> RatioEstimate:
+        """The same ratio as it would be known from another number of units, in as many runs."""
+        factor = self.num_units / num_units
+        return RatioEstimate(
+            self.log_ratio,
+            num_units,
+            self.unit_variance * factor,
+            self.run_variance,
+            self.residual_variance * factor,
+            self.run_degrees_of_freedom,
+        )
+
+
+def ratio_over_runs(
+    numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt"
+) -> RatioEstimate:
+    """sum(numerators) / sum(denominators), with an interval over units and runs.
+
+    In simulations of 5 runs with 15 prompts its 95 % intervals covered the long-run ratio in 90 to
+    96 % of the cases, whatever varied most, runs with the tails of Student's t on 3 degrees of
+    freedom and skewed prompts included; with 2 runs in 89 to 95 %. A two-level percentile
+    bootstrap covered 81 % where runs vary most (`benchmarks/intervals.py`).
+
+    Args:
+        numerators: [num_runs, num_units] or [num_runs, num_units, num_seeds], positive, such as ms
+            of the regular arm. Seeds are summed over: their noise is independent between units, so
+            that the spread of units and runs holds it already.
+        denominators: the same shape, positive, such as ms of the speculative arm.
+        unit: what a unit is called, such as "prompt" or "lap".
+
+    Returns:
+        The estimate. With one run it covers the units alone, and says so.
+
+    Raises:
+        ValueError: for shapes that differ or have no units, and for values that are not positive.
+    """
+    tops, bottoms = _by_run_and_unit(numerators), _by_run_and_unit(denominators)
+    if np.shape(numerators) != np.shape(denominators):
+        raise ValueError(
+            f"numerators {np.shape(numerators)}, denominators {np.shape(denominators)}"
+        )
+    num_runs, num_units = tops.shape
+    squares = MeanSquares.of(_linearised(tops, bottoms))
+    covers = [counted(num_units, unit)]
+    if num_runs > 1:
+        covers.append(counted(num_runs, "run"))
+    if np.ndim(numerators) == 3:
+        covers.append(counted(np.shape(numerators)[2], "seed"))
+    between_runs = squares.of_runs / tops.size
+    residual = min(squares.residual / tops.size, between_runs)
+    return RatioEstimate(
+        math.log(tops.sum() / bottoms.sum()),
+        num_units,
+        max(squares.of_units - squares.residual, 0.0) / tops.size,
+        between_runs - residual,
+        residual,
+        num_runs - 1,
+        _in_words(covers),
+    )
+
+
+def variance_components(numerators: ArrayLike, denominators: ArrayLike) -> VarianceComponents:
+    """How much the log of a ratio varies between runs, between units, and otherwise.
+
+    Args:
+        numerators, denominators: as for `ratio_over_runs`.
+    """
+    tops, bottoms = _by_run_and_unit(numerators), _by_run_and_unit(denominators)
+    num_runs, num_units = tops.shape
+    squares = MeanSquares.of(_linearised(tops, bottoms))
+    unit = math.sqrt(max(squares.of_units - squares.residual, 0.0) / num_runs)
+    if num_runs == 1:
+        return VarianceComponents(NAN, unit, NAN)
+    run = math.sqrt(max(squares.of_runs - squares.residual, 0.0) / num_units)
+    return VarianceComponents(run, unit, math.sqrt(squares.residual))
+
+
+@dataclass(frozen=True)
+class MeanSquares:
+    """Two-way analysis of variance without replication; 0 where a level has one member."""
+
+    of_runs: float
+    of_units: float
+    residual: float
+
+    @classmethod
+    def of(cls, values: Floats) -> MeanSquares:
+        """From values [num_runs, num_units]."""
+        num_runs, num_units = values.shape
+        centred = values - values.mean()
+        runs = centred.mean(axis=1, keepdims=True)
+        units = centred.mean(axis=0, keepdims=True)
+        rest = centred - runs - units
+        runs_left, units_left = max(num_runs - 1, 1), max(num_units - 1, 1)
+        return cls(
+            num_units * float((runs**2).sum()) / runs_left,
+            num_runs * float((units**2).sum()) / units_left,
+            float((rest**2).sum()) / (runs_left * units_left),
+        )
+
+
+def _linearised(tops: Floats, bottoms: Floats) -> Floats:
+    """What each value adds to the log of the ratio of totals, to first order; the mean is 0."""
+    return np.asarray(tops / tops.mean() - bottoms / bottoms.mean())
+
+
+def _by_run_and_unit(values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim not in (2, 3) or not array.size:
+        raise ValueError(f"{array.shape} is not [num_runs, num_units] nor with seeds behind")
+    if not (array > 0).all() or not np.isfinite(array).all():
+        raise ValueError("every value must be positive and finite")
+    return np.asarray(array.sum(axis=2) if array.ndim == 3 else array)
+
+
+def _in_words(parts: list[str]) -> str:
+    """`15 prompts, 5 runs and 3 seeds`."""
+    *front, last = parts
+    return f"{', '.join(front)} and {last}" if front else last

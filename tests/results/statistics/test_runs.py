@@ -1,0 +1,167 @@
+"""Ratios over runs and units: coverage in simulation, and intervals that fail it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from scipy import stats
+from simulated_runs import Floats, Simulated, two_level_percentile_interval
+
+from harness.results.statistics.runs import ratio_over_runs, variance_components
+
+NUMBER = 1000
+# A quiet machine whose prompts differ, runs that vary as seen, and runs that vary most.
+KINDS = [
+    Simulated(run=0.0, unit=0.1, residual=0.02),
+    Simulated(run=0.013, unit=0.03, residual=0.01),
+    Simulated(run=0.05, unit=0.05, residual=0.05),
+    Simulated(run=0.05, unit=0.0, residual=0.01, heavy_runs=True),
+    Simulated(run=0.02, unit=0.0, residual=0.1, skewed_units=True),
+    Simulated(run=0.05, unit=0.05, residual=0.02, num_runs=3),
+]
+
+
+def pairs(kind: Simulated, number: int, seed: int = 1) -> Iterator[tuple[Floats, Floats]]:
+    """Times of both arms, one simulated measurement after another."""
+    return zip(*kind.draw(number, seed), strict=True)
+
+
+def coverage(kind: Simulated, seed: int = 1) -> float:
+    """Share of simulated measurements whose interval holds the long-run ratio."""
+    found = [
+        ratio_over_runs(tops, bottoms).interval() for tops, bottoms in pairs(kind, NUMBER, seed)
+    ]
+    return float(np.mean([interval.low <= 2 <= interval.high for interval in found]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interval_covers_the_long_run_ratio(kind: Simulated) -> None:
+    """Over 1000 simulated measurements, whose covered share has a standard error of 0.8 %."""
+    assert 0.92 <= coverage(kind) <= 0.985
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_runs", [2, 3, 5, 8])
+@pytest.mark.parametrize("run", [0.0, 0.013, 0.05])
+@pytest.mark.parametrize("unit", [0.01, 0.05, 0.1])
+def test_the_interval_covers_whatever_varies_most(num_runs: int, run: float, unit: float) -> None:
+    """With skewed prompts and heavy-tailed runs too; two runs are the hardest."""
+    kind = Simulated(run, unit, 0.02, num_runs=num_runs, heavy_runs=True, skewed_units=True)
+    assert coverage(kind) >= (0.87 if num_runs == 2 else 0.88)
+
+
+def test_an_interval_over_prompts_alone_does_not_cover_runs() -> None:
+    kind = Simulated(run=0.05, unit=0.05, residual=0.02)
+    covered = 0
+    for tops, bottoms in pairs(kind, NUMBER):
+        first_run = ratio_over_runs(tops[:1], bottoms[:1]).interval()
+        covered += first_run.low <= 2 <= first_run.high
+    assert covered / NUMBER < 0.75
+    assert coverage(kind) > 0.92
+
+
+def test_a_two_level_percentile_bootstrap_does_not_cover() -> None:
+    """It resamples the prompts of each run apart, though every run has the same ones."""
+    rng = np.random.default_rng(0)
+    for kind, most in ((Simulated(0.0, 0.1, 0.02), 0.7), (Simulated(0.05, 0.01, 0.01), 0.88)):
+        covered = 0
+        for tops, bottoms in pairs(kind, 300):
+            low, high = two_level_percentile_interval(tops, bottoms, 400, rng)
+            covered += low <= 2 <= high
+        assert covered / 300 < most
+        assert coverage(kind) > 0.92
+
+
+def test_one_run_is_students_interval_of_its_prompts() -> None:
+    rng = np.random.default_rng(0)
+    tops = 2 * np.exp(rng.normal(0, 0.05, 15))
+    estimate = ratio_over_runs([tops], [np.ones(15)])
+    assert estimate.covers == "15 prompts"
+    assert estimate.degrees_of_freedom == pytest.approx(14)
+    assert estimate.standard_error == pytest.approx(stats.sem(tops / tops.mean()))
+    # Its p-value is that of Student's test of the same values.
+    test = stats.ttest_1samp(tops / tops.mean() - 1 + math.log(tops.mean()), 0)
+    assert estimate.p_value() == pytest.approx(test.pvalue)
+
+
+def test_runs_that_vary_alone_have_the_degrees_of_freedom_of_runs() -> None:
+    tops = np.outer([1.9, 2.0, 2.1, 2.05, 1.95], np.ones(15))
+    estimate = ratio_over_runs(tops, np.ones((5, 15)), unit="lap")
+    assert estimate.covers == "15 laps and 5 runs"
+    assert estimate.degrees_of_freedom == pytest.approx(4)
+    interval = estimate.interval()
+    assert interval.estimate == pytest.approx(2)
+    assert math.log(interval.high / 2) == pytest.approx(
+        stats.t.isf(0.025, 4) * stats.sem([1.9, 2.0, 2.1, 2.05, 1.95]) / 2
+    )
+
+
+def test_a_load_on_one_run_does_not_matter_where_both_arms_feel_it() -> None:
+    rng = np.random.default_rng(0)
+    speculative = rng.lognormal(0, 0.5, 15) * np.array([[1], [1], [3], [1], [1]])
+    interval = ratio_over_runs(2 * speculative, speculative).interval()
+    assert (interval.low, interval.high) == pytest.approx((2, 2))
+
+
+def test_seeds_are_summed_over_and_named() -> None:
+    rng = np.random.default_rng(0)
+    tops, bottoms = rng.gamma(50, size=(3, 12, 4)), rng.gamma(25, size=(3, 12, 4))
+    with_seeds = ratio_over_runs(tops, bottoms)
+    assert with_seeds.covers == "12 prompts, 3 runs and 4 seeds"
+    summed = ratio_over_runs(tops.sum(axis=2), bottoms.sum(axis=2))
+    assert with_seeds.interval().high == summed.interval().high
+
+
+def test_seeds_within_runs_are_covered() -> None:
+    """Texts differ by seed, so that a run with new seeds is another draw; 3 runs of 2 seeds."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(NUMBER):
+        unit = rng.normal(0, 0.05, (1, 12, 1))
+        texts = rng.normal(0, 0.1, (3, 12, 2))
+        run = rng.normal(0, 0.02, (3, 1, 1))
+        bottoms = np.exp(unit + texts + run - (0.05**2 + 0.1**2 + 0.02**2) / 2)
+        interval = ratio_over_runs(np.full((3, 12, 2), 2.0), bottoms).interval()
+        covered += interval.low <= 2 <= interval.high
+    assert 0.92 <= covered / NUMBER <= 0.99
+
+
+def test_few_units_have_no_interval() -> None:
+    interval = ratio_over_runs(np.full((5, 7), 3.0), np.full((5, 7), 2.0)).interval()
+    assert interval.estimate == pytest.approx(1.5)
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert not interval.excludes(1)
+
+
+def test_variance_components_are_what_was_simulated() -> None:
+    kind = Simulated(0.03, 0.05, 0.02, num_runs=40, num_units=400, hardness=0.0)
+    tops, bottoms = kind.draw(1, seed=3)
+    found = variance_components(tops[0], bottoms[0])
+    assert found.run == pytest.approx(0.03, rel=0.3)
+    assert found.unit == pytest.approx(0.05, rel=0.1)
+    assert found.residual == pytest.approx(0.02, rel=0.02)
+    alone = variance_components(tops[0, :1], bottoms[0, :1])
+    assert math.isnan(alone.run)
+    assert math.isnan(alone.residual)
+    assert alone.unit == pytest.approx(math.hypot(0.05, 0.02), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("numerators", "denominators"),
+    [
+        ([1.0], [1.0]),
+        ([[1.0, 2.0]], [[1.0]]),
+        ([[0.0]], [[1.0]]),
+        ([[1.0]], [[math.nan]]),
+        ([[]], [[]]),
+    ],
+)
+def test_what_is_no_measurement_is_refused(
+    numerators: list[list[float]], denominators: list[list[float]]
+) -> None:
+    with pytest.raises(ValueError, match=r"num_runs|denominators|positive"):
+        ratio_over_runs(numerators, denominators)
