@@ -134,12 +134,12 @@ def register() -> None:
     Plugins.instance().register(NameSource)
     Plugins.instance().register(NameSearchPath)
     resolvers: dict[str, Callable[..., Any]] = {
-        # The tiny pair is a pair, and a server may draft; others are measured alone unless a draft is named.
+        # A server may draft, and the tiny pair is a pair; others are measured alone unless a draft is named.
         "default_draft": lambda model, engine: (
-            "tiny_draft"
-            if without_suffixes(model) == "tiny"
-            else "server"
+            "server"
             if engine == "server"
+            else "tiny_draft"
+            if without_suffixes(model) == "tiny"
             else "none"
         ),
         "default_prompts": lambda model: (

@@ -96,6 +96,7 @@ class Engine:
         arms: `regular`, and `speculative` where there is a draft.
         devices: that compute in this process, where they can be waited for and their memory be read.
         runner: what runs the models, for the column `runner`.
+        server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
         tells_tokens: whether its tokens are those that the model drew, and not read from text.
         queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
@@ -106,6 +107,7 @@ class Engine:
     tells_tokens: bool = True
     queues: bool = False
     runner: str | None = None
+    server: str | None = None
     setup_seconds: float | None = None
 
     @property

@@ -21,6 +21,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
+from harness.engines.identity import told_name
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
 
@@ -84,6 +85,8 @@ class ServerEngine(Engine):
             self.close()
             raise
         self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
+        names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
+        self.server = "; ".join(names) or None
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -105,6 +108,7 @@ class ServerArm(Arm):
     batch_size: int
     loop: asyncio.AbstractEventLoop
     tells_tokens: bool = False
+    server: str | None = None
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. After the first record there is one for the chunks that arrive together.
@@ -137,6 +141,7 @@ class ServerArm(Arm):
             models = [found async for found in self.client.models.list()]
             self._model = model if model in [found.id for found in models] else models[0].id
             self._is_ours = models[0].owned_by == "harness"
+            self.server = await told_name(self.client, models[0].owned_by)
         except (
             Exception
         ):  # some servers have no such list; the request below shows whether this one works

@@ -27,7 +27,7 @@ from harness.experiments.session import Experiment, Session
 from harness.report.races import rejections, verdict
 from harness.report.table import visible
 from harness.report.terminal import PLAIN_WIDTH, print_document
-from harness.report.words import settings_line
+from harness.report.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.schema import CompareRow
@@ -238,8 +238,7 @@ def _obey(line: str, session: Session) -> str:
 def _describe(session: Session) -> str:
     """The pair and the settings of the next race, in one line."""
     row = session.row(CompareRow)
-    pair = f"{row.model} with draft {row.draft}" if row.draft else row.model
-    return f"{pair} · {settings_line([row])} · view={row.view}"
+    return f"{pair_name(row, ' with draft ')} · {settings_line([row])} · view={row.view}"
 
 
 def _record(

@@ -205,7 +205,7 @@ class Recovery(Experiment):
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
         if not check.degrees_of_freedom:
             figures["p_value"] = None
-        if self.settings.draft is not None:
+        if self.settings.draft is not None and self.settings.engine.computes_here:
             figures["num_draft_tokens"] = num_draft_tokens
         self.checks.append({"check": "sampled", **context, **figures})
 

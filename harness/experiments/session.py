@@ -33,7 +33,7 @@ from harness.results.environment import environment_columns, new_run_id, write_e
 from harness.results.files import append_lines, append_rows, check_appendable
 from harness.results.measurement import further_settings, measurement_digest
 from harness.results.row import Row
-from harness.results.schema import RunRow
+from harness.results.schema import OF_A_PAIR_HERE, RunRow
 
 # The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
 REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
@@ -312,6 +312,8 @@ class Session:
             }
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
+            if not self.settings.engine.computes_here:
+                columns |= {name: None for name in OF_A_PAIR_HERE if name in kind.columns()}
         accepted = {} if acceptance is None else acceptance.columns()
         columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
         return kind(**(columns | figures))
@@ -345,6 +347,7 @@ class Session:
             "status": self.status,
             "error": self.error,
             "runner": self.engine and self.engine.runner,
+            "server": self.engine and self.engine.server,
             "setup_s": self.engine and self.engine.setup_seconds,
             **environment_columns(self.devices),
             "measurement": self._measurement,

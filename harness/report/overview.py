@@ -29,14 +29,17 @@ def failures_table(failures: Sequence[Run]) -> Table:
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran, a column for each set of devices and versions."""
-    where = attrgetter(*(f"last.{name}" for name in ("devices", "num_threads", *_VERSIONS)))
+    where = attrgetter(
+        *(f"last.{name}" for name in ("devices", "server", "num_threads", *_VERSIONS))
+    )
     described = [_place(there) for there in grouped(runs, where).values()]
     headings = map(str, range(1, len(described) + 1)) if len(described) > 1 else [""]
     columns = [
         Column(heading, text=True, of=place.get)
         for heading, place in zip(headings, described, strict=False)
     ]
-    names = [name for name in (described or [{}])[0] if any(place[name] for place in described)]
+    told = [name for place in described for name, text in place.items() if text]
+    names = list(dict.fromkeys(told))
     return Table.of("environment", "Environment", names, [Column("", text=True, of=str), *columns])
 
 
@@ -60,14 +63,21 @@ def _place(runs: Sequence[Run]) -> dict[str, str]:
     rows = [run.last for run in runs]
     days = sorted({row.timestamp[:10] for row in rows if row.timestamp})
     memory = [entry.get("total_memory_bytes") for entry in described]
-    return {
-        "devices": _listed(row.devices for row in rows),
+    machine = {
         "host": _listed(entry.get("hostname") for entry in described),
         "platform": _listed(entry.get("platform") for entry in described),
         "cores": _listed(entry.get("num_cores") for entry in described),
         "threads": _listed(row.num_threads for row in rows),
         "memory GB": _listed(f"{size / 1e9:.0f}" for size in memory if isinstance(size, int)),
         "Python": _listed(entry.get("python") for entry in described),
+    }
+    if all(row.engine == "server" for row in rows):
+        # The machine that asked, which is not known to be the one that answered.
+        machine = {f"client's {name}": text for name, text in machine.items()}
+    return {
+        "devices": _listed(row.devices for row in rows),
+        "server": _listed(row.server for row in rows),
+        **machine,
         **{
             name.removesuffix("_version"): _listed(getattr(row, name) for row in rows)
             for name in _VERSIONS

@@ -33,12 +33,19 @@ def labels(row: RunRow) -> list[str]:
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
     """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
-    return ", ".join(
-        [
-            f"{row.model or 'unknown model'}{f'{joint}{row.draft}' if row.draft else ''}",
-            *labels(row),
-        ]
-    )
+    target = row.model or "unknown model"
+    if row.server:
+        target += f" ({row.server})"
+    return ", ".join([f"{target}{_draft_name(row, joint)}", *labels(row)])
+
+
+def _draft_name(row: RunRow, joint: str) -> str:
+    """With what it drafts. What drafts in a server is known from the user alone, if at all."""
+    if not row.draft:
+        return ""
+    if row.engine != "server":
+        return f"{joint}{row.draft}"
+    return " with its own draft" if row.draft == "server" else f"{joint}{row.draft} (as labelled)"
 
 
 def arm_name(row: Any) -> str:
@@ -214,7 +221,7 @@ _FIRST = (*_LINE, "devices", "test", "fault")
 # Shown elsewhere, or no reason for a difference.
 _NEVER = frozenset(
     "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
-    " dtype synthetic_acceptance lossy task operands view".split()
+    " dtype synthetic_acceptance lossy task operands view server".split()
 )
 # The others are said as `name value`.
 _PHRASES = {

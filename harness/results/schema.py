@@ -12,6 +12,29 @@ from typing import Any, Literal
 
 from harness.results.row import Row, circumstance, figure, setting
 
+# Settings and circumstances of a pair that decodes here. A server has its own, which it does not
+# tell.
+OF_A_PAIR_HERE = (
+    "num_draft_tokens",
+    "weights",
+    "quantization",
+    "draft_repository",
+    "draft_quantization",
+    "draft_method",
+    "draft_sampling",
+    "draft_layers",
+    "max_ngram",
+    "shared",
+    "placement",
+    "rule",
+    "lenience",
+    "lossy",
+    "num_threads",
+    "torch_version",
+    "transformers_version",
+    "bitsandbytes_version",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow(Row):
@@ -25,7 +48,9 @@ class RunRow(Row):
     )
     error: str | None = circumstance("why the status is not `ok`")
     model: str | None = setting("name of the target, as typed", "model.name")
-    draft: str | None = setting("name of the draft, as typed; empty without one", "draft.name")
+    draft: str | None = setting(
+        "name of the draft, as typed; empty without one, and with a server a label", "draft.name"
+    )
     batch_size: int | None = setting("rows decoded at once", "batch_size")
     num_draft_tokens: int | Literal["auto"] | None = setting(
         "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
@@ -88,6 +113,9 @@ class RunRow(Row):
     request_rate: float | None = setting(
         "requests sent per second; empty for `batch_size` in flight", "engine.rate"
     )
+    server: str | None = circumstance(
+        "name and version of the server, as it says; of both, where the arms' differ"
+    )
     schedule: str | None = setting(
         "schedule of Hugging Face's number of draft tokens", "engine.schedule"
     )
@@ -103,9 +131,9 @@ class RunRow(Row):
     num_threads: int | None = circumstance("threads that computed on the CPU")
     harness_version: str | None = circumstance("version of harness")
     commit: str | None = circumstance("commit of harness; `-dirty` with uncommitted changes")
-    torch_version: str | None = circumstance("version of torch")
-    transformers_version: str | None = circumstance("version of transformers")
-    bitsandbytes_version: str | None = circumstance("version of bitsandbytes")
+    torch_version: str | None = circumstance("version of torch; empty where a server computed")
+    transformers_version: str | None = circumstance("version of transformers, likewise")
+    bitsandbytes_version: str | None = circumstance("version of bitsandbytes, likewise")
     measurement: str | None = circumstance(
         "digest of everything that determines the figures; equal for repetitions"
     )

@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 
+from harness import __version__
 from harness.config.errors import SettingError
 from harness.report.data import figures_of
 from harness.serve.answers import Answer, Piece, metrics
@@ -101,6 +102,10 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
         if body.stream:
             return StreamingResponse(shape.events(pieces), media_type="text/event-stream")
         return shape.whole([piece async for piece in pieces])
+
+    @router.get("/version")
+    def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:

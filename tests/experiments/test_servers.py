@@ -36,7 +36,7 @@ def serve() -> Iterator[Serve]:
 def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
     outcome = harness("latency", *QUICK, *serve(*servers), "batch_size=3", "decoding=greedy")
-    assert "tiny with draft tiny_draft on http://127.0.0.1:" in outcome.stdout
+    assert "tiny with its own draft on http://127.0.0.1:" in outcome.stdout
     assert "3 in flight" in outcome.stdout
     assert "identical token for token on 9 of 9 prompts" in outcome.stdout
     regular, speculative = results().to_dict("records")
@@ -54,6 +54,37 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     # A warm-up of as many requests as are in flight, and a request with one token that finds out how a server is asked.
     assert [len(server.bodies) for server in servers] == [1 + 3 + 9] * 2
     assert [server.most_in_flight for server in servers] == [3, 3]
+
+
+def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
+    """Neither K nor what a draft of that name would be here; its name is the user's label."""
+    servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
+    labelled = ["draft=tiny_medusa", "decoding.num_draft_tokens=8"]
+    shown = harness("latency", *QUICK, *labelled, *serve(*servers)).stdout
+    assert "tiny (vLLM 0.32.0) with draft tiny_medusa (as labelled) on http://127" in shown
+    assert "K=" not in shown
+    row = results().iloc[-1]
+    assert row["server"] == "vLLM 0.32.0"
+    assert row["mean_proposed"] == 4
+    unknown = ["num_draft_tokens", "draft_method", "draft_repository", "quantization", "rule"]
+    assert row[[*unknown, "placement", "torch_version", "num_threads"]].isna().all()
+    report = harness("report").stdout
+    assert "K=8" not in report
+    assert "tiny_medusa (as labelled)" in report
+    assert "client's host" in report
+
+
+def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve) -> None:
+    for dialect, version in (("vllm", "0.32.0"), ("llama.cpp", "b6000-abc"), ("sglang", "\x1b[2J")):
+        servers = [
+            EchoServer(dialect=dialect, version=version, num_draft_tokens=count)  # type: ignore[arg-type]
+            for count in (None, 4)
+        ]
+        harness("latency", *QUICK, *serve(*servers))
+    assert list(results()["server"].unique()) == ["vLLM 0.32.0", "llama.cpp b6000-abc", "SGLang"]
+    report = harness("report").stdout
+    assert "tiny (vLLM 0.32.0) with its own draft" in report
+    assert "tiny (llama.cpp b6000-abc) with its own draft" in report
 
 
 def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness import __version__
 from in_process import Harness
 from served import served
 
@@ -48,6 +49,11 @@ def regular(url: str) -> Any:
 
 def post(url: str, path: str, body: Any, **options: Any) -> Any:
     return httpx.post(f"{url}{path}", json=body, timeout=60, **options)
+
+
+def test_tells_its_version(url: str) -> None:
+    for arm in ("", "/regular"):
+        assert httpx.get(f"{url}{arm}/version").json() == {"version": __version__}
 
 
 def test_completions(client: Any, url: str) -> None:

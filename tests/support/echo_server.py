@@ -35,6 +35,7 @@ class EchoServer:
         delay_s: before each chunk.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
+        version: it tells its name, by its dialect, and this version; None if it tells neither.
     """
 
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
@@ -45,6 +46,7 @@ class EchoServer:
     delay_s: float = 0.0
     stall: bool = False
     key: str | None = None
+    version: str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -67,11 +69,7 @@ class EchoServer:
                         {"error": {"message": f"wrong key {headers.get('authorization')}"}},
                     )
                 elif lines[0].startswith("GET"):
-                    self._send(
-                        writer,
-                        200,
-                        {"object": "list", "data": [{"id": "served", "object": "model"}]},
-                    )
+                    self._send(writer, *self._about(lines[0].split()[1]))
                 elif not await self._complete(json.loads(body), reader, writer):
                     break
                 await writer.drain()
@@ -79,6 +77,17 @@ class EchoServer:
             pass
         finally:
             writer.close()
+
+    def _about(self, path: str) -> tuple[int, dict[str, Any]]:
+        """The answer to a GET request: status and content."""
+        owner = {"llama.cpp": "llamacpp"}.get(self.dialect, self.dialect)
+        versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
+        if path in versions:
+            return (404, {}) if self.version is None else (200, {versions[path]: self.version})
+        model = {"id": "served", "object": "model"}
+        if self.version is not None:
+            model["owned_by"] = owner
+        return 200, {"object": "list", "data": [model]}
 
     async def _complete(
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
