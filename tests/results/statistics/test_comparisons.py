@@ -1,0 +1,172 @@
+"""Two measurements compared: false alarms and finds in simulation, and comparisons that fail."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.results.statistics.comparisons import (
+    Comparison,
+    Noise,
+    compare,
+    compare_proportions,
+    noise_of,
+)
+from harness.results.statistics.power import chance_to_see, visible_difference
+
+Floats = NDArray[np.float64]
+NUMBER = 1000
+
+
+def measured(
+    rng: np.random.Generator, num_runs: int, slowdown: float, run: float = 0.013
+) -> Floats:
+    """Noise of runs and of prompts within a run, [num_runs, 15] around `slowdown`."""
+    of_runs, within = rng.normal(0, run, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
+    return np.asarray((1 + slowdown) * np.exp(of_runs + within))
+
+
+def simulate(
+    num_runs: int, slowdown: float = 0.0, noise: Noise | None = None, run: float = 0.013
+) -> list[Comparison]:
+    """Comparisons of ms per token at a margin of 2 %; prompts differ a lot."""
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(NUMBER):
+        hardness = rng.lognormal(0, 0.5, 15)
+        before = hardness * measured(rng, num_runs, 0.0, run)
+        after = hardness * measured(rng, num_runs, slowdown, run)
+        found.append(compare(before, after, better="lower", margin=0.02, noise=noise))
+    return found
+
+
+def share(comparisons: list[Comparison], *verdicts: str) -> float:
+    counts = Counter(comparison.verdict for comparison in comparisons)
+    return sum(counts[verdict] for verdict in verdicts) / len(comparisons)
+
+
+def test_identical_runs_seldom_differ() -> None:
+    """Nominally 2.5 % each; over 1000 simulated pairs of measurements with 5 runs a side."""
+    found = simulate(num_runs=5)
+    assert share(found, "worse") <= 0.035
+    assert share(found, "better") <= 0.04
+    assert np.mean([comparison.p_value < 0.05 for comparison in found]) <= 0.065
+    assert found[0].change.covers == "15 prompts and 5 + 5 runs"
+
+
+def test_single_runs_differ_too_often_unless_the_noise_is_known() -> None:
+    careless = simulate(num_runs=1)
+    assert share(careless, "worse", "better") > 0.25
+    assert careless[0].change.covers == "15 prompts"
+    deviation = math.sqrt(2) * math.hypot(0.013, 0.02 / math.sqrt(15))
+    careful = simulate(num_runs=1, noise=Noise(deviation, 20))
+    assert share(careful, "worse", "better") <= 0.05
+    assert careful[0].change.covers == "15 prompts and the noise of 20 pairs of identical runs"
+
+
+@pytest.mark.parametrize("slowdown", [0.02, 0.05])
+def test_planted_slowdowns_are_found_as_often_as_promised(slowdown: float) -> None:
+    found = simulate(num_runs=5, slowdown=slowdown)
+    significant = np.mean([comparison.change.low > 1 for comparison in found])
+    promised = np.mean(
+        [chance_to_see(one.estimate, 1 + slowdown) for one in found if one.estimate is not None]
+    )
+    assert significant == pytest.approx(promised, abs=0.06)
+
+
+def test_a_slowdown_beyond_the_margin_is_seldom_called_no_worse() -> None:
+    """At the margin itself the one-sided test errs in at most 5 % of the cases."""
+    found = simulate(num_runs=5, slowdown=0.02)
+    assert share(found, "no worse", "better") <= 0.06
+    quiet = simulate(num_runs=5, slowdown=0.0, run=0.002)
+    assert share(quiet, "no worse", "better", "worse") > 0.9
+    assert np.mean([comparison.equivalent for comparison in quiet]) > 0.8
+
+
+def test_the_visible_difference_is_found_in_80_percent() -> None:
+    """The deviations are known here, so that the promise is one number."""
+    first = simulate(num_runs=5)
+    visible = float(
+        np.median([visible_difference(one.estimate) for one in first if one.estimate is not None])
+    )
+    found = simulate(num_runs=5, slowdown=visible)
+    assert np.mean([comparison.change.low > 1 for comparison in found]) == pytest.approx(
+        0.8, abs=0.08
+    )
+
+
+def test_a_lower_figure_is_better_or_worse() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.lognormal(0, 0.3, 20)
+    lower = before * 0.9 * np.exp(rng.normal(0, 0.01, 20))
+    assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
+    assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
+    within = compare(before, lower, better="higher", margin=0.15)
+    assert within.verdict == "no worse"
+    assert within.equivalent
+    assert compare(before, before, better="lower", margin=0.0).verdict == "cannot tell"
+    assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
+    few = compare(before[:7], lower[:7], better="lower", margin=0.02)
+    assert few.verdict == "cannot tell"
+    assert few.change.estimate == pytest.approx(0.9, abs=0.02)
+
+
+def test_prompts_are_paired() -> None:
+    """Prompts differ a hundredfold; unpaired, a change of 3 % would be invisible."""
+    rng = np.random.default_rng(0)
+    before = rng.lognormal(0, 1.5, 15)
+    after = before * 1.03 * np.exp(rng.normal(0, 0.01, 15))
+    assert compare(before, after, better="lower", margin=0.01).verdict == "worse"
+    shuffled = compare(before, rng.permutation(after), better="lower", margin=0.01)
+    assert shuffled.verdict == "cannot tell"
+
+
+def test_noise_is_that_of_identical_runs() -> None:
+    rng = np.random.default_rng(0)
+    noise = noise_of(np.exp(rng.normal(0, 0.02, 500)))
+    assert noise.deviation == pytest.approx(0.02, rel=0.1)
+    assert noise.degrees_of_freedom == 500
+    assert noise.threshold() == pytest.approx(0.04, rel=0.1)
+    # Of few pairs it is less certain, and the threshold is higher for that.
+    assert Noise(0.02, 3).threshold() > 1.5 * noise.threshold()
+    with pytest.raises(ValueError, match="positive"):
+        noise_of([1.0, 0.0])
+
+
+def test_proportions_of_the_same_questions() -> None:
+    answers = [True] * 80 + [False] * 20
+    assert compare_proportions(answers, answers, margin=0.05).verdict == "no worse"
+    lost = [True] * 60 + [False] * 40
+    assert compare_proportions(answers, lost, margin=0.05).verdict == "worse"
+    assert compare_proportions(lost, answers, margin=0.05).verdict == "better"
+    few = compare_proportions([True] * 5, [True] * 5, margin=0.05)
+    assert few.verdict == "cannot tell"
+    assert few.p_value == 1
+    with pytest.raises(ValueError, match="margin"):
+        compare_proportions(answers, lost, margin=-0.1)
+
+
+def test_proportions_at_the_margin_are_seldom_called_no_worse() -> None:
+    """A true loss of 5 points, at a margin of 5; over 300 simulated pairs."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        draw = rng.random(200)
+        before, after = draw < 0.8, (draw < 0.72) | (draw > 0.97)
+        found.append(compare_proportions(before.tolist(), after.tolist(), margin=0.05))
+    assert share(found, "no worse", "better") <= 0.09
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([1.0, 2.0], [1.0]), ([1.0], [0.0]), ([], []), ([1.0], [[[1.0]]]), ([math.inf], [1.0])],
+)
+def test_what_cannot_be_compared_is_refused(before: list[float], after: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"units|positive"):
+        compare(before, after, better="lower", margin=0.02)
+    with pytest.raises(ValueError, match="margin"):
+        compare([1.0], [1.0], better="lower", margin=-0.1)

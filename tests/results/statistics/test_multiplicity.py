@@ -1,0 +1,151 @@
+"""Several alternatives at once: error rates of the whole table, and the flattered best."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from harness.results.statistics.multiplicity import (
+    adjusted_p_values,
+    best_of_several,
+    ranking,
+)
+from harness.results.statistics.ratios import ratio_of_totals
+
+Floats = NDArray[np.float64]
+
+
+def alternatives(
+    rng: np.random.Generator, log_speedups: Floats, num_units: int = 15, spread: float = 0.1
+) -> tuple[Floats, Floats]:
+    """Times of both arms of alternatives on the same prompts, with these long-run log speed-ups."""
+    shape = len(log_speedups), num_units
+    hardness = rng.lognormal(0, 0.5, num_units)
+    own = rng.normal(0, spread, shape) + spread**2 / 2
+    speculative = hardness * np.exp(-log_speedups[:, None] - own)
+    return np.broadcast_to(hardness, shape), speculative
+
+
+def test_intervals_of_a_table_hold_together() -> None:
+    """Six equal alternatives, over 400 tables: a false difference anywhere in at most 5 %.
+
+    Intervals of each pair by itself raise a false alarm in far more tables.
+    """
+    rng = np.random.default_rng(0)
+    wrong, wrong_apart = 0, 0
+    for table in range(400):
+        tops, bottoms = alternatives(rng, np.zeros(6))
+        ranked = ranking(tops, bottoms, num_resamples=400, seed=table)
+        wrong += any(one.worse for one in ranked)
+        assert all(one.p_value < 0.055 if one.worse else one.p_value > 0.045 for one in ranked[1:])
+        added = -bottoms / bottoms.mean(axis=1, keepdims=True)
+        best, *others = (one.index for one in ranked)
+        logs = np.log(bottoms.sum(axis=1))
+        wrong_apart += any(
+            logs[other] - logs[best] > 2.145 * stats.sem(added[other] - added[best])
+            for other in others
+        )
+    assert wrong / 400 <= 0.07
+    assert wrong_apart / 400 > 0.2
+
+
+def test_real_differences_are_found_and_covered() -> None:
+    rng = np.random.default_rng(1)
+    log_speedups = np.array([-0.3, 0.0, -0.02])
+    covered, found = 0, 0
+    for table in range(300):
+        ranked = ranking(*alternatives(rng, log_speedups, spread=0.05), 400, seed=table)
+        best = ranked[0].index
+        truths = {one.index: log_speedups[one.index] - log_speedups[best] for one in ranked}
+        covered += all(
+            one.of_best.low <= math.exp(truths[one.index]) <= one.of_best.high for one in ranked[1:]
+        )
+        found += next(one for one in ranked if one.index == 0).worse
+    assert covered / 300 >= 0.93
+    assert found / 300 > 0.99
+
+
+def test_prompts_are_paired_between_alternatives() -> None:
+    """Prompts suit all alternatives or none: their own spread hides nothing."""
+    rng = np.random.default_rng(0)
+    prompts = np.exp(rng.normal(0, 0.5, 15))
+    noise = np.exp(rng.normal(0, 0.01, (2, 15)))
+    ranked = ranking([prompts, 0.95 * prompts] * noise, np.ones((2, 15)), 500, seed=0)
+    assert [one.index for one in ranked] == [0, 1]
+    assert ranked[1].worse
+    assert ranked[1].p_value < 0.01
+    assert ranked[1].of_best.covers == "15 prompts"
+
+
+def test_equal_single_and_few_alternatives_have_no_interval() -> None:
+    same = ranking(np.full((2, 15), 2.0), np.ones((2, 15)), 200, seed=0)
+    assert [one.ratio for one in same] == pytest.approx([2, 2])
+    assert not any(one.worse for one in same)
+    alone = ranking(np.full((1, 15), 2.0), np.ones((1, 15)), 200, seed=0)
+    assert math.isnan(alone[0].p_value)
+    rng = np.random.default_rng(0)
+    few = ranking(*alternatives(rng, np.array([0.0, -1.0]), num_units=7), 200, seed=0)
+    assert math.isnan(few[1].of_best.high)
+    assert not few[1].worse
+
+
+def test_the_best_of_several_is_not_flattered() -> None:
+    """Six equal alternatives, each at 1: the best one's own figure is 3 to 4 % too high."""
+    rng = np.random.default_rng(0)
+    naive, honest, covered, covered_naively = [], [], 0, 0
+    for table in range(400):
+        tops, bottoms = alternatives(rng, np.zeros(6))
+        best = best_of_several(tops, bottoms, num_resamples=300, seed=table)
+        naive.append(best.naive)
+        honest.append(best.honest.estimate)
+        covered += best.honest.low <= 1 <= best.honest.high
+        own = ratio_of_totals(tops[best.index], bottoms[best.index], 200, table)
+        covered_naively += own.low <= 1 <= own.high
+    assert np.mean(naive) > 1.025
+    # The standard error of this mean is 0.25 %.
+    assert np.mean(honest) == pytest.approx(1, abs=0.008)
+    assert covered / 400 >= 0.94
+    assert covered_naively / 400 < 0.9
+
+
+def test_a_clear_best_loses_nothing() -> None:
+    rng = np.random.default_rng(0)
+    tops, bottoms = alternatives(rng, np.array([0.0, 1.0, 0.2]), num_units=30)
+    best = best_of_several(tops, bottoms, num_resamples=300, seed=0)
+    assert best.index == 1
+    assert best.honest.estimate == pytest.approx(best.naive)
+    assert best.honest.low < best.naive < best.honest.high
+    one_unit = best_of_several([[2.0], [3.0]], [[1.0], [1.0]], num_resamples=300, seed=0)
+    assert one_unit.naive == pytest.approx(3)
+    assert math.isnan(one_unit.honest.estimate)
+
+
+def test_adjusted_p_values_are_benjamini_and_hochbergs() -> None:
+    # The 15 p-values of their paper's example (1995), of which four are rejected at 5 %.
+    published = [
+        0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262,
+        0.5719, 0.6528, 0.7590, 1.0,
+    ]  # fmt: skip
+    adjusted = adjusted_p_values(published)
+    assert sum(value <= 0.05 for value in adjusted) == 4
+    assert adjusted[3] == pytest.approx(0.0095 * 15 / 4)
+    with_gap = adjusted_p_values([math.nan, *published])
+    assert math.isnan(with_gap[0])
+    assert with_gap[1:] == adjusted
+    assert adjusted_p_values([]) == []
+
+
+@pytest.mark.parametrize(
+    ("numerators", "denominators"),
+    [([1.0], [1.0]), ([[1.0, 2.0]], [[1.0]]), ([[0.0]], [[1.0]]), ([[]], [[]])],
+)
+def test_what_is_no_table_is_refused(
+    numerators: list[list[float]], denominators: list[list[float]]
+) -> None:
+    for function in (ranking, best_of_several):
+        with pytest.raises(ValueError, match=r"num_alternatives|positive"):
+            function(numerators, denominators, 200, 0)
