@@ -1,8 +1,10 @@
 """CSV files of typed rows that survive: written whole or not at all, shared by processes, killed at any moment.
 
-Every write goes to a temporary file next to the target, under a lock, and replaces the target in one step. A process
-that dies leaves at most one `<name>.tmp`, which the next writer overwrites, and its lock is released. The empty
-`<name>.lock` stays: if it were removed while others wait for it, they would no longer share a lock.
+All writes hold a lock. A new file, or one whose rows are replaced, is written as `<name>.tmp`, which takes the place of
+the target in one step. Rows are appended in place, because a file grows with every batch: `<name>.appending` then says
+where they begin and end. A process that dies leaves at most one of these two, and its lock is released; of rows that it
+had not written to the end, readers see nothing, and the next writer removes them. The empty `<name>.lock` stays: if it
+were removed while others wait for it, they would no longer share a lock.
 """
 
 from __future__ import annotations
@@ -67,12 +69,14 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
     path = Path(path)
     for candidate in _numbered(path) if rows else ():
         with _locked(candidate, "results.file") as target:
-            old = target.read_bytes() if target.exists() else b""
-            header: list[str] = next(_reader(old), [])
-            if not old or sorted(header) == sorted(rows[0].columns()):
+            if not target.exists() or not target.stat().st_size:
+                _replace(target, _csv(rows))
+                return candidate
+            header, last_byte = _ends(target)
+            if sorted(header) == sorted(rows[0].columns()):
                 # An editor may have left the last line without its end.
-                end = b"" if old[-1:] in (b"", b"\n") else b"\n"
-                _replace(target, old + end + _csv(rows, header))
+                line_end = b"" if last_byte == b"\n" else b"\n"
+                _append(target, line_end + _csv(rows, header))
                 return candidate
     return path
 
@@ -113,7 +117,7 @@ def read_file(path: Path) -> Contents:
     Raises:
         OSError: when it cannot be read.
     """
-    reader = _reader(path.read_bytes())
+    reader = _reader(_whole_content(path))
     header: list[str] = next(reader, [])
     kind, rows, torn = kind_of(header), [], []
     for cells in reader if kind else ():
@@ -156,6 +160,8 @@ def check_appendable(path: str | Path) -> None:
     with _locked(Path(path), "results.file") as target:
         _temporary(target).touch()
         _temporary(target).unlink()
+        if target.exists():
+            target.open("ab").close()
 
 
 def write_nothing() -> None:
@@ -196,6 +202,7 @@ def _locked(path: Path, setting: str | None = None) -> Iterator[Path]:
         with filelock.FileLock(f"{target}.lock").acquire(
             timeout=_LOCK_TIMEOUT_S, poll_interval=0.01
         ):
+            _remove_unfinished(target)
             yield target
     except filelock.Timeout:
         message = f"{path} cannot be written: another process has held {path}.lock for {_LOCK_TIMEOUT_S:.0f} s"
@@ -224,8 +231,86 @@ def _replace(target: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _append(target: Path, content: bytes) -> None:
+    """Append to `target`, all or nothing. The caller holds the lock."""
+    if _reads_only:
+        return
+    begin = target.stat().st_size
+    note = _note(target)
+    try:
+        with note.open("w") as file:
+            file.write(f"{begin} {begin + len(content)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with target.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        _remove_unfinished(target)
+        raise
+    note.unlink()
+
+
+def _remove_unfinished(target: Path) -> None:
+    """Remove rows that a process did not append to the end. The caller holds the lock."""
+    note = _note(target)
+    if _reads_only or not note.exists():
+        return
+    if target.exists():
+        size = target.stat().st_size
+        whole = _whole_length(target, size)
+        if whole < size:
+            os.truncate(target, whole)
+    note.unlink()
+
+
+def _whole_length(target: Path, size: int) -> int:
+    """How many of a file's bytes are there for good: less than `size` while rows are appended, or were in part."""
+    try:
+        begin, end = map(int, _note(target).read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        # No note, or a process died while it wrote one and had not begun to append.
+        return size
+    return begin if begin < size < end else size
+
+
+def _whole_content(path: Path) -> bytes:
+    """A file's content without rows that another process is appending, or died over.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.is_file():
+        # A pipe has its content once.
+        return path.read_bytes()
+    while True:
+        before = target.stat()
+        content = target.read_bytes()
+        length = _whole_length(target, len(content))
+        after = target.stat()
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            return content[:length]
+
+
 def _temporary(target: Path) -> Path:
     return target.with_name(target.name + ".tmp")
+
+
+def _note(target: Path) -> Path:
+    """Where in a file rows begin and end that are being appended to it."""
+    return target.with_name(target.name + ".appending")
+
+
+def _ends(target: Path) -> tuple[list[str], bytes]:
+    """The header and the last byte of a file that is not empty."""
+    csv.field_size_limit(sys.maxsize)
+    with target.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        header = next(csv.reader(text), [])
+    with target.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return header, file.read()
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -131,6 +131,11 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
                 acknowledged = receiving.recv()
         except EOFError:
             pass
+        assert {entry.name for entry in tmp_path.iterdir()} <= {
+            f"latency.csv{end}" for end in ("", ".lock", ".appending")
+        }
+        # The next writer begins so: it removes what was not appended to the end.
+        check_appendable(path)
         rows = read(path)
         numbers = [int(row["number"]) for row in rows[len(filler) :]]
         # All that was acknowledged is there, at most one append more, and both rows of each.
@@ -138,12 +143,78 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
         assert last in (acknowledged, acknowledged + 1)
         assert numbers == [signed for number in range(1, last + 1) for signed in (number, -number)]
         assert all(row["text"] == TEXT for row in rows)
-        assert {entry.name for entry in tmp_path.iterdir()} <= {
-            f"latency.csv{end}" for end in ("", ".lock", ".tmp")
-        }
     # The dead hold no lock, and the next append takes their leftovers away.
     assert append_rows(path, [{"number": last + 1, "text": "x"}]) == path
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+
+
+def test_rows_are_appended_in_place(tmp_path: Path) -> None:
+    """A file that was written whole for every batch cost gigabytes over a run."""
+    path = tmp_path / "latency.csv"
+    append_rows(path, [{"text": TEXT}] * 100)
+    before, begun = path.stat(), path.read_bytes()
+    append_rows(path, [{"text": TEXT}])
+    assert path.stat().st_ino == before.st_ino
+    assert path.read_bytes().startswith(begun)
+
+
+def append_and_die(path: Path) -> None:
+    """Die as soon as the rows are in the file, before that is noted."""
+    syncs = []
+
+    def sync(descriptor: int) -> None:
+        syncs.append(descriptor)
+        if len(syncs) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    files.os.fsync = sync  # type: ignore[assignment]
+    files.append_rows(path, [PROMPT, PROMPT])
+
+
+@pytest.mark.parametrize("num_lost", [0, 1, 700, 1400])
+def test_rows_that_were_appended_in_part_are_there_for_nobody(
+    tmp_path: Path, processes: ForkServerContext, num_lost: int
+) -> None:
+    path = tmp_path / "latency_prompts.csv"
+    files.append_rows(path, [PROMPT])
+    worker = processes.Process(target=append_and_die, args=(path,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    # As if it had died earlier.
+    os.truncate(path, path.stat().st_size - num_lost)
+    num_kept = 1 if num_lost else 3
+    whole = read_file(path)
+    assert (len(whole.rows), whole.torn) == (num_kept, [])
+    files.append_rows(path, [PROMPT])
+    assert len(read(path)) == len(read_rows(path, LatencyPromptRow)) == num_kept + 1
+
+
+def test_a_file_that_was_replaced_after_a_kill_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "latency_prompts.csv"
+    (tmp_path / "latency_prompts.csv.appending").write_text("10 20\n")
+    write_rows(path, [{"text": TEXT}])
+    (tmp_path / "latency_prompts.csv.appending").write_text("10 20\n")
+    append_rows(path, [{"text": TEXT}])
+    assert [row["text"] for row in read(path)] == [TEXT, TEXT]
+
+
+def append_pairs(path: Path, count: int) -> None:
+    for _ in range(count):
+        files.append_rows(path, [PROMPT, PROMPT])
+
+
+def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerContext) -> None:
+    path = tmp_path / "latency_prompts.csv"
+    append_pairs(path, 1)
+    worker = processes.Process(target=append_pairs, args=(path, 200))
+    worker.start()
+    while worker.is_alive():
+        found = read_file(path)
+        assert found.torn == []
+        assert len(found.rows) % 2 == 0
+    worker.join()
+    assert len(read_file(path).rows) == 402
 
 
 def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
