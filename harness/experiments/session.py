@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import HarnessError
+from harness.config.errors import HarnessError, RunError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
@@ -330,7 +330,10 @@ class Session:
         said, asked = f"written to {self.directory}/", self.settings.results.file
         if not asked:
             return said
-        file = append_rows(asked, rows)
+        try:
+            file = append_rows(asked, rows)
+        except HarnessError as error:
+            raise RunError(f"{error}; the rows are in {self.directory}/") from error
         return f"{said} and {file}" + (
             "" if file == Path(asked) else f" ({asked} has other columns)"
         )

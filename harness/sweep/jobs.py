@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.errors import HarnessError
+from harness.config.errors import HarnessError, VerdictError
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest
@@ -99,9 +99,27 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:
     nowhere = io.StringIO()
-    with suppress(HarnessError), redirect_stdout(nowhere), redirect_stderr(nowhere):
-        job.run()
-    return job.rows()
+    error: HarnessError | None = None
+    with redirect_stdout(nowhere), redirect_stderr(nowhere):
+        try:
+            job.run()
+        except HarnessError as known:
+            error = known
+    rows = job.rows()
+    if error is not None and not rows:
+        raise error
+    return _with_error(rows, error)
+
+
+def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[RunRow]:
+    """The rows of a run that an error ended after its measurement: it was not collected, so that the job failed.
+
+    Those in the run's directory stay as they are.
+    """
+    measured = all(row.status == "ok" for row in rows)
+    if error is None or isinstance(error, VerdictError) or not measured:
+        return rows
+    return [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
 
 
 def _measure(job: Job) -> Sequence[RunRow]:
@@ -123,7 +141,7 @@ def _measure(job: Job) -> Sequence[RunRow]:
         if rows := job.rows():
             _record(job, rows, 0.0)
         raise
-    rows = job.rows_or_failure(str(error or "its process wrote no row"))
+    rows = _with_error(job.rows_or_failure(str(error or "its process wrote no row")), error)
     failed = any(row.status != "ok" for row in rows)
     if failed and _crew.worker.loading:
         _crew.failures[pair] = str(rows[0].error)

@@ -18,7 +18,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from processes import end, run, start
+from harness.results.files import append_rows, read_rows
+from harness.results.schema import LatencyRow
+from processes import HARNESS, end, run, start
 from sweep_pairs import FATAL_WIDTH, save_wicked
 
 NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
@@ -148,3 +150,29 @@ def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> Non
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Path) -> None:
+    """A full disk, here a limit on the size of files, which Linux counts in units of 1024 bytes."""
+    collected = tmp_path / "latency.csv"
+    append_rows(collected, [LatencyRow(error="x" * 40_000)])
+    limited = ["bash", "-c", 'ulimit -f 40; exec "$0" "$@"', *HARNESS]
+    sweep = [
+        *("latency", "-m", "decoding.num_draft_tokens=2,3", "num_prompts=1", "num_warmup=0"),
+        *("decoding.max_new_tokens=4", f"results.file={collected}"),
+    ]
+    done = run(*sweep, cwd=tmp_path, code=1, command=limited)
+    assert done.stderr.count(f"failed: {collected} cannot be written: File too large") == 2
+    (swept,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
+    assert set(pd.read_csv(swept)["status"]) == {"failed"}
+    for job in ("0", "1"):
+        rows = pd.read_csv(swept.parent / job / "latency.csv")
+        assert set(rows["status"]) == {"ok"}
+        assert rows["ms_per_token"].notna().all()
+    assert len(read_rows(collected, LatencyRow)) == 1
+
+
+def test_a_sweep_into_a_device_is_refused(tmp_path: Path) -> None:
+    done = run("plan", "-m", "seed=1,2", "results.file=/dev/full", cwd=tmp_path, code=2)
+    assert "results.file=/dev/full: cannot be written: it is not a regular file" in done.stderr
