@@ -120,12 +120,18 @@ def main(arguments: Sequence[str]) -> None:
     output = Path(outputs[-1]) if outputs else paths[0] if paths[0].is_dir() else Path()
     report = build(paths)
     # The files first: they are complete even if the terminal shows only half.
-    written = _write(report, output)
+    written = write(report, output)
     print_document([*report.headlines, *report.parts], plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 
-def _write(report: Report, output: Path) -> list[Path]:
+def write(report: Report, output: Path) -> list[Path]:
+    """Write a report's files into a directory.
+
+    Raises:
+        SettingError: a place where no file can be written.
+        RunError: a disk that fails or is full.
+    """
     try:
         from harness.report.plots import plots
     except ModuleNotFoundError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 from rich.text import Text
 
 from harness.report.accuracy import accuracy_table, merged_rows
+from harness.report.distill import trained_table
 from harness.report.latency import speedup_bounds
 from harness.report.overview import failures_table
 from harness.report.pairs import latency_pairs, methods_tables, pairs_table
 from harness.report.plan import plan_document
 from harness.report.recovery import recovery_table, summarise
-from harness.report.runs import group, merge
+from harness.report.runs import Run, group, merge
 from harness.report.table import Document, Line, Table, grouped, times, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
@@ -31,13 +32,8 @@ def job_line(command: str, rows: Rows) -> str:
         return str(troubled.error).partition(": ")[2]
     if troubled is not None:
         return f"{troubled.status}: {troubled.error}"
-    said = {
-        "latency": _latency,
-        "eval": _accuracy,
-        "recovery": _verdict,
-        "plan": lambda rows: "fits",
-    }.get(command)
-    return ", ".join([said(rows), *labels(rows[-1])]) if said and rows else "done"
+    result = _LINES[command](rows) if rows else ""
+    return ", ".join([result, *labels(rows[-1])]) if result else "done"
 
 
 def print_sweep(command: str, rows: Rows, file: Path, num_jobs: int) -> None:
@@ -58,13 +54,8 @@ def sweep_document(command: str, rows: Rows) -> Document:
     if command == "plan":
         return plan_document(rows)
     runs, failures = merge(group(rows))
-    document: list[Table] = [failures_table(failures)]
-    if command == "latency":
-        pairs = latency_pairs(runs)
-        document = [pairs_table(pairs), *methods_tables(pairs), *document]
-    else:
-        document.insert(0, accuracy_table(runs) if command == "eval" else recovery_table(runs))
-    return without_empty(document) or [Line("Nothing was measured.")]
+    tables = [*_TABLES[command](runs), failures_table(failures)]
+    return without_empty(tables) or [Line("Nothing was measured.")]
 
 
 def exit_code(command: str, rows: Rows) -> int:
@@ -78,6 +69,8 @@ def exit_code(command: str, rows: Rows) -> int:
 
 def _latency(rows: Rows) -> str:
     row = rows[-1]
+    if row.ms_per_token is None:
+        return ""
     if not row.speedup:
         return f"{row.ms_per_token:.2f} ms/token"
     bounds = speedup_bounds(row)
@@ -92,3 +85,24 @@ def _accuracy(rows: Rows) -> str:
 
 def _verdict(rows: Rows) -> str:
     return summarise(rows).verdict
+
+
+def _latency_tables(runs: Sequence[Run]) -> list[Table]:
+    pairs = latency_pairs(runs)
+    return [pairs_table(pairs), *methods_tables(pairs)]
+
+
+# For each command that has sweeps: the line of a job, and the tables of all of them.
+_LINES: dict[str, Callable[[Rows], str]] = {
+    "latency": _latency,
+    "eval": _accuracy,
+    "recovery": _verdict,
+    "distill": _latency,
+    "plan": lambda rows: "fits",
+}
+_TABLES: dict[str, Callable[[Sequence[Run]], list[Table]]] = {
+    "latency": _latency_tables,
+    "eval": lambda runs: [accuracy_table(runs)],
+    "recovery": lambda runs: [recovery_table(runs)],
+    "distill": lambda runs: [trained_table([row for run in runs for row in run.rows])],
+}
