@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.config.machine import is_loopback
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import require, require_at_least
 
@@ -380,10 +381,9 @@ class ServeSettings(RunSettings):
         default = self.decoding.max_new_tokens
         rule = f"must be at most max_new_tokens={self.max_new_tokens}"
         require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)
-        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
         rule = "must name a variable with a key, because others can reach this host"
         require(
-            loopback or self.api_key_variable is not None,
+            is_loopback(self.host) or self.api_key_variable is not None,
             "api_key_variable",
             rule,
             self.api_key_variable,

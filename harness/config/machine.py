@@ -6,6 +6,7 @@ What cannot be found out is None or empty: describing a run must never be the re
 from __future__ import annotations
 
 import functools
+import ipaddress
 import os
 import platform
 import shlex
@@ -56,6 +57,14 @@ def num_usable_cores() -> int:
     """Cores that this process may keep busy: those it may run on, or fewer by its cgroup's quota."""
     # More threads than the quota allows would all stop for the rest of each period.
     return max(1, min(_num_visible_cores(), int(cpu_quota() or sys.maxsize)))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address reaches this machine alone. Names are not looked up."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def share_cores(num_processes: int) -> None:

@@ -81,7 +81,10 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 def told(
     lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
 ) -> dict[str, Any]:
-    """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced."""
+    """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced.
+
+    A lap that still runs is told so far. Its last token's text may then be incomplete.
+    """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {
         rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)
@@ -102,7 +105,5 @@ def told(
         "name": lap.arm,
         "seconds": lap.seconds,
         "num_tokens": position,
-        "ms_per_token": lap.ms_per_token,
-        "time_to_first_token_ms": 1000 * lap.decided[0],
         "steps": steps,
     }

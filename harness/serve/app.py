@@ -7,29 +7,33 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from harness import __version__
 from harness.config.errors import SettingError
+from harness.config.machine import is_loopback
 from harness.report.data import figures_of
 from harness.serve.answers import Answer, Piece, metrics
-from harness.serve.bodies import Chat, Completion, Sampling, Text
-from harness.serve.guard import Guard, error_body, error_response, is_loopback
+from harness.serve.bodies import Chat, Completion, GenerationBody, Prediction, Race
+from harness.serve.guard import Guard, error_body, error_response
 from harness.serve.service import Service
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase}
     for status in (400, 401, 411, 413, 422, 429, 500, 503)
 }
+_GONE = "the client went away"
 
 
 def make_app(service: Service, key: str | None) -> FastAPI:
@@ -66,8 +70,14 @@ def make_app(service: Service, key: str | None) -> FastAPI:
         return figures_of([Path(path) for path in settings.reports])
 
     @app.post("/race", responses=_ERRORS)
-    async def race(body: Completion, request: Request) -> dict[str, Any]:
-        return await _while_connected(request, asyncio.wrap_future(service.race(body)))
+    async def race(body: Race, request: Request) -> Any:
+        """The race; with `stream`, events with what each arm has so far come first."""
+        frames = _Frames()
+        racing = await run_in_threadpool(service.race, body, frames.show)
+        shown = frames.until_done(request, racing)
+        if body.stream:
+            return StreamingResponse(_events(shown), media_type="text/event-stream")
+        return [frame async for frame in shown][-1]
 
     @app.exception_handler(SettingError)
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
@@ -81,9 +91,10 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return error_response(
-            400 if first["type"] == "json_invalid" else 422, f"{place}: {first['msg']}"
-        )
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "this service does not have it; leave it out"
+        return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
 
     return app
 
@@ -92,15 +103,19 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
     """The endpoints that generate with one arm."""
     router = APIRouter(responses=_ERRORS)
 
+    async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        # A long text takes seconds, in which others are answered.
+        return [await run_in_threadpool(service.tokens_of, prompt) for prompt in prompts]
+
     async def respond(
-        request: Request, body: Sampling, prompts: list[list[int]], chat: bool = False
+        request: Request, body: GenerationBody, prompts: list[list[int]], chat: bool = False
     ) -> Any:
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = service.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue, note)
         shape = _Shape(service.name, body, answers, chat)
         if body.stream:
-            return StreamingResponse(shape.events(pieces), media_type="text/event-stream")
+            return StreamingResponse(_events(shape.chunks(pieces)), media_type="text/event-stream")
         return shape.whole([piece async for piece in pieces])
 
     @router.get("/version")
@@ -119,19 +134,19 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
     @router.post("/v1/completions")
     async def completions(body: Completion, request: Request) -> Any:
-        prompts = [service.tokens_of(prompt) for prompt in body.prompts]
-        return await respond(request, body, prompts)
+        return await respond(request, body, await tokens_of(body.prompts))
 
     @router.post("/v1/chat/completions")
     async def chat(body: Chat, request: Request) -> Any:
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        return await respond(request, body, [service.encode(messages)], chat=True)
+        prompt = await run_in_threadpool(service.encode, messages)
+        return await respond(request, body, [prompt], chat=True)
 
     @router.post("/predict")
-    async def predict(prompt: Annotated[Text, Body(embed=True)], request: Request) -> str:
+    async def predict(body: Prediction, request: Request) -> str:
         """The prompt and its continuation, as LLMSpeculativeSampling gives it."""
-        answer = await respond(request, Sampling(), [service.tokens_of(prompt)])
-        return prompt + answer["choices"][0]["text"]
+        answer = await respond(request, GenerationBody(), await tokens_of([body.prompt]))
+        return body.prompt + answer["choices"][0]["text"]
 
     return router
 
@@ -139,7 +154,9 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 class _Shape:
     """Answers as OpenAI shapes them, for completions or chats."""
 
-    def __init__(self, model: str, body: Sampling, answers: Sequence[Answer], chat: bool) -> None:
+    def __init__(
+        self, model: str, body: GenerationBody, answers: Sequence[Answer], chat: bool
+    ) -> None:
         self._body, self._answers, self._chat = body, answers, chat
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
@@ -161,21 +178,20 @@ class _Shape:
             )
         return {**self._head, "choices": choices, **self._sums()}
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
-        """The response to a request with one, as server-sent events."""
+    async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of the response to a request with a stream."""
         head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
+        options = self._body.stream_options
         begun: set[int] = set()
-        try:
-            async for piece in pieces:
-                yield _event(
-                    {**head, "choices": [self._choice(piece, "delta", piece.choice not in begun)]}
-                )
-                begun.add(piece.choice)
-            if self._body.stream_options.get("include_usage") is True:
-                yield _event({**head, "choices": [], **self._sums()})
-        except HTTPException as error:
-            yield _event(error_body(error.status_code, error.detail))
-        yield "data: [DONE]\n\n"
+        num_sent = 0
+        async for piece in pieces:
+            choice = self._choice(piece, "delta", piece.choice not in begun)
+            begun.add(piece.choice)
+            num_sent += len(piece.token_ids)
+            usage = {"usage": self._usage(num_sent)} if options.continuous_usage_stats else {}
+            yield {**head, "choices": [choice], **usage}
+        if options.include_usage:
+            yield {**head, "choices": [], **self._sums()}
 
     def _choice(self, piece: Piece, name: str, is_first: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"text": piece.text}
@@ -193,14 +209,16 @@ class _Shape:
         }
 
     def _sums(self) -> dict[str, Any]:
-        num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
         num_new = sum(answer.num_tokens for answer in self._answers)
-        usage = {
+        return {"usage": self._usage(num_new), "metrics": metrics(self._answers)}
+
+    def _usage(self, num_new: int) -> dict[str, int]:
+        num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
+        return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_new,
             "total_tokens": num_prompt + num_new,
         }
-        return {"usage": usage, "metrics": metrics(self._answers)}
 
 
 async def _pieces(
@@ -224,16 +242,55 @@ async def _pieces(
             note(answer)
 
 
+class _Frames:
+    """Frames of a race on their way from the scheduler's thread to a client."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._gone = False
+
+    def show(self, frame: dict[str, Any]) -> None:
+        """Pass a frame on, from any thread. Raises HTTPException if the client has gone away."""
+        if self._gone:
+            raise HTTPException(499, _GONE)
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, frame)
+
+    async def until_done(
+        self, request: Request, racing: Future[dict[str, Any]]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The frames, and the whole race at last."""
+        race = asyncio.wrap_future(racing)
+        race.add_done_callback(lambda _: self._queue.put_nowait(None))
+        try:
+            while frame := await _while_connected(request, self._queue.get()):
+                yield frame
+            yield race.result()
+        finally:
+            self._gone = True
+            race.cancel()
+
+
 async def _while_connected(request: Request, waiting: Any) -> Any:
     """Wait for a result; if the client goes away first, cancel it and raise HTTPException."""
     result = asyncio.ensure_future(waiting)
     try:
         while not (await asyncio.wait([result], timeout=1.0))[0]:
             if await request.is_disconnected():
-                raise HTTPException(499, "the client went away")
+                raise HTTPException(499, _GONE)
         return result.result()
     finally:
         result.cancel()
+
+
+async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Server-sent events as OpenAI sends them, the last one with an error if there is one."""
+    try:
+        async for content in contents:
+            yield _event(content)
+    except HTTPException as error:
+        yield _event(error_body(error.status_code, error.detail))
+    yield "data: [DONE]\n\n"
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -5,16 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-# Parameters of these APIs that would change the answer, and that this service does not have.
-_UNSUPPORTED = frozenset(
-    "audio best_of echo frequency_penalty function_call functions guided_json logit_bias logprobs min_p min_tokens "
-    "modalities n presence_penalty prompt_logprobs repetition_penalty response_format suffix tool_choice tools "
-    "top_logprobs use_beam_search".split()
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
-# Values at which they change nothing, apart from 0, false, null and empty ones.
-_NEUTRAL = (1, {"type": "text"}, ["text"], "none", "auto")
+
+# Parameters of these APIs that never change an answer. The last one asks for acceptance, which
+# every answer tells.
+_IRRELEVANT = frozenset(
+    "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
+    "return_spec_tokens_details".split()
+)
+# Parameters that this service does not have, with the value at which they change nothing.
+_NEUTRAL: dict[str, Sequence[Any]] = {
+    "annotations": [[]],
+    "best_of": [1],
+    "early_stopping": [False],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "function_call": ["auto", "none"],
+    "functions": [[]],
+    "include_obfuscation": [False],
+    "length_penalty": [1],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "min_p": [0],
+    "min_tokens": [0],
+    "modalities": [["text"]],
+    "n": [1],
+    "presence_penalty": [0],
+    "repetition_penalty": [1],
+    "response_format": [{"type": "text"}],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "store": [False],
+    "suffix": [""],
+    "tool_calls": [[]],
+    "tool_choice": ["auto", "none"],
+    "tools": [[]],
+    "top_logprobs": [0],
+    "use_beam_search": [False],
+}
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    if value is None or name in _IRRELEVANT:
+        return True
+    for neutral in _NEUTRAL.get(name, ()):
+        # In Python 1 equals true and 0 equals false, but `echo: 0` is no way to say false.
+        if isinstance(value, bool) == isinstance(neutral, bool) and value == neutral:
+            return True
+    return False
 
 
 def _encodable(text: str) -> str:
@@ -33,14 +80,25 @@ TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
-class Sampling(BaseModel):
+class Body(BaseModel):
+    """A JSON object in which every member counts: those that this service does not have are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_changes_nothing(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
+
+
+class Sampling(Body):
     """The fields of every request to generate. The service's own settings fill those left out.
 
     `index` is the prompt's place in the stream of random numbers: with the same `seed` and `index` the answer is the
     one that `latency` measures.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     model: Annotated[Text, Field(max_length=500)] | None = None
     temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
@@ -48,33 +106,43 @@ class Sampling(BaseModel):
     top_k: int | None = Field(default=None, ge=-1, le=10**9, description="0 and -1 keep all")
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1000)] = []
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     index: int = Field(default=0, ge=0, lt=2**31)
     stream: bool = False
-    stream_options: dict[str, Any] = {}
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _agrees_with_its_old_name(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("max_tokens") not in (None, value):
+            raise ValueError("must be equal to max_tokens where both are given")
+        return value
+
+
+class StreamOptions(Body):
+    """With `continuous_usage_stats` every chunk has the usage so far."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Sampling):
+    """The fields that completions and chats share."""
+
+    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
+    stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
-    @model_validator(mode="before")
+    @field_validator("stream_options")
     @classmethod
-    def _null_is_left_out(cls, body: Any) -> Any:
-        return (
-            {name: value for name, value in body.items() if value is not None}
-            if isinstance(body, dict)
-            else body
-        )
-
-    @model_validator(mode="after")
-    def _check_others(self) -> Sampling:
-        for name, value in (self.model_extra or {}).items():
-            if name in _UNSUPPORTED and value and value not in _NEUTRAL:
-                raise ValueError(f"{name}: this service does not have it; leave it out")
-        return self
+    def _needs_a_stream(cls, value: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise ValueError("is only for requests with stream")
+        return value
 
 
-class Completion(Sampling):
+class Completion(GenerationBody):
     """A prompt or several, as text or as token ids."""
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
@@ -82,32 +150,40 @@ class Completion(Sampling):
     @property
     def prompts(self) -> Sequence[str | list[int]]:
         prompt: Any = self.prompt
-        return (
-            prompt
-            if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-            else [prompt]
-        )
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            return prompt
+        return [prompt]
 
 
-class Part(BaseModel):
+class Race(Sampling):
+    """A prompt for both arms."""
+
+    prompt: Text | list[TokenId]
+
+
+class Prediction(Body):
+    """A prompt to continue."""
+
+    prompt: Text
+
+
+class Part(Body):
     type: Literal["text"]
     text: Text
 
 
-class Message(BaseModel):
+class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[Part]
 
     @property
     def text(self) -> str:
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
-class Chat(Sampling):
+class Chat(GenerationBody):
     """Messages. Where the model has no chat template, they are paragraphs of one text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]

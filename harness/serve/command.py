@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -34,7 +35,8 @@ except ImportError as error:
     ) from error
 
 _say = partial(print, file=sys.stderr, flush=True)
-_GRACE_S = 3  # that answers may still take after Ctrl-C
+_GRACE_S = 3  # that answers may still take after a signal
+_SENDING_S = 5  # and sending the rest of them
 
 
 def run(settings: ServeSettings) -> None:
@@ -62,7 +64,11 @@ def run(settings: ServeSettings) -> None:
         raise known or error from error
     app = make_app(service, key)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",  # the application has none, and uvicorn prints how its own is cut short
+        timeout_graceful_shutdown=_GRACE_S + _SENDING_S,
     )
     host, port = listening.getsockname()[:2]
     pair = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
@@ -72,8 +78,20 @@ def run(settings: ServeSettings) -> None:
     )
     # uvicorn takes the signals, ends, and passes them on.
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+        _Server(config, service).run(sockets=[listening])
     service.scheduler.close()
+
+
+class _Server(uvicorn.Server):
+    """Lets answers end within a grace period after a signal; those that do not end with an error."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.to_thread(self._service.scheduler.close, _GRACE_S)
+        await asyncio.gather(closing, super().shutdown(sockets))
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

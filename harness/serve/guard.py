@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.config.machine import is_loopback
+
 _OPEN = ("/", "/health")  # they tell nothing, so they need no key
 
 
@@ -59,24 +61,17 @@ class Guard:
             return error_response(400, "the Host header is no address")
         if self._local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
-        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if (
-            self._key
-            and path not in _OPEN
-            and not secrets.compare_digest(given, self._key.encode())
-        ):
-            return error_response(401, "the API key is missing or wrong")
+        if self._key and path not in _OPEN:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            is_right = secrets.compare_digest(given.strip().encode("latin-1"), self._key.encode())
+            if scheme.lower() != "bearer" or not is_right:
+                return error_response(401, "the API key is missing or wrong")
         if "transfer-encoding" in headers:
             return error_response(411, "a body must come with its length")
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
             return error_response(413, f"the body is larger than {self._max_bytes} bytes")
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def error_response(status: int, message: str) -> JSONResponse:

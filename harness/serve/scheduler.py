@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,12 +22,15 @@ _ENDING = "the service is ending"
 
 
 class _Batch:
-    """The answers of one arm that are generated together. `open_arm` is called when it is first needed."""
+    """The answers that are generated together, all by one arm.
 
-    def __init__(self, open_arm: Callable[[], LocalArm]) -> None:
-        self._open_arm = open_arm
-        self._arm: LocalArm | None = None
+    `arm` is its name, None while there are no answers.
+    """
+
+    def __init__(self, find_arm: Callable[[str], LocalArm]) -> None:
+        self._find_arm = find_arm
         self._records: Records | None = None
+        self.arm: str | None = None
         self.rows: dict[int, Answer] = {}  # by their numbers in the loop
         self._left: list[int] = []  # numbers that have ended, which the loop need not know yet
         self._num_joined = 0
@@ -41,17 +44,12 @@ class _Batch:
 
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration; where answers join, read their prompts instead."""
+        if joining:
+            self.arm = joining[0].arm
         self.rows |= dict(enumerate(joining, self._num_joined))
         self._num_joined += len(joining)
         try:
-            self._arm = self._arm or self._open_arm()
-            if self._records is None and joining:
-                self._records = self._arm.stream(joining[0].question)
-                self._deliver(next(self._records))
-                joining = joining[1:]
-            if self._records is not None and (joining or self.rows):
-                requests = [self._arm.request(answer.question) for answer in joining]
-                self._deliver(self._records.send(Change(self._left, requests)))
+            self._decode(joining)
         except Exception as error:
             for answer in self.rows.values():
                 answer.fail(str(as_run_error(error) or in_one_line(error)))
@@ -63,7 +61,18 @@ class _Batch:
         """Give back the caches."""
         if self._records is not None:
             self._records.close()
-        self._records, self._left, self._num_joined = None, [], 0
+        self._records, self.arm, self._left, self._num_joined = None, None, [], 0
+
+    def _decode(self, joining: list[Answer]) -> None:
+        assert self.arm is not None
+        arm = self._find_arm(self.arm)
+        if self._records is None:
+            self._records = arm.stream(joining[0].question)
+            self._deliver(next(self._records))
+            joining = joining[1:]
+        if joining or self.rows:
+            requests = [arm.request(answer.question) for answer in joining]
+            self._deliver(self._records.send(Change(self._left, requests)))
 
     def _deliver(self, record: Iteration) -> None:
         self._left = []
@@ -76,30 +85,40 @@ class _Batch:
 
 
 class Scheduler:
-    """Runs answers of all arms in its thread, `max_rows` at once; `max_waiting` more may wait.
+    """Runs answers in its thread, `max_rows` at once; `max_waiting` more may wait.
 
-    `open_arm` gives one of the `arms` by its name, in that thread, when it is first needed. Two share no runner.
+    The arms share the runners of one engine, so only one arm decodes at a time. Answers begin in
+    the order in which they were asked for: one for the other arm waits until the batch has ended,
+    and those behind it wait too.
+
+    `find_arm` gives an arm by its name; `before_turn` is called in the thread before every
+    iteration.
+
+    Attributes:
+        stopped: set once answers that still run have been failed; long work should then end.
     """
 
     def __init__(
         self,
-        open_arm: Callable[[str], LocalArm],
-        arms: Sequence[str],
+        find_arm: Callable[[str], LocalArm],
         max_rows: int,
         max_waiting: int,
+        before_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_rows, self._max_waiting = max_rows, max_waiting
-        self._batches = {name: _Batch(partial(open_arm, name)) for name in arms}
+        self._before_turn = before_turn
+        self._batch = _Batch(find_arm)
         self._waiting: list[Answer] = []
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self.thread.start()
 
     @property
     def num_running(self) -> int:
-        return sum(len(batch.rows) for batch in self._batches.values())
+        return len(self._batch.rows)
 
     @property
     def num_waiting(self) -> int:
@@ -121,12 +140,29 @@ class Scheduler:
             self._changed.notify()
         return future
 
-    def close(self) -> None:
-        """Fail what waits and runs, and end the thread."""
+    def close(self, grace_s: float = 0.0) -> None:
+        """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
         with self._changed:
             self._closing = True
+            waiting, self._waiting = self._waiting, []
+            alone, self._alone = self._alone, deque()
             self._changed.notify()
+        for answer in waiting:
+            answer.fail(_ENDING)
+        for _, future in alone:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(HTTPException(503, _ENDING))
+        self.thread.join(grace_s)
+        self.stopped.set()
+        # Not in the scheduler's thread, whose iteration may take long.
+        for answer in list(self._batch.rows.values()):
+            answer.fail(_ENDING)
         self.thread.join()
+
+    def check_running(self) -> None:
+        """Raise HTTPException once the service has stopped."""
+        if self.stopped.is_set():
+            raise HTTPException(503, _ENDING)
 
     def _check(self, num_more: int) -> None:
         if self._closing or not self.thread.is_alive():
@@ -135,41 +171,44 @@ class Scheduler:
             raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
 
     def _run(self) -> None:
-        while True:
+        while not self.stopped.is_set():
             with self._changed:
                 while not (self._closing or self._waiting or self._alone or self.num_running):
                     self._changed.wait()
-                if self._closing:
-                    break
+                if self._closing and not self.num_running:
+                    return
             self._turn()
-        for answer in [
-            *self._waiting,
-            *(row for batch in self._batches.values() for row in batch.rows.values()),
-        ]:
-            answer.fail(_ENDING)
-        for _, future in self._alone:
-            future.set_exception(HTTPException(503, _ENDING))
 
     def _turn(self) -> None:
-        """One iteration of every arm."""
-        for batch in self._batches.values():
-            batch.drop_cancelled()
-        if self._alone and not self.num_running:
-            self._work_alone(*self._alone.popleft())
+        """One iteration."""
+        self._before_turn()
+        self._batch.drop_cancelled()
+        if not self.num_running:
+            with self._changed:
+                next_alone = self._alone.popleft() if self._alone else None
+            if next_alone is not None:
+                self._work_alone(*next_alone)
         with self._changed:
-            # What must be alone waits for those that run, and not for those that wait.
-            room = 0 if self._alone else self._max_rows - self.num_running
-            waiting = [answer for answer in self._waiting if not answer.cancelled]
-            joining, self._waiting = waiting[:room], waiting[room:]
-        for name, batch in self._batches.items():
-            own = [answer for answer in joining if answer.arm == name]
-            if batch.rows or own:
-                batch.step(own)
+            joining = self._take_joining()
+        if joining or self.num_running:
+            self._batch.step(joining)
+
+    def _take_joining(self) -> list[Answer]:
+        """Take the answers out of those that wait that can join the batch now."""
+        self._waiting = [answer for answer in self._waiting if not answer.cancelled]
+        # What must be alone waits for those that run, and not for those that wait.
+        room = 0 if self._alone else self._max_rows - self.num_running
+        arm = self._batch.arm or (self._waiting[0].arm if self._waiting else None)
+        joining = list(takewhile(lambda answer: answer.arm == arm, self._waiting[:room]))
+        self._waiting = self._waiting[len(joining) :]
+        return joining
 
     def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(work())
+        except HTTPException as error:
+            future.set_exception(error)
         except Exception as error:
             future.set_exception(HTTPException(500, str(as_run_error(error) or in_one_line(error))))

@@ -17,11 +17,11 @@ from harness.config.commands import ServeSettings
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.race import told
-from harness.engines.timing import generate, run_lap
+from harness.engines.timing import Generation, generate, run_lap
 from harness.models.pair import Pair
 from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.serve.answers import Answer, Piece
-from harness.serve.bodies import Completion, Sampling
+from harness.serve.bodies import GenerationBody, Race, Sampling
 from harness.serve.scheduler import Scheduler
 
 
@@ -43,11 +43,11 @@ class Service:
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
         )
         self._context = min(filter(None, contexts), default=None)
-        self._opened: dict[str, tuple[LocalEngine, LocalArm]] = {}
+        self._arms: dict[str, LocalArm] = {}
         limits = settings.batch_size, settings.max_waiting
-        self.scheduler = Scheduler(lambda name: self._open(name)[1], self.arms, *limits)
-        # The first request finds everything ready.
-        self.scheduler.alone(lambda: self._open(self.arms[-1])).result()
+        self.scheduler = Scheduler(self._arms.__getitem__, *limits)
+        # In the thread that will use it. The first request finds everything ready.
+        self._engine = self.scheduler.alone(self._open).result()
 
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat; of all its text where the model has no template. HTTPException if one refuses it."""
@@ -79,7 +79,11 @@ class Service:
         return {"draft": self.settings.draft and self.settings.draft.name, "decoding": decoding}
 
     def ask(
-        self, arm: str, prompts: Sequence[list[int]], body: Sampling, queue: asyncio.Queue[Piece]
+        self,
+        arm: str,
+        prompts: Sequence[list[int]],
+        body: GenerationBody,
+        queue: asyncio.Queue[Piece],
     ) -> list[Answer]:
         """Have the prompts answered; the pieces come in the queue. Raises HTTPException beyond a limit."""
         if len(prompts) > self.settings.batch_size:
@@ -101,14 +105,22 @@ class Service:
         self.scheduler.submit(answers)
         return answers
 
-    def race(self, body: Completion) -> Future[dict[str, Any]]:
-        """Both arms on one prompt, one after the other, while nothing else runs, for the page to replay."""
-        ids = self.tokens_of(body.prompts[0])
+    def race(self, body: Race, show: Callable[[dict[str, Any]], None]) -> Future[dict[str, Any]]:
+        """Both arms on one prompt, one after the other, while nothing else runs, for the page.
+
+        `show` gets what an arm has so far whenever a frame is due, in the scheduler's thread. An
+        exception that it raises ends the race. Raises HTTPException beyond a limit.
+        """
+        ids = self.tokens_of(body.prompt)
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         question = self._question(ids, body, seed, body.index)
 
+        def draw(lap: Generation) -> None:
+            self.scheduler.check_running()
+            show(told(lap, self.tokenizer, ids))
+
         def run() -> dict[str, Any]:
-            laps = [run_lap(*self._open(name), question) for name in self.arms]
+            laps = [run_lap(self._engine, arm, question, draw) for arm in self._arms.values()]
             return {
                 "prompt": body.prompt,
                 "temperature": question.decoding.temperature,
@@ -121,6 +133,8 @@ class Service:
 
     def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
         settings, default, num_prompt = self.settings, self.settings.decoding, len(prompt)
+        if body.model not in (None, self.name, settings.model.repository):
+            raise HTTPException(404, f"model: {body.model} is not served here; {self.name} is")
         if num_prompt > settings.max_prompt_tokens:
             raise HTTPException(
                 400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}"
@@ -145,27 +159,21 @@ class Service:
             stop_tokens |= self._pair.stop_tokens()
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
-    def _open(self, name: str) -> tuple[LocalEngine, LocalArm]:
-        """The arm, with its own engine, because arms share runners within an engine."""
-        if name not in self._opened:
-            settings = self.settings
-            decoding = dataclasses.replace(
-                settings.decoding, max_new_tokens=settings.max_new_tokens
-            )
-            limits: Any = {
-                "batch_size": settings.batch_size,
-                "longest_prompt": settings.max_prompt_tokens,
-            }
-            engine = LocalEngine(
-                self._pair, decoding, runner=settings.runner, say=self._say, **limits
-            )
-            [arm] = [arm for arm in engine.arms if arm.name == name]
+    def _open(self) -> LocalEngine:
+        """Open the engine and warm up its arms."""
+        settings = self.settings
+        decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
+        engine = LocalEngine(
+            self._pair,
+            decoding,
+            runner=settings.runner,
+            batch_size=settings.batch_size,
+            longest_prompt=settings.max_prompt_tokens,
+            say=self._say,
+        )
+        few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
+        for arm in engine.arms:
             assert isinstance(arm, LocalArm)
-            # Warm it up.
-            generate(
-                engine,
-                arm,
-                Question([[0, 0]], dataclasses.replace(decoding, max_new_tokens=8), 0, [0]),
-            )
-            self._opened[name] = engine, arm
-        return self._opened[name]
+            generate(engine, arm, Question([[0, 0]], few, 0, [0]))
+            self._arms[arm.name] = arm
+        return engine

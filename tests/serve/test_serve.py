@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from harness import __version__
 from in_process import Harness
-from served import served
+from served import served, serving
 
 openai = pytest.importorskip("openai", reason="harness[server] is not installed")
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
@@ -221,7 +222,15 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
     chunked = httpx.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
     assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == 404
-    assert httpx.get(f"{url}/health", headers={"Host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 400), ("127.evil.example", 400), ("127.0.0.1.evil.example:5000", 400), ("127.1", 400),
+     ("[::1", 400), ("localhost:1", 200), ("127.0.0.9", 200), ("[::1]:5000", 200)],
+)  # fmt: skip
+def test_only_requests_for_this_machine_are_answered(url: str, host: str, status: int) -> None:
+    assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
 
 
 def figure(url: str, name: str) -> float:
@@ -292,6 +301,103 @@ def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
     assert times[-1] <= second["seconds"]
 
 
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("echo", True), ("logprobs", 1), ("logprobs", True), ("logprobs", 0), ("frequency_penalty", 1), ("min_p", 1),
+     ("presence_penalty", 1), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
+     ("suffix", "b"), ("guided_json", {}), ("truncate_prompt_tokens", 1), ("never_heard_of", 0),
+     ("stream_options", {"include_usage": True}), ("model", "another"), ("echo", 0)],
+)  # fmt: skip
+def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, value: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
+        answer = post(url, path, {**body, "max_tokens": 2, parameter: value})
+        assert answer.status_code in (404, 422), answer.text
+        message = answer.json()["error"]["message"]
+        assert message.startswith(f"{parameter}: ")
+        assert "\n" not in message
+    answer = post(url, "/predict", {"prompt": "a", parameter: value})
+    assert answer.status_code == 422, answer.text
+
+
+def test_parameters_that_change_nothing_are_accepted(url: str) -> None:
+    neutral = {
+        "model": "tiny", "n": 1, "best_of": 1, "echo": False, "logprobs": None, "frequency_penalty": 0.0, "min_p": 0,
+        "repetition_penalty": 1.0, "logit_bias": {}, "suffix": None, "user": "somebody", "metadata": {"a": 1},
+    }  # fmt: skip
+    answer = post(url, "/v1/completions", {"prompt": "a", "max_tokens": 2, **neutral})
+    assert answer.status_code == 200, answer.text
+
+
+def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = client.completions.create(
+        model="tiny", prompt=PROMPTS[0], max_tokens=20, stream=True, stream_options=options
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-2] == counts[-1]
+
+
+def test_a_long_prompt_stops_nobody(url: str) -> None:
+    """Others are answered while it is tokenised."""
+    long = {"prompt": "a" * 900_000}
+    overtaken = []
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, url, "/v1/completions", long)
+        while not answer.done():
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+            overtaken.append(not answer.done())
+    assert answer.result().status_code == 400
+    assert sum(overtaken) > 3
+
+
+def test_a_race_is_shown_while_it_runs(url: str) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/race", json={**body, "stream": True}, timeout=60) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    *frames, race = map(json.loads, lines[:-1])
+    names = [frame["name"] for frame in frames]
+    assert sorted(set(names)) == ["regular", "speculative"]
+    assert names == sorted(names), "one arm after the other"
+    for arm in race["arms"]:
+        counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
+        assert counts == sorted(counts)
+        assert counts[0] == 1
+    assert {arm["num_tokens"] for arm in race["arms"]} == {200}
+    refused = post(url, "/race", {**body, "stop": "a"})
+    assert (refused.status_code, "stop: " in refused.text) == (422, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_streams_with_an_error(tmp_path: Path, number: int) -> None:
+    """Some still run and others still wait when the grace, here none, is over."""
+    body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": True}
+    ends: list[str] = []
+
+    def read(url: str) -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+            started.release()
+            lines = [line for line in stream.iter_lines() if line]
+        ends.append(lines[-2])
+        assert lines[-1] == "data: [DONE]"
+
+    started = threading.Semaphore(0)
+    with serving(tmp_path, "batch_size=2", grace_s=0) as (url, process):
+        threads = [threading.Thread(target=read, args=[url]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            started.acquire()
+        process.send_signal(number)
+        for thread in threads:
+            thread.join()
+    assert len(ends) == 8
+    assert sum('"message": "the service is ending"' in end for end in ends) >= 2
+
+
 def test_health_and_results(url: str) -> None:
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{url}/results").json()["pairs"] == []
@@ -335,6 +441,14 @@ def test_with_a_key(tmp_path: Path) -> None:
     with served(tmp_path, "api_key_variable=TINY_KEY", "draft=none", TINY_KEY="secret") as url:
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/health").status_code == 200
+        for authorization, status in {
+            "bearer secret": 200,
+            "BEARER  secret": 200,
+            "Bearer": 401,
+            "Basic secret": 401,
+        }.items():
+            headers = {"Authorization": authorization}
+            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
         with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
             answer = made.completions.create(
                 model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0

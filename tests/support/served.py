@@ -13,12 +13,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+# The command with another grace period after a signal.
+_PROGRAM = """
+import harness.cli, harness.serve.command
+harness.serve.command._GRACE_S = {grace_s}
+harness.cli.main()
+"""
+
+
 @contextmanager
-def served(directory: Path, *settings: str, **environment: str) -> Iterator[str]:
-    """`python -m harness serve` in a directory; it must end well on Ctrl-C, and never print a traceback."""
+def serving(
+    directory: Path, *settings: str, grace_s: float | None = None, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`python -m harness serve` in a directory, with its address.
+
+    It must end well on Ctrl-C, if it has not ended by then, and never print a traceback.
+    """
+    program = ["-m", "harness"] if grace_s is None else ["-c", _PROGRAM.format(grace_s=grace_s)]
     with (directory / "stderr").open("w+") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness", "serve", "port=0", *settings],
+            [sys.executable, *program, "serve", "port=0", *settings],
             cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
             stdout=subprocess.PIPE, stderr=stderr, text=True,
         )  # fmt: skip
@@ -27,12 +41,20 @@ def served(directory: Path, *settings: str, **environment: str) -> Iterator[str]
             line = process.stdout.readline()
             stderr.seek(0)
             assert line.startswith("Serving "), stderr.read()
-            yield line.split(" on ")[1].split()[0].rstrip("/")
+            yield line.split(" on ")[1].split()[0].rstrip("/"), process
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
             stderr.seek(0)
-            assert "Traceback" not in stderr.read()
+            printed = stderr.read()
+            assert "Traceback" not in printed, printed
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+@contextmanager
+def served(directory: Path, *settings: str, **environment: str) -> Iterator[str]:
+    """The address of `serving`."""
+    with serving(directory, *settings, **environment) as (url, _):
+        yield url
