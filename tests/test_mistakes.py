@@ -168,7 +168,7 @@ MISTAKES = {
     "plan model=./absent": "model=./absent: no such directory",
     # serve
     "serve host=0.0.0.0": "api_key_variable=None: must name a variable with a key, because others can reach this host",
-    "serve host=127.evil.example": "api_key_variable=None: must name a variable with a key, because others can reach this host",
+    "serve host=127.evil.example": "api_key_variable=None: must name a variable with a key, because others can reach",
     "serve host=0.0.0.0 api_key_variable=NO_KEY": "api_key_variable=NO_KEY: must name a variable of the environment",
     "serve port=70000": "port=70000: must be from 0 to 65535",
     "serve batch_size=0": "batch_size=0: must be at least 1",
