@@ -119,10 +119,10 @@ def ratio_over_runs(
 ) -> RatioEstimate:
     """sum(numerators) / sum(denominators), with an interval over units and runs.
 
-    In simulations of 5 runs with 15 prompts its 95 % intervals covered the long-run ratio in 90 to
+    In simulations of 5 runs with 15 prompts its 95 % intervals held the long-run ratio in 90 to
     96 % of the cases, whatever varied most, runs with the tails of Student's t on 3 degrees of
     freedom and skewed prompts included; with 2 runs in 89 to 95 %. A two-level percentile
-    bootstrap covered 81 % where runs vary most (`benchmarks/intervals.py`).
+    bootstrap held it in 55 to 84 % where prompts or runs vary (`benchmarks/intervals.py`).
 
     Args:
         numerators: [num_runs, num_units] or [num_runs, num_units, num_seeds], positive, such as ms
