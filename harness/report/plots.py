@@ -262,7 +262,9 @@ def _by_position(pairs: Sequence[Pair]) -> list[Figure]:
         for name, of in rates.items()
     }
     labels = "position of the draft token", "accepted of those tested, %"
-    return [_curves(curves, 100, *labels).figure] if shown else []
+    # Above 100 only in a file that was damaged.
+    top = max([100.0, *(point.value for points in curves.values() for point in points)])
+    return [_curves(curves, top, *labels).figure] if shown else []
 
 
 def _dots(
@@ -291,9 +293,7 @@ def _dots(
         ]
         if found:
             places, points = zip(*found, strict=True)
-            # Bounds that are None become NaN and are not drawn.
-            values, low, high, _ = np.array(points, dtype=float).T
-            bounds = values - low, high - values
+            values, bounds, _ = _arrays(points)
             axes.errorbar(
                 values, places, xerr=bounds, label=series, linestyle="none", elinewidth=2, **style
             )
@@ -320,12 +320,22 @@ def _curves(curves: Curves, top: float, x_label: str, y_label: str, title: str =
     if y_label == "speed-up":
         axes.axhline(1, **_REFERENCE)
     for (name, points), other in zip(curves.items(), _OTHER_STYLES, strict=False):
-        values, low, high, xs = np.array(points, dtype=float).T
-        bounds, style = (values - low, high - values), _STYLES.get(name, other)
+        values, bounds, xs = _arrays(points)
+        style = _STYLES.get(name, other)
         axes.errorbar(
             xs, values, yerr=bounds, label=_shortened(name), elinewidth=2, clip_on=False, **style
         )
     return _with_legend(axes, columns=1 if of_pairs else 3)
+
+
+def _arrays(points: Sequence[Point]) -> tuple[Any, Any, Any]:
+    """Values, the lengths of their bounds to both sides [2, num_points], and places on a curve.
+
+    Bounds that are None become NaN and are not drawn. One on the wrong side of its value, in a file that was damaged,
+    has no length.
+    """
+    values, low, high, places = np.array(points, dtype=float).T
+    return values, np.maximum([values - low, high - values], 0), places
 
 
 def _top(found: Iterable[Curves]) -> float:
