@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config import machine
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
 from harness.report import terminal
+from harness.report.table import visible
 from harness.sweep import ranks, signals
 
 if TYPE_CHECKING:
@@ -370,4 +371,5 @@ def _reporting(command: str) -> Iterator[None]:
         # Of the jobs of a sweep many may have the same one.
         said = str(known or error) in map(str, _outcome.errors[:-1])
         if not _outcome.quiet and not said:
-            print(f"harness: {known or in_one_line(error)}", file=sys.stderr, flush=True)
+            message = visible(f"harness: {known or in_one_line(error)}")
+            print(message, file=sys.stderr, flush=True)

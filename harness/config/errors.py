@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+# Characters of a foreign message that are kept.
+_LONGEST_MESSAGE = 300
 
 
 class HarnessError(Exception):
@@ -62,3 +68,15 @@ def in_one_line(error: Exception) -> str:
     """An error that nothing explains, for a user who may ask for its traceback."""
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"
+
+
+def from_outside(text: str) -> str:
+    """A message of a server or another program in one short line that cannot steer a terminal."""
+    # Twenty times as much as is kept, so that a message of megabytes costs nothing.
+    beginning = _SEQUENCE.sub("", text[: 20 * _LONGEST_MESSAGE])
+    # Neither control characters nor those that change the direction of writing.
+    printable = "".join(letter if letter.isprintable() else " " for letter in beginning)
+    line = " ".join(printable.split())
+    if len(line) <= _LONGEST_MESSAGE and len(text) <= 20 * _LONGEST_MESSAGE:
+        return line
+    return f"{line[:_LONGEST_MESSAGE]}… ({len(text):,} characters)"

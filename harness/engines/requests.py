@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness.decoding.protocols import Iteration, Origin
+from harness.engines.chunks import Chunk, read_drafts
 from harness.results.acceptance import Acceptance
 
 
@@ -35,8 +36,9 @@ class RequestRecord:
         arrivals: of the chunks with tokens; where a server sends text alone, of those with text.
         seconds: until the last byte, or until it failed.
         token_ids: as the server gave them, else of its text.
-        num_tokens: as the server counts them.
+        num_tokens: those that arrived as ids; without ids as the server counts them, else those of its text.
         from_text: whether the token ids are those of the text, because the server told none.
+        sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         sums: of a server that tells no more than both numbers over all iterations.
     """
@@ -50,6 +52,7 @@ class RequestRecord:
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
+    sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     sums: tuple[int, int] | None = None
     error: RequestError | None = None
@@ -68,7 +71,7 @@ class RequestRecord:
         """Mean time between two tokens after the first, however many come at once."""
         return (
             1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
-            if self.num_tokens > 1
+            if self.num_tokens > 1 and self.arrivals
             else None
         )
 
@@ -80,27 +83,19 @@ class RequestRecord:
             self.num_tokens += len(tokens)
             self.seconds = seconds
 
-    def read_drafts(self, chunk: Mapping[str, Any]) -> None:
-        """Read the counts of drafts in a chunk of vLLM, SGLang or llama.cpp; their fields tell them apart."""
-        if found := (chunk.get("metrics") or {}).get("speculative_decoding"):
-            steps = found.get("per_step_drafted"), found.get("per_step_accepted")
-            self.sums = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
-            self.outcomes = list(zip(*steps, strict=True)) if all(steps) else []
-            histogram = found.get("acceptance_histogram")
-        elif found := (chunk.get("sglext") or {}).get("spec_tokens_details"):
-            self.sums = found["spec_num_proposed_drafts"], found["spec_num_correct_drafts"]
-            histogram = found.get("spec_correct_drafts_histogram")
-        elif "draft_n" in (found := chunk.get("timings") or {}):
-            self.sums, histogram = (found["draft_n"], found["draft_n_accepted"]), None
-        else:
-            return
-        # It counts iterations by accepted tokens: enough only if all of them proposed the same number.
-        num_iterations = sum(histogram or ())
-        if not self.outcomes and num_iterations and self.sums[0] % num_iterations == 0:
-            each = self.sums[0] // num_iterations
-            self.outcomes = [
-                (each, accepted) for accepted, times in enumerate(histogram) for _ in range(times)
-            ]
+    def note(self, chunk: Chunk, seconds: float) -> None:
+        """Note what arrived after so many seconds."""
+        if chunk.text or chunk.token_ids:
+            self.arrivals.append(seconds)
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        if chunk.drafts is not None:
+            self.sums, self.outcomes = chunk.drafts
+
+    def read_drafts(self, event: Mapping[str, Any]) -> None:
+        """Note the counts of drafts, if the event has them; see `chunks.read_drafts`."""
+        if (drafts := read_drafts(event)) is not None:
+            self.sums, self.outcomes = drafts
 
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
@@ -169,6 +164,7 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
         "num_timed_out": sum(
             request.error is not None and request.error.code == 408 for request in requests
         ),
+        "num_sent_again": sum(request.sent_again for request in requests),
     }
     firsts = [request.time_to_first_token_ms for request in answered]
     gaps = [request.inter_token_ms for request in answered]

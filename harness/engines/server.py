@@ -11,16 +11,18 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.engines import EngineSettings
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
+from harness.engines.chunks import check_length, check_usage, read_chunk
 from harness.engines.identity import told_name
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
@@ -28,6 +30,8 @@ from harness.engines.requests import RequestError, RequestRecord, as_records
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
 # parameters that OpenAI does not have.
 _WAYS = ((True, True), (False, True), (False, False))
+# Seconds without a token from any request after which a line says so.
+QUIET_S = 20.0
 
 
 class ServerEngine(Engine):
@@ -38,6 +42,7 @@ class ServerEngine(Engine):
         tokenizer: of the model that is served.
         model: its repository. Where a server has no model of that name, its first one is taken.
         batch_size: requests in flight; a question may have more prompts. Without effect at a set `rate`.
+        say: called with a line when nothing arrives for long.
 
     Raises:
         SettingError: the API key is not in the environment, or the client is not installed.
@@ -52,19 +57,9 @@ class ServerEngine(Engine):
         tokenizer: PreTrainedTokenizerBase,
         model: str,
         batch_size: int = 1,
+        say: Callable[[str], None] = lambda message: None,
     ) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise SettingError(
-                "engine", "needs the openai package: pip install 'harness[server]'", "server"
-            ) from error
-        variable = settings.api_key_variable
-        key = os.environ.get(variable) if variable else "none"
-        if not key:
-            raise SettingError(
-                "engine.api_key_variable", "must name a variable of the environment", variable
-            )
+        openai, key = _client_library(), _api_key(settings)
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
@@ -75,12 +70,12 @@ class ServerEngine(Engine):
             openai.AsyncOpenAI, api_key=key, timeout=settings.timeout_s, max_retries=0
         )
         self.arms: list[ServerArm] = [
-            ServerArm(name, client(base_url=url), tokenizer, settings, batch_size, self._loop)
+            ServerArm(name, client(base_url=url), tokenizer, settings, batch_size, self._loop, say)
             for name, url in zip(("regular", "speculative"), urls, strict=False)
         ]
         try:
             for arm in self.arms:
-                asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop).result()
+                arm.wait_for(asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop))
         except BaseException:
             self.close()
             raise
@@ -107,8 +102,10 @@ class ServerArm(Arm):
     settings: EngineSettings
     batch_size: int
     loop: asyncio.AbstractEventLoop
+    say: Callable[[str], None]
     tells_tokens: bool = False
     server: str | None = None
+    _last_event: float = 0.0
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. After the first record there is one for the chunks that arrive together.
@@ -127,12 +124,45 @@ class ServerArm(Arm):
             )
             running.add_done_callback(lambda _: arrivals.queue.put(None))
             try:
-                yield from as_records(iter(arrivals.queue.get, None), len(bodies))
+                yield from as_records(self._received(arrivals.queue), len(bodies))
             finally:
                 running.cancel()
             running.result()
 
         return records()
+
+    def _received(
+        self, queue: SimpleQueue[dict[int, list[int]] | None]
+    ) -> Iterator[dict[int, list[int]]]:
+        """What arrives, until None. A line says when nothing does for long."""
+        self._last_event = time.perf_counter()
+        while True:
+            try:
+                message = queue.get(timeout=QUIET_S)
+            except Empty:
+                self._say_if_silent()
+                continue
+            if message is None:
+                return
+            yield message
+
+    def _say_if_silent(self) -> None:
+        """Say so where requests are under way and none of them has got anything for long."""
+        silent_s = time.perf_counter() - self._last_event
+        num_ended = sum(request.seconds > 0 for request in self.last_requests)
+        num_begun = sum(request.started_ns > 0 for request in self.last_requests)
+        if silent_s >= QUIET_S and num_begun > num_ended:
+            self.say(
+                f"{self.name}: nothing from {self.client.base_url} for {silent_s:.0f} s;"
+                f" {num_ended} of {len(self.last_requests)} requests have ended, and"
+                f" engine.timeout_s={self.settings.timeout_s:g} ends those that have not"
+            )
+
+    def wait_for(self, connecting: Future[None]) -> None:
+        """Wait until the server is known, or has failed. A line says when that takes long."""
+        while not wait([connecting], timeout=QUIET_S).done:
+            self.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
+        connecting.result()
 
     async def connect(self, model: str) -> None:
         """Find the model's name, and how the server takes a prompt. Raises RunError if it completes none."""
@@ -209,57 +239,105 @@ class ServerArm(Arm):
         async def ask(row: int, due: float) -> None:
             await asyncio.sleep(due)
             async with in_flight:
-                await self._ask(bodies[row], requests[row], functools.partial(arrivals.add, row))
+                request = requests[row]
+                await self._ask(bodies[row], request, functools.partial(arrivals.add, row))
+                if request.error is None and request.num_tokens == 0:
+                    request.error = RequestError(0, "AnswerError", "the answer has no token")
 
         await asyncio.gather(*(ask(row, due) for row, due in enumerate(itertools.accumulate(gaps))))
 
     async def _ask(
         self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
     ) -> None:
-        """Send one request, and record its course in `request`; `add` gets its tokens, or none at its end."""
-        request.started_ns, started = time.time_ns(), time.perf_counter()
-        finished, timeout_s = False, self.settings.timeout_s
-        send = self.client.completions.with_streaming_response.create
+        """Send one request, and note in it how that went; `add` gets its tokens, or none."""
+        timeout_s = self.settings.timeout_s
         try:
-            async with asyncio.timeout(timeout_s), send(**body) as response:
-                async for chunk in _events(response):
-                    if chunk.get("error"):
-                        raise RunError(str(chunk["error"]))
-                    for choice in chunk.get("choices") or ():
-                        tokens, text = choice.get("token_ids"), choice.get("text")
-                        if tokens or text:
-                            request.arrivals.append(time.perf_counter() - started)
-                            request.text += text or ""
-                        if tokens:
-                            request.token_ids += tokens
-                            add(tokens)
-                        finished = finished or choice.get("finish_reason") is not None
-                    request.num_tokens = (chunk.get("usage") or {}).get(
-                        "completion_tokens"
-                    ) or request.num_tokens
-                    request.read_drafts(chunk)
-            if not finished:
-                raise RunError("the answer ended early")
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await self._read(body, request, add)
+                except Exception as error:
+                    if not _closed_by_server(error):
+                        raise
+                    request.sent_again = True
+                    await self._read(body, request, add)
         except TimeoutError:
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(499, "Cancelled", "not read to its end")
             raise
         except Exception as error:
-            message = " ".join(str(error).replace(self.client.api_key, "***").split())
-            request.error = RequestError(
-                getattr(error, "status_code", 0), type(error).__name__, message
-            )
-        finally:
-            request.seconds = time.perf_counter() - started
+            request.error = self._explained(error)
         if not request.token_ids:
-            request.from_text = bool(request.text)
+            request.from_text = True
             request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
             add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
 
+    async def _read(
+        self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
+    ) -> None:
+        """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
+        finished, usage, max_tokens = False, None, body["max_tokens"]
+        request.started_ns, started = time.time_ns(), time.perf_counter()
+        try:
+            async with self.client.completions.with_streaming_response.create(**body) as response:
+                async for event in _events(response):
+                    self._last_event = time.perf_counter()
+                    chunk = read_chunk(event)
+                    request.note(chunk, time.perf_counter() - started)
+                    check_length(len(request.token_ids), max_tokens)
+                    if chunk.token_ids:
+                        add(chunk.token_ids)
+                    finished = finished or chunk.finished
+                    usage = usage if chunk.usage is None else chunk.usage
+        finally:
+            request.seconds = time.perf_counter() - started
+        if not finished:
+            raise RunError("the answer ended early")
+        check_length(len(request.outcomes), max_tokens, "iterations")
+        if usage is not None:
+            check_usage(usage, len(request.token_ids), request.text, max_tokens)
+            request.num_tokens = len(request.token_ids) or usage
 
-async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:
+    def _explained(self, error: Exception) -> RequestError:
+        """A failure without the API key, in one short line."""
+        message = str(error)
+        if self.settings.api_key_variable:
+            message = message.replace(self.client.api_key, "***")
+        code = getattr(error, "status_code", 0)
+        return RequestError(code, type(error).__name__, from_outside(message))
+
+
+def _client_library() -> Any:
+    try:
+        import openai
+    except ImportError as error:
+        rule = "needs the openai package: pip install 'harness[server]'"
+        raise SettingError("engine", rule, "server") from error
+    return openai
+
+
+def _api_key(settings: EngineSettings) -> str:
+    """The key from the environment; `none`, which the client sends, for servers without one."""
+    variable = settings.api_key_variable
+    key = os.environ.get(variable) if variable else "none"
+    if not key:
+        rule = "must name a variable of the environment"
+        raise SettingError("engine.api_key_variable", rule, variable)
+    return key
+
+
+def _closed_by_server(error: Exception) -> bool:
+    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
+    import openai
+
+    # By name: which library has these depends on the version of the client.
+    cause = type(error.__cause__).__name__
+    closed = cause in ("RemoteProtocolError", "ReadError", "WriteError")
+    return isinstance(error, openai.APIConnectionError) and closed
+
+
+async def _events(response: Any) -> AsyncIterator[Any]:
     """The JSON of each server-sent event. The client's own reader takes ten times as long, and drops unknown fields."""
     rest = b""
     async for data in response.iter_bytes():

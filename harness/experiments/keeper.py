@@ -85,7 +85,8 @@ class PairKeeper:
         """
         engine, planned = settings.engine, self.plan(settings)
         if engine.name == "server":
-            return ServerEngine(engine, planned.tokenizer, settings.model.repository, batch_size)
+            model, say = settings.model.repository, options["say"]
+            return ServerEngine(engine, planned.tokenizer, model, batch_size, say)
         if engine.name == "vllm":
             return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
         options |= {"batch_size": batch_size, "longest_prompt": longest_prompt}

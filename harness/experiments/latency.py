@@ -217,15 +217,15 @@ class Latency(Experiment):
             "draft_8bit_share": measurement.phases.share("drafting"),
         }
         if times:
+            known = [request.time_to_first_token_ms for request in answered]
+            firsts = [milliseconds for milliseconds in known if milliseconds is not None]
             peaks = [generation.peak_memory_bytes or 0 for generation in generations]
             figures |= {
                 "ms_per_token": statistics.fmean(times),
                 "ms_per_token_median": statistics.median(times),
                 "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
                 "tokens_per_second_per_user": 1000 / statistics.fmean(times),
-                "time_to_first_token_ms": statistics.fmean(
-                    1000 * request.arrivals[0] for request in answered
-                ),
+                "time_to_first_token_ms": statistics.fmean(firsts) if firsts else None,
                 "peak_memory_bytes": max(peaks) or None,
             }
         if any(generation.sent for generation in generations):

@@ -310,6 +310,7 @@ REQUESTS = (
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
+    Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
 _CATEGORIES = (
     Column("category", text=True, of="name"),

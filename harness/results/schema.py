@@ -223,6 +223,9 @@ class LatencyRow(DecodedRow):
         "requests that failed, time-outs too; the other figures leave them out"
     )
     num_timed_out: int | None = figure("requests that took longer than `engine.timeout_s`")
+    num_sent_again: int | None = figure(
+        "requests sent a second time: the server had closed a kept-alive connection"
+    )
     speedup: float | None = figure("total regular time / total speculative time, per token")
     speedup_low: float | None = figure(
         "lower end of its 95 % paired bootstrap interval over prompts"

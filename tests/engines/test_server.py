@@ -1,66 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 
-from echo_server import EchoServer, continuation, serving
+from echo_questions import TOKENIZER, Open, arm_of, ask, texts
+from echo_server import EchoServer
 from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Question
 from harness.engines.requests import acceptance_columns
-from harness.engines.server import ServerArm, ServerEngine
+from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
-from tiny_checkpoints import make_tokenizer
-
-DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
-TOKENIZER = make_tokenizer()
-
-Open = Callable[..., ServerEngine]
-
-
-@pytest.fixture
-def open_engine() -> Iterator[Open]:
-    """A function that starts these echo servers (a regular one before the other) and an engine for them."""
-    with ExitStack() as stack:
-
-        def opened(*servers: EchoServer, batch_size: int = 1, **settings: object) -> ServerEngine:
-            urls = [stack.enter_context(serving(server)) for server in servers]
-            named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
-            engine = ServerEngine(
-                EngineSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size
-            )
-            for server in servers:
-                server.bodies.clear()
-            stack.callback(engine.close)
-            return engine
-
-        yield opened
-
-
-def ask(num_prompts: int = 1, **decoding: object) -> Question:
-    prompts = [[5, 6, 10 + index] for index in range(num_prompts)]
-    return Question(prompts, dataclasses.replace(DECODING, **decoding), 0, range(num_prompts))
-
-
-def texts(question: Question) -> list[list[int]]:
-    return [
-        continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts
-    ]
-
-
-def arm_of(engine: ServerEngine) -> ServerArm:
-    arm = engine.arms[-1]
-    assert isinstance(arm, ServerArm)
-    return arm
 
 
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,6 +36,9 @@ class EchoServer:
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
+        twist: makes another event of each one that it would send; a hostile server.
+        drop_reused: close a connection without an answer at its second completion.
+        error_text: what a failure says.
     """
 
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
@@ -47,6 +50,9 @@ class EchoServer:
     stall: bool = False
     key: str | None = None
     version: str | None = None
+    twist: Callable[[Any], Any] = lambda event: event
+    drop_reused: bool = False
+    error_text: str = "told to fail"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -54,6 +60,7 @@ class EchoServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, with as many requests as come."""
+        num_completions = 0
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().split("\r\n")
@@ -70,8 +77,11 @@ class EchoServer:
                     )
                 elif lines[0].startswith("GET"):
                     self._send(writer, *self._about(lines[0].split()[1]))
+                elif self.drop_reused and num_completions == 1:
+                    return
                 elif not await self._complete(json.loads(body), reader, writer):
                     break
+                num_completions += lines[0].startswith("POST")
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -101,7 +111,7 @@ class EchoServer:
         if self.die_after and number > self.die_after:
             return False
         if self.fail_every and number % self.fail_every == 0:
-            self._send(writer, 500, {"error": {"message": "told to fail"}})
+            self._send(writer, 500, {"error": {"message": self.error_text}})
             return True
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -111,7 +121,7 @@ class EchoServer:
             )
             chunk_count = 0
             async for chunk in self._chunks(body):
-                data = f"data: {json.dumps(chunk) if chunk else '[DONE]'}\n\n".encode()
+                data = f"data: {json.dumps(self.twist(chunk)) if chunk else '[DONE]'}\n\n".encode()
                 writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 await writer.drain()
                 chunk_count += 1

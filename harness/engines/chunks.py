@@ -1,0 +1,178 @@
+"""What a server sends, checked: nothing that it says is believed unless it can be true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness.config.errors import RunError
+
+# More than any vocabulary or answer has. It also bounds what counts may make us do.
+_LARGEST = 2**31 - 1
+# Draft tokens of one iteration, those of a tree included, and iterations of one answer.
+_MOST_DRAFTED, _MOST_ITERATIONS = 4096, 2**20
+
+
+class AnswerError(RunError):
+    """A server sent something that cannot be true."""
+
+
+class Drafts(NamedTuple):
+    """How many tokens were drafted and accepted, in all and in each iteration; no outcomes where that is not told."""
+
+    sums: tuple[int, int]
+    outcomes: list[tuple[int, int]]
+
+
+class Chunk(NamedTuple):
+    """An event of a streamed completion. `usage` is the server's own count of all tokens until then."""
+
+    text: str
+    token_ids: list[int]
+    finished: bool
+    usage: int | None
+    drafts: Drafts | None
+
+
+def read_chunk(event: Any) -> Chunk:
+    """Raises AnswerError for an event that says what cannot be, and RunError for one that reports a failure."""
+    if not isinstance(event, Mapping):
+        raise AnswerError("an event of the stream is no JSON object")
+    if event.get("error"):
+        raise RunError(str(event["error"]))
+    text, finished = "", False
+    token_ids: list[int] = []
+    for choice in _list(event.get("choices"), "choices"):
+        choice = _mapping(choice, "a choice")
+        text += _text(choice.get("text"))
+        token_ids += _counts(choice, "token_ids")
+        finished = finished or choice.get("finish_reason") is not None
+    counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
+    usage = None if counted is None else _count(counted, "usage.completion_tokens")
+    return Chunk(text, token_ids, finished, usage, read_drafts(event))
+
+
+def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
+    """The counts of drafts of vLLM, SGLang or llama.cpp, whose fields tell them apart; None without any.
+
+    Raises:
+        AnswerError: more tokens were accepted than drafted, or a count is no number.
+    """
+    metrics = _mapping(event.get("metrics"), "metrics")
+    details = _mapping(event.get("sglext"), "sglext")
+    timings = _mapping(event.get("timings"), "timings")
+    if found := _mapping(metrics.get("speculative_decoding"), "metrics.speculative_decoding"):
+        sums = _sums(found, "num_draft_tokens", "num_accepted_draft_tokens")
+        drafted = _counts(found, "per_step_drafted")
+        accepted = _counts(found, "per_step_accepted")
+        if drafted and accepted:
+            return Drafts(sums, _outcomes(drafted, accepted))
+        histogram = _counts(found, "acceptance_histogram")
+    elif found := _mapping(details.get("spec_tokens_details"), "sglext.spec_tokens_details"):
+        sums = _sums(found, "spec_num_proposed_drafts", "spec_num_correct_drafts")
+        histogram = _counts(found, "spec_correct_drafts_histogram")
+    elif "draft_n" in timings:
+        sums, histogram = _sums(timings, "draft_n", "draft_n_accepted"), []
+    else:
+        return None
+    return Drafts(sums, _outcomes_of_histogram(sums[0], histogram))
+
+
+def check_length(number: int, max_tokens: int, what: str = "tokens") -> None:
+    """Raises AnswerError for more than were asked for; an iteration yields a token at least."""
+    if number > max_tokens:
+        raise AnswerError(f"the server sent {number} {what} for max_tokens={max_tokens}")
+
+
+def check_usage(usage: int, num_ids: int, text: str, max_tokens: int) -> None:
+    """Compare a server's own count with what was asked for and with what arrived.
+
+    Raises:
+        AnswerError: they contradict each other.
+    """
+    counts = f"the server counts {usage} tokens"
+    if usage > max_tokens:
+        raise AnswerError(f"{counts} for max_tokens={max_tokens}")
+    # Some servers count the token that ended the text and do not send it.
+    if num_ids and usage not in (num_ids, num_ids + 1):
+        raise AnswerError(f"{counts} and sent {num_ids}")
+    if text and usage == 0:
+        raise AnswerError(f"{counts} and sent text")
+
+
+def _outcomes(drafted: Sequence[int], accepted: Sequence[int]) -> list[tuple[int, int]]:
+    if len(drafted) != len(accepted):
+        numbers = f"{len(drafted)} iterations that drafted, and {len(accepted)} that accepted"
+        raise AnswerError(f"the server counts {numbers}")
+    outcomes = list(zip(drafted, accepted, strict=True))
+    for num_drafted, num_accepted in outcomes:
+        _check_accepted(num_drafted, num_accepted)
+        if num_drafted > _MOST_DRAFTED:
+            raise AnswerError(f"the server counts {num_drafted} draft tokens in one iteration")
+    return outcomes
+
+
+def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[tuple[int, int]]:
+    """From iterations by accepted tokens: enough only if all of them drafted the same number."""
+    num_iterations = sum(histogram)
+    if num_iterations > _MOST_ITERATIONS:
+        raise AnswerError(f"the server counts {num_iterations} iterations")
+    if num_iterations == 0 or num_drafted % num_iterations != 0:
+        return []
+    each = num_drafted // num_iterations
+    most_accepted = max(count for count, num_times in enumerate(histogram) if num_times)
+    if most_accepted > each or each > _MOST_DRAFTED:
+        return []
+    return [(each, count) for count, num_times in enumerate(histogram) for _ in range(num_times)]
+
+
+def _sums(found: Mapping[str, Any], drafted: str, accepted: str) -> tuple[int, int]:
+    sums = _count(found.get(drafted), drafted), _count(found.get(accepted), accepted)
+    _check_accepted(*sums)
+    return sums
+
+
+def _check_accepted(num_drafted: int, num_accepted: int) -> None:
+    if num_accepted > num_drafted:
+        raise AnswerError(
+            f"the server counts {num_accepted} accepted of {num_drafted} draft tokens"
+        )
+
+
+def _counts(found: Mapping[str, Any], name: str) -> list[int]:
+    return [_count(value, f"an entry of {name}") for value in _list(found.get(name), name)]
+
+
+def _count(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise AnswerError(f"{name} is {_shown(value)}, which is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise AnswerError(f"a text is {_shown(value)}")
+    return value
+
+
+def _list(value: Any, name: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise AnswerError(f"{name} is {_shown(value)}, which is no list")
+    return value
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise AnswerError(f"{name} is {_shown(value)}, which is no JSON object")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

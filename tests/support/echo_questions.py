@@ -1,0 +1,34 @@
+"""Questions for echo servers, and what they answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from echo_server import continuation
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
+from harness.engines.server import ServerArm, ServerEngine
+from tiny_checkpoints import make_tokenizer
+
+DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
+TOKENIZER = make_tokenizer()
+
+Open = Callable[..., ServerEngine]
+
+
+def ask(num_prompts: int = 1, **decoding: object) -> Question:
+    prompts = [[5, 6, 10 + index] for index in range(num_prompts)]
+    return Question(prompts, dataclasses.replace(DECODING, **decoding), 0, range(num_prompts))
+
+
+def texts(question: Question) -> list[list[int]]:
+    return [
+        continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts
+    ]
+
+
+def arm_of(engine: ServerEngine) -> ServerArm:
+    arm = engine.arms[-1]
+    assert isinstance(arm, ServerArm)
+    return arm
