@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +21,8 @@ from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 
-_checked: WeakSet[PreTrainedModel] = WeakSet()
+# Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs with the same ones.
+_checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
@@ -58,7 +59,7 @@ def build_runner(
         drafts: whether it is the draft's.
 
     Raises:
-        SettingError: for a model with a recurrent state that cannot be read as the run would read it.
+        SettingError: for a model that cannot be read as the run would read it.
     """
     name, chosen, model = loaded.settings.name, resolve(runner, [loaded.input_device]), loaded.model
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
@@ -72,12 +73,12 @@ def build_runner(
     while True:
         try:
             if chosen == "eager":
-                built = EagerRunner(model, **common)
+                built = _eager_runner(loaded, shapes, drafts=drafts, common=common)
             elif chosen == "static":
                 built = StaticRunner(model, num_slots=shapes[1], **common)
-                if model not in _checked:  # a sweep runs many jobs with the same models
-                    built.check()
-                    _checked.add(model)
+                if _checked.get(model, 0) < shapes[1]:
+                    built.check(shapes[1])
+                    _checked[model] = shapes[1]
             else:
                 say(f"{name}: preparing runner={chosen}")
                 compiled, captured = chosen != "graphs_only", chosen != "compiled"
@@ -99,15 +100,29 @@ def is_spoiled() -> bool:
     return Recorder.has_failed
 
 
+def _eager_runner(
+    loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
+) -> Runner:
+    """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
+    num_rows, num_slots, role = shapes[0], shapes[1], "draft" if drafts else "model"
+    runner = EagerRunner(loaded.model, **common)
+    try:
+        runner.check(num_rows, num_slots)
+    except UnsupportedModelError as reason:
+        rule = f"cannot be used for rows of up to {num_slots} tokens (batch_size={num_rows}): it {reason}"
+        raise SettingError(role, rule, loaded.settings.name) from reason
+    return runner
+
+
 def _snapshot_runner(
     loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
     """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or padding, wrongly."""
-    num_rows, widths, role = shapes[0], shapes[2], "draft" if drafts else "model"
+    num_rows, num_slots, widths, role = *shapes[:3], "draft" if drafts else "model"
     takes_back, name = max(widths) > 1, loaded.settings.name
     runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=not drafts, **common)
     try:
-        runner.check(1)
+        runner.check(1, num_slots)
     except UnsupportedModelError as reason:
         advice = "choose another" if drafts or not takes_back else "draft=none measures it alone"
         tokens = "several tokens at once" if takes_back else "token by token"
@@ -115,7 +130,7 @@ def _snapshot_runner(
             role, f"cannot be used: reading {tokens}, it {reason}; {advice}", name
         ) from reason
     try:
-        runner.check(num_rows)
+        runner.check(num_rows, num_slots)
     except UnsupportedModelError as reason:
         rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
         raise SettingError("batch_size", rule, num_rows) from reason

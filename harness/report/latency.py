@@ -399,9 +399,12 @@ def _identity(prompts: Sequence[LatencyPromptRow]) -> str:
     parted = [prompt for prompt in prompts if prompt.divergence_position is not None]
     identical = f"{len(prompts) - len(parted)} of {len(prompts)}"
     if not parted:
-        return f"Greedy output is identical token for token on {identical} prompts."
+        return f"Greedy output of both arms is identical token for token on {identical} prompts."
     first = min(prompt.divergence_position or 0 for prompt in parted)
-    said = f"Greedy output is identical on {identical} prompts. The earliest difference is at token {first}"
+    said = (
+        f"Greedy output of both arms is identical on {identical} prompts."
+        f" The earliest difference is at token {first}"
+    )
     if any(prompt.logit_margin is None for prompt in parted):
         return f"{said}; without the model's logits here, nothing says whether a tie explains it."
     margin = max(abs(prompt.logit_margin or 0.0) for prompt in parted)

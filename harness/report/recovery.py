@@ -247,7 +247,10 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
     findings = []
     for row in _of(rows, "greedy"):
         tokens = f"({row.num_tokens:,} tokens)"
-        found = f"greedy output is identical token for token on {_identical(row)} prompts {tokens}"
+        found = (
+            f"greedy output of both arms is identical token for token on {_identical(row)} prompts"
+            f" {tokens}"
+        )
         if row.logit_margin is not None:
             explained = "within" if row.verdict == "lossless" else "beyond"
             found += (

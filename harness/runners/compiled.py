@@ -24,10 +24,11 @@ from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.warp import Warp
 from harness.runners.base import Options
+from harness.runners.checks import compare_with_plain, refusing, require_close
 from harness.runners.graphs import FixedCall, Recorder
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
-from harness.runners.static import StaticRunner, refusing, require_close, round_up
+from harness.runners.static import StaticRunner, round_up
 
 
 class CompilationError(UnsupportedModelError):
@@ -79,7 +80,7 @@ class PreparedRunner(StaticRunner):
         warp: Warp | None = None,
         decisions: Mapping[int, Decision] | None = None,
     ) -> None:
-        """Compile and capture all shapes that decoding needs, and compare its outputs with the eager runner's.
+        """Compile and capture all shapes that decoding needs, and compare the outputs with the model's own.
 
         Args:
             batch_size: the most rows of a batch.
@@ -94,7 +95,7 @@ class PreparedRunner(StaticRunner):
             CompilationError: if the model cannot be compiled, or then gives other outputs.
             UnsupportedModelError: if it cannot be captured, or then gives other outputs.
         """
-        self.check()
+        self.check(num_slots)
         self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
         # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
         sizes = {
@@ -119,6 +120,8 @@ class PreparedRunner(StaticRunner):
         with refusing(UnsupportedModelError, "cannot be captured"):
             self._fix_calls()
         self.setup_seconds = time.perf_counter() - started
+        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
+        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._prepared is not None and self._has_room(self._prepared, prompts):

@@ -17,10 +17,22 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.runners.base import CacheRunner, run_model, stacked
+from harness.runners.checks import compare_with_plain, longest_span
 
 
 class EagerRunner(CacheRunner):
     """A `Runner` over any decoder-only transformers model whose only state is its KV cache; see `CacheRunner`."""
+
+    def check(self, num_rows: int, num_slots: int | None = None) -> None:
+        """Compare the outputs over a window, chunk or block of attention with the model's own. Starts a new batch.
+
+        `num_slots` are the most tokens of a row; None: any number. A model without windows is taken as it is.
+
+        Raises UnsupportedModelError if they differ by more than rounding.
+        """
+        if span := longest_span(self._model.config, num_slots):
+            rows = min(2, num_rows)
+            compare_with_plain(self, self._model, self._options, num_rows=rows, num_before=span)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:

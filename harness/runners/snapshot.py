@@ -23,8 +23,8 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import to_device
 from harness.runners.base import Options, RollbackError, captured, capturing, stacked
+from harness.runners.checks import filler, longest_span, refusing
 from harness.runners.slots import UnsupportedModelError
-from harness.runners.static import refusing
 
 # What models call what they hand on from one call to the next, and what attention keeps of it.
 _STATES, _KEYS = ("past_key_values", "cache_params", "state"), ("keys", "values")
@@ -215,42 +215,49 @@ class SnapshotRunner(Runner):
         self._extended = self._extended[index]
 
     @torch.inference_mode()
-    def check(self, num_rows: int) -> None:
+    def check(self, num_rows: int, num_slots: int | None = None) -> None:
         """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
+
+        `num_slots` are the most tokens of a row: of windows that no row exceeds, nothing is read. None: any number.
 
         Raises UnsupportedModelError if the influence of earlier tokens differs by more than rounding.
         """
-        precise = (
-            self._model.dtype == torch.float32
-            and getattr(self._model, "hf_quantizer", None) is None
-        )
-        tolerance, rounding = _TOLERANCE if precise else _COARSE_TOLERANCE
-        prompts, fed = (
-            [[11, 12, 13, 14, 15], [16, 17]][:num_rows],
-            torch.arange(20, 26, device=self._device).view(2, 3),
-        )
+        span = longest_span(self._model.config, num_slots)
+        for num_before in dict.fromkeys([0, span]):
+            prompts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+            with refusing(UnsupportedModelError, "cannot go on from its state"):
+                self._check_behind(prompts)
+
+    def _check_behind(self, prompts: list[list[int]]) -> None:
+        """Compare what is read behind prompts; see `check`."""
+        num_rows, fed = len(prompts), torch.arange(20, 26, device=self._device).view(2, 3)
         counts = [1, 2] if self._takes_back else [3, 3]
         kept = [
             [*prompt, *row[:count]]
             for prompt, row, count in zip(prompts, fed.tolist(), counts, strict=False)
         ]
-        with refusing(UnsupportedModelError, "cannot go on from its state"):
-            self.start(prompts)
-            for before, new in [(prompts, fed), (kept, fed.flip(0))]:
-                step = self.extend(new[:num_rows])
-                for row, tokens in enumerate(before):
-                    actual, expected = (
-                        step.logits[row],
-                        self._without_state([*tokens, *new[row].tolist()])[-3:],
-                    )
-                    error = (actual - expected).norm()
-                    influence = (expected - self._without_state(new[row].tolist())).norm()
-                    if error > tolerance * influence and error > rounding * expected.norm():
-                        share = float(error / influence)
-                        raise UnsupportedModelError(
-                            f"gets the influence of earlier tokens wrong by {share:.0%}"
-                        )
-                self.keep(counts[:num_rows])
+        self.start(prompts)
+        for before, new in [(prompts, fed), (kept, fed.flip(0))]:
+            step = self.extend(new[:num_rows])
+            for row, tokens in enumerate(before):
+                self._require_influence(step.logits[row], tokens, new[row].tolist())
+            self.keep(counts[:num_rows])
+
+    def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
+        """Raises UnsupportedModelError unless these are the logits [n, V] of n new tokens behind those before."""
+        precise = (
+            self._model.dtype == torch.float32
+            and getattr(self._model, "hf_quantizer", None) is None
+        )
+        tolerance, rounding = _TOLERANCE if precise else _COARSE_TOLERANCE
+        expected = self._without_state([*before, *new])[-len(new) :]
+        error = (actual - expected).norm()
+        influence = (expected - self._without_state(new)).norm()
+        if error > tolerance * influence and error > rounding * expected.norm():
+            share = float(error / influence)
+            raise UnsupportedModelError(
+                f"gets the influence of earlier tokens wrong by {share:.0%}"
+            )
 
     def _without_state(self, tokens: list[int]) -> Tensor:
         """Logits after each token [n, V], all read at once."""

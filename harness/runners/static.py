@@ -6,8 +6,7 @@ the model eagerly, on any shape; `runners.compiled` compiles and captures the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -21,6 +20,7 @@ from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, to_device
 from harness.decoding.warp import Warp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
+from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 
 # Slots are allocated in multiples of this.
@@ -28,10 +28,6 @@ BUCKET = 128
 
 # In numbers: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
-
-# A larger relative difference from the eager runner's outputs is more than rounding: float32, and all coarser types.
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
-
 
 # Before the first batch, and while there is none.
 _NONE = Slots([])
@@ -88,31 +84,19 @@ class StaticRunner(CacheRunner):
         return outputs
 
     @torch.inference_mode()
-    def check(self) -> None:
-        """Compare the outputs with the model's own, over two ragged rows and a roll-back. Starts a new batch.
+    def check(self, num_slots: int | None = None) -> None:
+        """Compare the outputs with the model's own: see `compare_with_plain`. Starts a new batch.
+
+        `num_slots` are the most of a row: of windows that no row exceeds, nothing is read. None: any number.
 
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses its masks.
         """
-        # One pass gives what three with a cache must give. The second row's last two tokens do not count.
-        whole = torch.tensor(
-            [[11, 12, 13, 14, 15, 20, 21, 22], [16, 17, 23, 24, 25, 20, 20, 20]],
-            device=self._device,
-        )
-        rows, places = torch.tensor([[0], [1]]), torch.tensor([[5, 6, 7, 5], [2, 3, 4, 5]])
+        # A mask may end some slots behind the longest row.
+        most = None if num_slots is None else num_slots + _MASK_ALIGNMENT
+        span = longest_span(self._model.config, most)
         reserved, self._reserved = self._reserved, 0
-        self.start([[11, 12, 13, 14, 15], [16, 17]])
-        expected = [
-            states[rows, places]
-            for states in run_model(self._model, self._options, whole, DynamicCache())
-        ]
-        with refusing(UnsupportedModelError, "fails with explicit masks"):
-            first = self.extend(whole[rows, places[:, :3]])
-            self.keep([0, 3])  # rows of one length, over which a single token needs no mask
-            second = self.extend(whole[rows, places[:, 3:]])
-        actual = [torch.cat([first.logits, second.logits], dim=1)]
-        if first.hidden is not None and second.hidden is not None:
-            actual.append(torch.cat([first.hidden, second.hidden], dim=1))
-        require_close(actual, expected, self._model, "differ from the eager ones")
+        for num_before in dict.fromkeys([0, span]):
+            compare_with_plain(self, self._model, self._options, num_before=num_before)
         self._reserved, self._slots = reserved, Slots.like(self._slots.buffers, 0, 0)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -189,34 +173,3 @@ class StaticRunner(CacheRunner):
 def round_up(num_slots: int) -> int:
     """To whole buckets."""
     return -(-num_slots // BUCKET) * BUCKET
-
-
-@contextmanager
-def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
-    """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works without them."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except UnsupportedModelError as error:
-        raise refusal(str(error)) from error
-    except Exception as error:
-        raise refusal(f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]) from error
-
-
-def require_close(
-    actual: Sequence[Tensor | None],
-    expected: Sequence[Tensor | None],
-    model: PreTrainedModel,
-    otherwise: str,
-) -> None:
-    """Raises UnsupportedModelError, with `otherwise`, if logits or hidden states differ by more than rounding."""
-    precise = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
-    for one, other in zip(actual, expected, strict=True):
-        if one is None or other is None or not other.is_floating_point():
-            continue
-        error, size = float((one.float() - other.float()).norm()), float(other.float().norm())
-        # Probabilities of tokens may all be 0.
-        if not error <= (_TOLERANCE if precise else _COARSE_TOLERANCE) * size:
-            share = f"{error / size:.1%}" if size else "all"
-            raise UnsupportedModelError(f"gives outputs that {otherwise} by {share}")

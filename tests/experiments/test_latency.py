@@ -384,6 +384,24 @@ def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveMod
     assert set(rows["runner"]) <= {"eager", "eager+eager"}
 
 
+def test_a_window_at_the_end_of_the_cache_does_not_change_texts(
+    harness: Harness, save_model: SaveModel, tmp_path: Path
+) -> None:
+    """GPT-Neo's local layers: the default runner would decode other texts behind its window, in both arms."""
+    settings = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    model = save_model("gpt_neo", hidden_size=64, window_size=32, init_range=0.3, **settings)
+    lines = ["x" * 40, "a longer text " * 4, "yet another one " * 5]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n")
+    quick = ["num_prompts=3", "batch_size=3", *QUICK[1:], "decoding.temperature=0"]
+    outcome = harness("latency", f"model={model.name}", "draft=lookup", *quick)
+    assert "gives outputs that differ from the model's own" in outcome.stdout + outcome.stderr
+    assert "Greedy output of both arms is identical token for token on 3 of 3" in outcome.stdout
+    assert set(results()["runner"]) == {"eager"}
+    harness("latency", f"model={model.name}", "draft=lookup", *quick, "runner=eager")
+    first, second = map(pd.read_csv, sorted(Path().rglob("latency_prompts.csv")))
+    assert list(first["completion"]) == list(second["completion"])
+
+
 def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
     outcome = harness("latency", "results.file=mine.csv", *QUICK)

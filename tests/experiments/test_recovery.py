@@ -23,7 +23,7 @@ def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None
     draws = "num_draws=20000"
     honest = harness("recovery", *pair, *SMALL, draws, "shift=0.2")
     assert (
-        "Lossless: greedy output is identical token for token on 3 of 3 prompts (24 tokens)"
+        "Lossless: greedy output of both arms is identical token for token on 3 of 3 prompts (24 tokens)"
         in honest.stdout
     )
     broken = harness(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from architectures import random_model
+from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.graphs import FixedCall, Recorder
 from harness.runners.slots import UnsupportedModelError
-from harness.runners.static import refusing
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +45,7 @@ NEWER = pytest.mark.skipif("dots3_note_text" not in CONFIG_MAPPING, reason="an o
 @pytest.mark.parametrize("name", NOT_STATIC)
 def test_what_cannot_be_exact_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=NOT_STATIC[name]):
-        StaticRunner(random_model(name))
+        StaticRunner(random_model(name)).check()
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,50 @@ def test_layers_on_several_gpus_write_where_their_slots_are(
 
 def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.runners.slots._windows", lambda model: {"": 2})
-    with pytest.raises(UnsupportedModelError, match="differ from the eager ones"):
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         StaticRunner(random_model("llama")).check()
+
+
+@pytest.mark.parametrize(
+    ("window", "num_slots", "wrong"), [(8, 20, True), (200, 300, True), (200, 120, False)]
+)
+def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
+    window: int, num_slots: int, wrong: bool
+) -> None:
+    model = random_model("gpt_neo", window_size=window)
+    EagerRunner(model).check(2, num_slots)
+    runner = StaticRunner(model)
+    if not wrong:
+        runner.check(num_slots)
+        return
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        runner.check(num_slots)
+
+
+def test_prepared_shapes_are_compared_with_the_model_itself() -> None:
+    """They see all slots, so that a window at the end of the cache is wrong at any length."""
+    model = random_model("gpt_neo", window_size=100)
+    runner = PreparedRunner(model, compiled=False, captured=False)
+    StaticRunner(model).check(90)
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        runner.prepare(2, 90, [1, 4])
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama", 8), ("mistral", 16)])
+def test_a_check_reads_no_more_than_the_windows_need(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lengths = random_model(name), []
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def counting(*arguments: Any, input_ids: Tensor, **named: Any) -> Any:
+        lengths.append(input_ids.shape[1])
+        return forward(*arguments, input_ids=input_ids, **named)
+
+    monkeypatch.setattr(model, "forward", counting)
+    StaticRunner(model).check()
+    assert max(lengths) == most
 
 
 def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:

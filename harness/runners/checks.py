@@ -1,0 +1,154 @@
+"""Whether a runner computes what its model computes, before it decodes: a comparison with plain forward passes.
+
+These have no cache, so that they share nothing with a runner. Attention that looks back only so far, or works in chunks
+or blocks, can be wrong for long texts alone: what is read is longer than each of these that a run exceeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from harness.decoding.protocols import Runner
+from harness.runners.base import Options, captured, capturing
+from harness.runners.slots import UnsupportedModelError
+
+# A larger relative difference from the plain outputs is more than rounding: float32, and all coarser types.
+_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
+
+# Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
+_LENGTH = re.compile(r"window|chunk|block|local_attention")
+_NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
+
+# Two rows, each with its prompt, what follows it, and how many of that are kept before one more token follows.
+_PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
+_FED = ([20, 21, 22], [23, 24, 25])
+_KEPT = (0, 3)
+_LAST = 20
+_NUM_FED = 4
+
+
+def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int:
+    """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0 where there is none.
+
+    None: rows of any length. Those that exceed the model's context do not count.
+    """
+    text = config.get_text_config(decoder=True)
+    context = getattr(text, "max_position_embeddings", None)
+    longest = 0
+    for name, value in text.to_dict().items():
+        if not _LENGTH.search(name) or _NO_LENGTH.search(name):
+            continue
+        for span in value if isinstance(value, list | tuple) else [value]:
+            if type(span) is not int or span < 1:
+                continue
+            reached = num_tokens is None or span < num_tokens
+            possible = not isinstance(context, int) or span + _margin() <= context
+            if reached and possible:
+                longest = max(longest, span)
+    return longest
+
+
+def _margin() -> int:
+    return len(_PROMPTS[0]) + _NUM_FED
+
+
+def filler(count: int) -> list[int]:
+    """So many tokens without a pattern, the same in every run."""
+    chance = random.Random(count)
+    return [chance.randrange(11, 27) for _ in range(count)]
+
+
+def compare_with_plain(
+    runner: Runner,
+    model: PreTrainedModel,
+    options: Options,
+    *,
+    num_rows: int = 2,
+    num_before: int = 0,
+) -> None:
+    """Compare a runner's outputs over ragged rows and a roll-back with the model's own. Starts a new batch.
+
+    Args:
+        runner: one over `model` with `options`.
+        num_rows: 1 or 2.
+        num_before: tokens before the first row's prompt, so that it exceeds a window of that length.
+
+    Raises:
+        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses its masks.
+    """
+    prompts = [[*filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
+    device = options.get("device") or model.device
+    with refusing(UnsupportedModelError, "fails with explicit masks"):
+        runner.start(prompts)
+        first = runner.extend(torch.tensor(_FED[:num_rows], device=device))
+        runner.keep(_KEPT[:num_rows])
+        second = runner.extend(torch.tensor([[_LAST]] * num_rows, device=device))
+    actual = [torch.cat([first.logits, second.logits], dim=1)]
+    if first.hidden is not None and second.hidden is not None:
+        actual.append(torch.cat([first.hidden, second.hidden], dim=1))
+    rows = [
+        _plain_outputs(model, options, prompt, fed, kept)
+        for prompt, fed, kept in zip(prompts, _FED, _KEPT, strict=False)
+    ]
+    expected = [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
+    require_close(actual, expected, model, "differ from the model's own")
+
+
+@torch.inference_mode()
+def _plain_outputs(
+    model: PreTrainedModel, options: Options, prompt: list[int], fed: list[int], num_kept: int
+) -> list[Tensor]:
+    """Outputs [1, 4, ...] after each of three tokens, and after the one that follows those kept of them."""
+    device = options.get("device") or model.device
+    sequence = [*prompt, *fed]
+    if num_kept == len(fed):
+        sequence.append(_LAST)
+    arguments: dict[str, Any] = capturing(options)
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        arguments["logits_to_keep"] = _NUM_FED
+    tokens = torch.tensor([sequence], device=device)
+    outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
+    # Without a token kept, the last one is the first of those fed.
+    places = [place - len(sequence) for place in range(len(prompt), len(sequence))]
+    places += places[:1] if num_kept == 0 else []
+    return [output[:, places] for output in outputs]
+
+
+@contextmanager
+def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
+    """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works without them."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except UnsupportedModelError as error:
+        raise refusal(str(error)) from error
+    except Exception as error:
+        raise refusal(f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]) from error
+
+
+def require_close(
+    actual: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+    model: PreTrainedModel,
+    otherwise: str,
+) -> None:
+    """Raises UnsupportedModelError, with `otherwise`, if logits or hidden states differ by more than rounding."""
+    precise = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
+    for one, other in zip(actual, expected, strict=True):
+        if one is None or other is None or not other.is_floating_point():
+            continue
+        error, size = float((one.float() - other.float()).norm()), float(other.float().norm())
+        # Probabilities of tokens may all be 0.
+        if not error <= (_TOLERANCE if precise else _COARSE_TOLERANCE) * size:
+            share = f"{error / size:.1%}" if size else "all"
+            raise UnsupportedModelError(f"gives outputs that {otherwise} by {share}")
