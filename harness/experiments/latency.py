@@ -20,6 +20,7 @@ from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.suspicion import suspicion
 from harness.models.roofline import Roof, roofs
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
@@ -77,6 +78,7 @@ class Latency(Experiment):
         self._check_batch()
         self.measured = {name: Measurement() for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
+        self.suspicion: dict[str, Any] = {}
         self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
 
@@ -121,6 +123,11 @@ class Latency(Experiment):
                 raise RunError(
                     f"{name}: all {len(requests)} requests failed, the first with {requests[0].error}"
                 )
+        other = settings.engine.name != "local" and settings.decoding.temperature > 0
+        if other and len(engine.arms) > 1:
+            regular, speculative = self.measured.values()
+            told = regular.generations, speculative.acceptance
+            self.suspicion = suspicion(engine, questions, *told)
         # On average half of the new tokens are there.
         context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
         if placed is not None:
@@ -243,7 +250,8 @@ class Latency(Experiment):
                 "target_step_ms": pass_ms,
                 "target_8bit_share": measurement.phases.share("forward"),
             }
-        return figures | {"verify_ms": pass_ms} | self._against_regular(measurement)
+        figures |= {"verify_ms": pass_ms} | self.suspicion
+        return figures | self._against_regular(measurement)
 
     def _against_regular(self, speculative: Measurement) -> dict[str, Any]:
         """Columns of the speculative arm alone."""

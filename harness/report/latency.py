@@ -248,6 +248,13 @@ def _caveats(row: LatencyRow) -> Iterator[str]:
         yield f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}: {coin}."
     if lossy := lossy_warning(row):
         yield lossy
+    if row.suspicious:
+        yield (
+            f"Acceptance looks like a fault of the engine: {row.conditional_acceptance_rate or 0:.1%} of the tested"
+            f" draft tokens at temperature {row.temperature:g}, {row.greedy_acceptance_rate or 0:.0%} at temperature"
+            f" 0, although {row.likeliest_share or 0:.0%} of the target's own draws are its likeliest token. The"
+            " command `recovery` with the same settings tests whether the engine samples rightly."
+        )
     target, _, draft = (row.runner or "").partition("+")
     if draft and target in _SLOW_RUNNERS and draft not in _SLOW_RUNNERS:
         yield f"runner {row.runner}: the target ran without what speeds up its draft, which flatters the speed-up."

@@ -10,7 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +119,10 @@ def _by_category(pairs: Sequence[Pair]) -> list[Figure]:
     figures = []
     for pair in pairs:
         points = {
-            f"{of.name} ({of.num_prompts})": Point(*astuple(of.speedup)) for of in pair.categories
+            f"{of.name} ({of.num_prompts})": Point(
+                of.speedup.estimate, of.speedup.low, of.speedup.high
+            )
+            for of in pair.categories
         }
         rows = [
             (f"{point.value:.2f}×  {name}", {_MEASURED: point}) for name, point in points.items()

@@ -38,6 +38,14 @@ class Acceptance:
         return sum(accepted * times for (_, accepted), times in self.iterations.items())
 
     @property
+    def num_tested(self) -> int:
+        """Draft tokens that verification looked at: the accepted ones and the first rejected one."""
+        return sum(
+            min(accepted + 1, proposed) * times
+            for (proposed, accepted), times in self.iterations.items()
+        )
+
+    @property
     def acceptance_rate(self) -> float | None:
         return _ratio(self.num_accepted, self.num_proposed)
 
@@ -72,7 +80,7 @@ class Acceptance:
         rates = map(_ratio, accepted, tested)
         return {
             "acceptance_rate": self.acceptance_rate,
-            "conditional_acceptance_rate": _ratio(self.num_accepted, sum(tested)),
+            "conditional_acceptance_rate": _ratio(self.num_accepted, self.num_tested),
             "mean_acceptance_length": self.mean_acceptance_length,
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),

@@ -247,6 +247,15 @@ class LatencyRow(DecodedRow):
     tokens_per_iteration: float | None = figure(
         "tokens per iteration, over all iterations", "tokens"
     )
+    greedy_acceptance_rate: float | None = figure(
+        "accepted / tested at temperature 0, asked of other engines where acceptance is low"
+    )
+    likeliest_share: float | None = figure(
+        "share of the target's draws that are its likeliest token, likewise"
+    )
+    suspicious: bool | None = figure(
+        "whether acceptance is so far below both that the engine looks wrong, likewise"
+    )
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure(
         "verification per iteration: the target's pass over K + 1 tokens", "ms"

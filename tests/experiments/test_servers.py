@@ -139,6 +139,28 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     )
 
 
+@pytest.mark.parametrize(
+    ("rejects_at", "suspicious"),
+    [(("sampled",), True), (("sampled", "greedy"), False), ((), None)],
+)
+def test_acceptance_far_below_what_greedy_texts_explain_is_a_fault_of_the_engine(
+    harness: Harness, serve: Serve, rejects_at: tuple[str, ...], suspicious: bool | None
+) -> None:
+    """A draft that is simply bad is bad greedily too, and one that is good is not looked into."""
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, rejects_at=rejects_at)
+    sampled = ["num_prompts=20", "batch_size=4", "decoding.temperature=0.7"]
+    shown = harness("latency", *QUICK, *serve(*servers), *sampled).stdout
+    row = results().iloc[-1]
+    shown = " ".join(shown.split())
+    assert ("looks like a fault of the engine" in shown) == bool(suspicious)
+    assert ("`recovery`" in shown) == bool(suspicious)
+    if suspicious is None:
+        assert row[["greedy_acceptance_rate", "likeliest_share", "suspicious"]].isna().all()
+    else:
+        assert row["suspicious"] == suspicious
+        assert row["likeliest_share"] == 1
+
+
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
     server = EchoServer(delay_s=0.01)
     assert (

@@ -35,6 +35,7 @@ class EchoServer:
         delay_s: before each chunk.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
+        rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         twist: makes another event of each one that it would send; a hostile server.
         drop_reused: close a connection without an answer at its second completion.
@@ -53,6 +54,7 @@ class EchoServer:
     twist: Callable[[Any], Any] = lambda event: event
     drop_reused: bool = False
     error_text: str = "told to fail"
+    rejects_at: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -145,6 +147,8 @@ class EchoServer:
             body["max_tokens"],
             1 + (self.num_draft_tokens or 0) // 2,
         )
+        if ("sampled" if body["temperature"] else "greedy") in self.rejects_at:
+            width = 1
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = continuation(last, count)
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]

@@ -1,0 +1,79 @@
+"""Is acceptance so low that the engine itself looks wrong? Asked of engines whose verification is not ours.
+
+A draft that agrees with the target greedily also agrees with its draws, as far as these are the likeliest token. So of
+the tested draft tokens about (greedy acceptance) × (share of the target's draws that are the likeliest token) are
+accepted at any temperature, whether the draft draws or not. An engine that stays far below this rejects what it should
+accept. `recovery` tests that exactly; this takes a few greedy texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from scipy import stats
+
+from harness.config.errors import RunError
+from harness.engines.protocol import Engine, Question
+from harness.engines.timing import Generation, generate
+from harness.results.acceptance import Acceptance
+
+# Acceptance of tested tokens above this is not looked into.
+_LOW = 0.2
+# The estimate is rough: acceptance may fall below it by this factor.
+_MARGIN = 4.0
+# Chance of so few accepted tokens at that limit.
+_FALSE_ALARM_RATE = 1e-6
+# Questions asked again: enough for the estimate.
+_MOST_QUESTIONS = 5
+
+
+def suspicion(
+    engine: Engine,
+    questions: Sequence[Question],
+    sampled: Sequence[Generation],
+    acceptance: Acceptance,
+) -> dict[str, Any]:
+    """The columns about it; none where acceptance is not low, or nothing can be compared.
+
+    Args:
+        sampled: the regular arm's answers to the questions.
+        acceptance: of the speculative arm.
+    """
+    num_tested = acceptance.num_tested
+    if not num_tested or acceptance.num_accepted > _LOW * num_tested:
+        return {}
+    likeliest: list[tuple[int, int]] = []
+    greedy = Acceptance()
+    # Both arms are measured by now, and a failure here takes nothing from that.
+    with suppress(RunError):
+        for question, drawn in list(zip(questions, sampled, strict=True))[:_MOST_QUESTIONS]:
+            decoding = dataclasses.replace(question.decoding, temperature=0.0)
+            asked = dataclasses.replace(question, decoding=decoding)
+            regular, speculative = (generate(engine, arm, asked) for arm in engine.arms)
+            likeliest += map(_common_prefix, regular.tokens, drawn.tokens)
+            greedy += speculative.acceptance
+    num_draws = sum(compared for _, compared in likeliest)
+    if not num_draws or not greedy.num_tested:
+        return {}
+    greedy_rate = greedy.num_accepted / greedy.num_tested
+    likeliest_share = sum(same for same, _ in likeliest) / num_draws
+    limit = greedy_rate * likeliest_share / _MARGIN
+    chance = float(stats.binom.cdf(acceptance.num_accepted, num_tested, limit))
+    return {
+        "greedy_acceptance_rate": greedy_rate,
+        "likeliest_share": likeliest_share,
+        "suspicious": chance < _FALSE_ALARM_RATE,
+    }
+
+
+def _common_prefix(greedy: Iterable[int], drawn: Iterable[int]) -> tuple[int, int]:
+    """Draws that are the likeliest token, and those that could be compared: until the first other one."""
+    same = 0
+    for likeliest, token in zip(greedy, drawn, strict=False):
+        if likeliest != token:
+            return same, same + 1
+        same += 1
+    return same, same
