@@ -10,6 +10,7 @@ import io
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,8 @@ class _Outcome:
 
 # Of the command that this process runs.
 _outcome = _Outcome()
+# Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
+_running = threading.RLock()
 
 
 def main() -> None:
@@ -130,15 +133,17 @@ def main() -> None:
     sys.exit(min(_outcome.exit_codes, key=[1, 2, 3, 0].index, default=0))
 
 
-def run(command: str, *overrides: str, verbose: bool = False) -> pd.DataFrame:
-    """Run a command from Python: `run("latency", "model=7B", "draft=none")`.
+def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:
+    """Run a command from Python: `run("latency", model="7B", decoding={"num_draft_tokens": 6})`.
 
     It writes the same files as on the command line, and progress and messages go to stderr. With `-m` among the
-    overrides it runs a sweep, where a job that fails is a row with its `status` and `error`.
+    overrides it runs a sweep, where a job that fails is a row with its `status` and `error`. Calls from several
+    threads run one after the other.
 
     Args:
-        overrides: as on the command line.
+        overrides: as on the command line, `"model=7B"`.
         verbose: also print the tables that the command prints.
+        settings: the same as keywords, after the overrides. A group takes a preset, or a mapping of its settings.
 
     Returns:
         The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md`.
@@ -148,25 +153,50 @@ def run(command: str, *overrides: str, verbose: bool = False) -> pd.DataFrame:
         RunError: the run failed.
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
-    global _outcome
     import pandas as pd
 
-    _outcome = _Outcome(quiet=True)
-    machine.note_command_line([command, *overrides])
-    with signals.interrupting(), redirect_stdout(sys.stdout if verbose else io.StringIO()):
-        _run_hydra(_known(command, COMMANDS), overrides)
-    if _outcome.errors:
-        raise _outcome.errors[0]
+    arguments = [*overrides, *_from_keywords(_known(command, COMMANDS), settings)]
+    for argument in arguments:
+        if not isinstance(argument, str):
+            rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
+            raise SettingError("settings", rule, argument)
+        if argument in ("-h", "--help", "--version", "--cfg", "-c", "--info", "-i"):
+            raise SettingError(argument, f"is for the command line: python -m harness {command}")
+    with _running:
+        outcome = _run_quietly(command, arguments, verbose)
+    if outcome.errors:
+        raise outcome.errors[0]
     return pd.DataFrame(
-        [{name: getattr(row, name) for name in row.columns()} for row in _outcome.rows]
+        [{name: getattr(row, name) for name in row.columns()} for row in outcome.rows]
     )
+
+
+def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
+    if not settings:
+        return []
+    from harness.config import arguments
+
+    return arguments.from_keywords(settings, _setting_names(command))
+
+
+def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outcome:
+    global _outcome
+    outcome = _outcome = _Outcome(quiet=True)
+    machine.note_command_line([command, *arguments])
+    with signals.interrupting(), redirect_stdout(sys.stdout if verbose else io.StringIO()):
+        _run_hydra(command, arguments)
+    return outcome
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
     command, *others = arguments or ["help"]
+    if command in ("-h", "--help", "help") and others and others[0] in COMMANDS:
+        command, others = others[0], ["--help"]
+    elif others == ["help"]:
+        others = ["--help"]
     if command in ("-h", "--help", "help"):
         print(USAGE)
-    elif command in ("-V", "--version"):
+    elif command in ("-v", "-V", "--version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
     elif "-sc" in arguments:
         with _reporting(command):
@@ -200,6 +230,8 @@ def _complete(arguments: Sequence[str]) -> None:
 
 
 def _known(command: str, known: Collection[str]) -> str:
+    if not isinstance(command, str):
+        raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known:
         raise SettingError(
             command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
@@ -214,8 +246,14 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     from hydra.core.utils import env_override
 
     from harness.config import names, overrides
+    from harness.config.arguments import check
     from harness.sweep.manifest import SweepCallback
 
+    if "-sc" not in arguments:
+        with _reporting(command):
+            check(arguments, command, _setting_names(command))
+        if _outcome.errors:
+            return
     names.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
@@ -242,6 +280,12 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
 
             _outcome.rows, exit_code = jobs.finish(command, directory)
             _outcome.exit_codes.append(exit_code)
+
+
+def _setting_names(command: str) -> list[str]:
+    from harness.config import commands, conversion
+
+    return conversion.setting_names(getattr(commands, COMMANDS[command].settings))
 
 
 def _started(hydra_main: Callable[[], None]) -> None:

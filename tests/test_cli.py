@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from harness import __version__
 from in_process import Harness
 from processes import run
 
@@ -17,6 +18,14 @@ def test_help_lists_settings_and_presets(harness: Harness) -> None:
     shown = harness("latency", "--help").stdout
     for expected in ("num_draft_tokens: 4", "7B", "tiny_draft", "-m sweeps"):
         assert expected in shown
+
+
+def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
+    wanted = harness("latency", "--help").stdout
+    assert harness("help", "latency").stdout == wanted
+    assert harness("latency", "help").stdout == wanted
+    versions = {harness(*words).stdout for words in (["-v"], ["--version"], ["plan", "--version"])}
+    assert versions == {f"{__version__}\n"}
 
 
 def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:

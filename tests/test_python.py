@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -53,6 +54,58 @@ def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
         thread.start()
         thread.join()
     assert len(found[0]) == 1
+
+
+def test_runs_of_two_threads_have_their_own_rows() -> None:
+    stdout, found = sys.stdout, {}
+
+    def measure(seed: int) -> None:
+        found[seed] = harness.run("latency", *SHORT, draft=None, seed=seed)
+
+    threads = [threading.Thread(target=measure, args=[seed]) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {seed: list(rows["seed"]) for seed, rows in found.items()} == {1: [1], 2: [2], 3: [3]}
+    assert sys.stdout is stdout
+
+
+def test_settings_may_be_keywords() -> None:
+    rows = harness.run(
+        "latency",
+        *SHORT,
+        batch_size=2,
+        draft="lookup",
+        decoding={"num_draft_tokens": 3, "temperature": 0},
+        results={"file": Path("elsewhere.csv")},
+    )
+    assert set(rows["batch_size"]) == {2}
+    assert set(rows["num_draft_tokens"].dropna()) == {3}
+    assert set(rows["temperature"]) == {0}
+    assert set(rows["draft"].dropna()) == {"lookup"}
+    assert Path("elsewhere.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ([3], {}, "command=3: must be one of latency"),
+        (["latency", 4], {}, "settings=4: must be text"),
+        (["latency", {"batch_size": 4}], {}, "settings={'batch_size': 4}: must be text"),
+        (["latency", "--help"], {}, "--help: is for the command line"),
+        (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
+        (["latency"], {"batch_sise": 4}, "batch_sise: no such setting (did you mean batch_size?)"),
+        (["latency"], {"batch_size": None}, "batch_size=None: must be a whole number"),
+        (["latency"], {"decoding": {"top_p": 2}}, "decoding.top_p=2.0: must be in (0, 1]"),
+    ],
+)
+def test_settings_of_other_types_are_refused(
+    arguments: list[Any], keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(harness.SettingError) as error:
+        harness.run(*arguments, **keywords)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(

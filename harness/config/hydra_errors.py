@@ -83,7 +83,7 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
         )
         return SettingError(key, f"needs {group}={' or '.join(having)}")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
-    last = "num_draft_tokens" if key == "K" else own
+    last = "num_draft_tokens" if own in ("K", "k") else own
     same_last_part = [name for name in known if name.rpartition(".")[2] == last]
     suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
     return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")

@@ -47,7 +47,7 @@ def quote_text(argument: str) -> str:
     if key == "prompt":
         # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
         literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
-        return f"prompt={_quoted(literal)}"
+        return f"prompt={in_quotes(literal)}"
     if _NAMES.fullmatch(setting) and not _PLAIN.fullmatch(value):
         # Not `Path.exists`: that raises an error for a name longer than a file's may be.
         is_one_path = os.path.exists(os.path.expanduser(value))
@@ -58,10 +58,10 @@ def quote_text(argument: str) -> str:
 
 def _path(value: str) -> str:
     value = os.path.expanduser(value)
-    return value if _PLAIN.fullmatch(value) else _quoted(value)
+    return value if _PLAIN.fullmatch(value) else in_quotes(value)
 
 
-def _quoted(value: str) -> str:
+def in_quotes(value: str) -> str:
     return (
         "'"
         + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)

@@ -1,0 +1,136 @@
+"""Settings before Hydra reads them: slips that it explains badly, and keywords from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+from harness.config import names
+from harness.config.errors import SettingError
+from harness.config.overrides import in_quotes
+
+# Options of Hydra's own, and whether a value follows.
+_OPTIONS = {
+    "--help": False, "-h": False, "--hydra-help": False, "--version": False, "--resolve": False,
+    "--run": False, "-r": False, "--multirun": False, "-m": False, "--shell-completion": False, "-sc": False,
+    "--cfg": True, "-c": True, "--package": True, "-p": True, "--config-path": True, "-cp": True,
+    "--config-name": True, "-cn": True, "--config-dir": True, "-cd": True, "--experimental-rerun": True,
+    "--info": True, "-i": True,
+}  # fmt: skip
+# They choose a preset, which null is not.
+_GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+
+
+def check(arguments: Sequence[str], command: str, known: Collection[str]) -> None:
+    """Refuse options that do not exist, words without an equals sign, and groups set to null.
+
+    Args:
+        known: every setting of the command.
+
+    Raises:
+        SettingError: for the first one, with what to type instead.
+    """
+    is_value = False
+    for index, argument in enumerate(arguments):
+        following = list(arguments[index + 1 : index + 3])
+        if is_value:
+            is_value = False
+        elif argument.startswith("-"):
+            option, equals, _ = argument.partition("=")
+            if option not in _OPTIONS and not re.fullmatch("-[hmr]+", argument):
+                raise SettingError(argument, _instead_of_option(argument, following, command))
+            is_value = _OPTIONS.get(option, False) and not equals
+        elif "=" not in argument and not argument.startswith("~"):
+            _check_word(argument, following, known)
+        else:
+            _check_group(argument)
+
+
+def _instead_of_option(argument: str, following: Sequence[str], command: str) -> str:
+    setting, _, value = argument.lstrip("-").partition("=")
+    if not value and following and re.match("[^-=]+$", following[0]):
+        value = following[0]
+    if not value:
+        return f"no such option; settings are typed as setting=value ({command} --help lists them)"
+    return f"settings are typed without dashes: {setting}={value}"
+
+
+def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> None:
+    if word in known and following:
+        value = " ".join(following).lstrip("= ").partition(" ")[0]
+        raise SettingError(word, f"is typed with an equals sign and no spaces: {word}={value}")
+    if (names.CONF / "model" / f"{word}.yaml").is_file():
+        raise SettingError(word, f"is a value without its setting: model={word}")
+
+
+def _check_group(argument: str) -> None:
+    group, _, value = argument.partition("=")
+    if group not in _GROUPS or value != "null":
+        return
+    rule = "must be a preset"
+    if group == "draft":
+        rule += "; draft=none measures the target alone"
+    raise SettingError(group, rule, "null")
+
+
+def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Keywords from Python as they are typed: `decoding={"top_p": 0.9}` is `decoding.top_p=0.9`.
+
+    Text stays as it is, so that it means what it means on the command line.
+
+    Args:
+        known: every setting of the command, by which a group is told from a mapping.
+
+    Raises:
+        SettingError: for a value of a type that no setting has.
+    """
+    return [
+        f"{setting}={value}"
+        for name, given in settings.items()
+        for setting, value in _flat(name, given, known)
+    ]
+
+
+def _flat(setting: str, value: Any, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    is_group = setting.partition(".")[0] == "hydra" or any(
+        name.startswith(f"{setting}.") for name in known
+    )
+    if isinstance(value, Mapping) and is_group:
+        for key, part in value.items():
+            yield from _flat(f"{setting}.{key}", part, known)
+    elif setting == "draft" and value is None:
+        yield setting, "none"
+    elif isinstance(value, str):
+        yield setting, value
+    else:
+        yield setting, _typed(setting, value)
+
+
+def _typed(setting: str, value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    # NumPy's truth values and numbers.
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, str):
+        return in_quotes(value)
+    if isinstance(value, os.PathLike):
+        path = str(Path(value))
+        # With a slash it is a path and no preset.
+        return in_quotes(path if "/" in path else f"./{path}")
+    if isinstance(value, Mapping):
+        pairs = [f"{key}:{_typed(setting, part)}" for key, part in value.items()]
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(_typed(setting, item) for item in value) + "]"
+    rule = "must be text, a number, true or false, None, a path, a list or a mapping"
+    raise SettingError(setting, rule, f"<{type(value).__name__}>")
