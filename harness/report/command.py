@@ -20,6 +20,7 @@ from harness.report.recovery import losses, recovery_table
 from harness.report.runs import Run, read
 from harness.report.table import Document, Line, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
+from harness.results.schema import LatencyRow
 
 TITLE = "Speculative decoding: what was measured"
 _NO_PLOTS = "pip install 'harness[report]'"
@@ -30,9 +31,9 @@ usage: python -m harness report [PATH ...] [output=DIR]
 From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
   PATH        a CSV file of latency, eval, recovery, compare or distill, with any name, AIPerf's
-              profile_export.jsonl, what vLLM's `bench serve` saves, or a directory, which is searched with its
-              subdirectories: results/, the directory of a run (outputs/...) or of a sweep (multirun/...).
-              Default: results/
+              profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
+              searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
+              (multirun/...). Default: results/
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   python -m harness report
@@ -53,12 +54,14 @@ class Report:
         headlines: sentences to begin with.
         parts: tables and sentences, in reading order.
         pairs, accuracy: what is plotted: pairs of `latency`, runs of `eval`.
+        others: what other tools measured.
     """
 
     headlines: Document
     parts: Document
     pairs: Sequence[Pair]
     accuracy: Sequence[Run]
+    others: Sequence[LatencyRow] = ()
 
 
 def build(paths: Sequence[str | Path]) -> Report:
@@ -91,7 +94,7 @@ def build(paths: Sequence[str | Path]) -> Report:
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         headlines.append(f"Without a full result: {unfinished}; the reasons are listed below.")
     lines = [*fastest(pairs), *(Line(text, "strong") for text in headlines)]
-    return Report(lines, without_empty(document), pairs, accuracy)
+    return Report(lines, without_empty(document), pairs, accuracy, found.others)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,8 @@
-"""Measurements by other tools next to ours: AIPerf's `profile_export.jsonl`, and what vLLM's `bench serve` saves."""
+"""Measurements by other tools next to ours: AIPerf's `profile_export.jsonl`, and what vLLM's `bench serve` saves.
+
+AIPerf 0.13 writes a line per request: `metadata` and `metrics`, and an `error` where it failed. Its name, and that of
+vLLM's file, may be chosen, so that in a directory contents decide.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +19,14 @@ from harness.report.latency import REQUESTS
 from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 
-# What the two name their files by default. Our own lines per request repeat what our rows say.
-OTHER_FILE = r"profile_export\.jsonl|.*qps.*(?<!\.pytorch)\.json"
+# What both begin with, within so many characters.
+_BEGINNINGS = {
+    ".jsonl": re.compile(r'\s*\{.*"request_start_ns"', re.DOTALL),
+    ".json": re.compile(r'\s*\{.*"model_id"', re.DOTALL),
+}
+_LONGEST_BEGINNING = 4096
+# Our own lines per request repeat what our rows say.
+_OUR_LINES = re.compile(r"profile_export_(regular|speculative)\.jsonl")
 # vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 
@@ -33,20 +43,52 @@ _COLUMNS = (
 )
 
 
-def read_other(file: Path) -> list[LatencyRow]:
-    """A file's figures in the columns of ours, with the tool as `engine`; nothing where it is of neither tool.
+class Others(NamedTuple):
+    """A file's figures in the columns of ours, with the tool as `engine`, and notes about what was left out."""
+
+    rows: list[LatencyRow]
+    notes: list[str]
+
+
+class _Damaged(ValueError):
+    """A file or line that the tool did not write so; its text says why."""
+
+
+class _Request(NamedTuple):
+    """One line of AIPerf. Times are None where it tells none."""
+
+    started_ns: float
+    ended_ns: float
+    error: Mapping[str, Any] | None
+    num_tokens: float
+    milliseconds: float | None
+    time_to_first_token: float | None
+    time_between_tokens: float | None
+    drafts: tuple[float, float, float] | None
+
+
+def looks_like_other(file: Path) -> bool:
+    """Whether a file in a directory may be of another tool; only its beginning is read."""
+    beginning = _BEGINNINGS.get(file.suffix)
+    if beginning is None or _OUR_LINES.fullmatch(file.name):
+        return False
+    try:
+        with file.open(encoding="utf-8", errors="replace") as text:
+            return bool(beginning.match(text.read(_LONGEST_BEGINNING)))
+    except OSError:
+        return False
+
+
+def read_other(file: Path) -> Others | None:
+    """What another tool has measured; None where the file is of neither tool.
 
     Raises:
         OSError: when it cannot be read.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
-    try:
-        if file.suffix == ".jsonl":
-            row = _aiperf(file, [json.loads(line) for line in text.splitlines() if line.strip()])
-            return [] if row is None else [row]
-        return [_vllm(file, json.loads(saved)) for saved in _BETWEEN.split(text)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return []
+    if file.suffix == ".jsonl":
+        return _aiperf(file, text)
+    return _vllm(file, text)
 
 
 def others_table(rows: Sequence[LatencyRow]) -> Table:
@@ -54,71 +96,176 @@ def others_table(rows: Sequence[LatencyRow]) -> Table:
     return Table.of("others", "Measured with other tools", rows, _COLUMNS)
 
 
-def _aiperf(file: Path, records: Sequence[Mapping[str, Any]]) -> LatencyRow | None:
-    """Time between tokens is the mean of each request, as in our rows."""
-    timed = [
-        record
-        for record in records
-        if record["metadata"].get("benchmark_phase", "profiling") == "profiling"
-    ]
-    answered = [record["metrics"] for record in timed if not record["error"]]
-    if not timed:
+def _aiperf(file: Path, text: str) -> Others | None:
+    requests: list[_Request] = []
+    notes: list[str] = []
+    num_lines = 0
+    for line_number, line in enumerate(text.split("\n"), 1):
+        record = _parsed(line)
+        if not isinstance(record, dict) or "metrics" not in record:
+            if line.strip():
+                notes.append(f"{file}, line {line_number}: is no record of AIPerf; left out")
+            continue
+        num_lines += 1
+        try:
+            request = _request(record)
+        except _Damaged as damaged:
+            notes.append(f"{file}, line {line_number}: {damaged}; left out")
+            continue
+        if request is not None:
+            requests.append(request)
+    if not num_lines:
         return None
-    begun, ended = (
-        [record["metadata"][f"request_{end}_ns"] for record in timed] for end in ("start", "end")
+    if not requests:
+        return Others([], [*notes, f"{file} holds no request that AIPerf measured; left out"])
+    return Others([_aiperf_row(file, requests)], notes)
+
+
+def _request(record: Mapping[str, Any]) -> _Request | None:
+    """A line; None for one of the warm-up."""
+    metadata, metrics, error = record.get("metadata"), record["metrics"], record.get("error")
+    if not isinstance(metadata, dict) or not isinstance(metrics, dict):
+        raise _Damaged("metadata or metrics are missing")
+    if metadata.get("benchmark_phase", "profiling") != "profiling":
+        return None
+    started, ended = (_number(metadata, f"request_{end}_ns") for end in ("start", "end"))
+    if started is None or ended is None or ended <= started:
+        raise _Damaged("the request took no time")
+    failed = error if isinstance(error, dict) else {"type": str(error)} if error else None
+    return _Request(
+        started_ns=started,
+        ended_ns=ended,
+        error=failed,
+        num_tokens=_metric(metrics, "output_sequence_length") or 0,
+        milliseconds=_metric(metrics, "request_latency"),
+        time_to_first_token=_metric(metrics, "time_to_first_token"),
+        time_between_tokens=_metric(metrics, "inter_token_latency"),
+        drafts=_drafts(record.get("spec_decode_acceptance")),
     )
-    seconds = (max(ended) - min(begun)) / 1e9
+
+
+def _drafts(told: object) -> tuple[float, float, float] | None:
+    """Draft tokens, those accepted, and iterations, as a server that speculates told AIPerf."""
+    if not isinstance(told, dict):
+        return None
+    names = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
+    proposed, accepted, steps = (_number(told, name) for name in names)
+    if proposed is None or accepted is None or steps is None:
+        return None
+    return proposed, accepted, steps
+
+
+def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
+    """Time between tokens is the mean of each request, as in our rows."""
+    answered = [request for request in requests if request.error is None]
+    begun = min(request.started_ns for request in requests)
+    seconds = (max(request.ended_ns for request in requests) - begun) / 1e9
     figures: dict[str, Any] = {}
-    for ours, theirs in (
-        ("time_to_first_token",) * 2,
-        ("time_between_tokens", "inter_token_latency"),
-    ):
-        if found := [metrics[theirs]["value"] for metrics in answered if theirs in metrics]:
-            figures |= {
-                f"{ours}_p{percent}_ms": float(np.percentile(found, percent))
-                for percent in (50, 90, 99)
-            }
-    lengths = [metrics["output_sequence_length"]["value"] for metrics in answered]
+    for name in ("time_to_first_token", "time_between_tokens"):
+        known = [time for request in answered if (time := getattr(request, name)) is not None]
+        for share in (50, 90, 99) if known else ():
+            figures[f"{name}_p{share}_ms"] = float(np.percentile(known, share))
     waits = [
-        metrics["request_latency"]["value"] / length
-        for metrics, length in zip(answered, lengths, strict=True)
+        request.milliseconds / request.num_tokens
+        for request in answered
+        if request.milliseconds and request.num_tokens
     ]
+    drafts = [request.drafts for request in answered if request.drafts is not None]
+    proposed, accepted, steps = (sum(counts) for counts in zip((0, 0, 0), *drafts, strict=True))
     return LatencyRow(
         directory=str(file),
         engine="AIPerf",
         requests_per_second=len(answered) / seconds,
-        tokens_per_second=sum(lengths) / seconds,
-        tokens_per_second_per_user=len(waits) * 1000 / sum(waits) if waits else None,
-        num_prompts=len(timed),
-        num_failed=len(timed) - len(answered),
-        num_timed_out=sum((record["error"] or {}).get("code") == 408 for record in timed),
+        tokens_per_second=sum(request.num_tokens for request in answered) / seconds,
+        tokens_per_second_per_user=1000 * len(waits) / sum(waits) if waits else None,
+        num_prompts=len(requests),
+        num_failed=len(requests) - len(answered),
+        num_timed_out=sum(_timed_out(request.error) for request in requests),
+        acceptance_rate=accepted / proposed if proposed else None,
+        mean_acceptance_length=1 + accepted / steps if steps else None,
         **figures,
     )
 
 
-def _vllm(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
+def _timed_out(error: Mapping[str, Any] | None) -> bool:
+    """AIPerf 0.13 gives a time-out its type alone; others, and our own lines, a code."""
+    return error is not None and (error.get("code") == 408 or error.get("type") == "TimeoutError")
+
+
+def _vllm(file: Path, text: str) -> Others | None:
+    found = [_parsed(part) for part in _BETWEEN.split(text)]
+    saved = [one for one in found if isinstance(one, dict) and "request_throughput" in one]
+    rows: list[LatencyRow] = []
+    notes: list[str] = []
+    for one in saved:
+        try:
+            rows.append(_vllm_row(file, one))
+        except _Damaged as damaged:
+            notes.append(f"{file}: {damaged}; left out")
+    return Others(rows, notes) if saved else None
+
+
+def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     """It tells the percentiles that it was asked for, the median and the 99th by default."""
     figures = {
-        f"{ours}_p{percent}_ms": saved.get(f"{name}_{theirs}_ms")
+        f"{ours}_p{share}_ms": _number(saved, f"{name}_{theirs}_ms")
         for ours, theirs in (("time_to_first_token", "ttft"), ("time_between_tokens", "tpot"))
-        for percent, name in ((50, "median"), (90, "p90"), (99, "p99"))
+        for share, name in ((50, "median"), (90, "p90"), (99, "p99"))
     }
-    # Without a limit the rate is `inf`.
+    # Without a limit the rate is `inf`, as text or as a number.
     rate = saved.get("request_rate")
+    limited = rate not in ("inf", math.inf)
+    num_prompts, completed = _count(saved, "num_prompts"), _count(saved, "completed")
+    failed = _count(saved, "failed")
+    if failed is None and num_prompts is not None and completed is not None:
+        failed = num_prompts - completed
+    # Of a server that speculates; a percentage, and with the token that each iteration adds.
+    acceptance = _number(saved, "spec_decode_acceptance_rate")
     return LatencyRow(
         directory=str(file),
         engine="vllm bench serve",
-        model=saved["model_id"],
-        batch_size=saved.get("max_concurrency"),
-        request_rate=rate if isinstance(rate, int | float) and math.isfinite(rate) else None,
-        requests_per_second=saved["request_throughput"],
-        tokens_per_second=saved["output_throughput"],
-        num_prompts=saved["num_prompts"],
-        num_failed=saved.get("failed", saved["num_prompts"] - saved["completed"]),
-        # Of a server that speculates; a percentage, and with the token that each iteration adds.
-        acceptance_rate=saved["spec_decode_acceptance_rate"] / 100
-        if "spec_decode_acceptance_rate" in saved
-        else None,
-        mean_acceptance_length=saved.get("spec_decode_acceptance_length"),
+        model=str(saved.get("model_id", "")),
+        batch_size=_count(saved, "max_concurrency"),
+        request_rate=_number(saved, "request_rate") if limited else None,
+        requests_per_second=_number(saved, "request_throughput"),
+        tokens_per_second=_number(saved, "output_throughput"),
+        num_prompts=num_prompts,
+        num_failed=failed,
+        acceptance_rate=None if acceptance is None else acceptance / 100,
+        mean_acceptance_length=_number(saved, "spec_decode_acceptance_length"),
         **figures,
     )
+
+
+def _parsed(text: str) -> Any:
+    """What JSON says; None where it is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _metric(metrics: Mapping[str, Any], name: str) -> float | None:
+    """AIPerf's `{"value": 12.5, "unit": "ms"}`."""
+    metric = metrics.get(name)
+    if metric is None:
+        return None
+    if not isinstance(metric, dict):
+        raise _Damaged(f"{name} is no metric")
+    return _number(metric, "value", name)
+
+
+def _count(values: Mapping[str, Any], key: str) -> int | None:
+    value = _number(values, key)
+    return None if value is None else int(value)
+
+
+def _number(values: Mapping[str, Any], key: str, name: str = "") -> float | None:
+    """A figure that a tool tells; None where it does not."""
+    value = values.get(key)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise _Damaged(f"{name or key} is no number: {str(value)[:40]}")
+    return float(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.report.others import OTHER_FILE, read_other
+from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
 from harness.results.files import read_file
 from harness.results.row import Row
@@ -28,7 +28,7 @@ from harness.results.schema import (
 
 # Plans measure nothing.
 _COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
-_FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv|{OTHER_FILE}")
+_FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv")
 # A run with one of these is shown, even if only a part was measured.
 _FIGURES = ("ms_per_token", "accuracy", "verdict", "regular_ms_per_token")
 
@@ -125,7 +125,11 @@ def read(paths: Sequence[Path]) -> Findings:
             raise SettingError(str(path), "no such file or directory")
         inside = list(_files(path)) if path.is_dir() else [path]
         unfinished |= {file: run for file in inside for run in _without_result(file)}
-        files = [file for file in inside if file == path or _FILE_NAME.fullmatch(file.name)]
+        files = [
+            file
+            for file in inside
+            if file == path or _FILE_NAME.fullmatch(file.name) or looks_like_other(file)
+        ]
         if not files:
             raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
         for file in files:
@@ -138,6 +142,8 @@ def read(paths: Sequence[Path]) -> Findings:
     found.failures += unfinished.values()
     if not found.runs and not found.failures and not found.others:
         rule = f"holds no run's result; those are in {', '.join(f'{command}.csv' for command in _COMMANDS)}"
+        if found.notes:
+            rule += f" ({found.notes[0]})"
         raise SettingError(", ".join(map(str, paths)), rule)
     for run in found.of("latency"):
         file = (run.directory or Path()) / "latency_prompts.csv"
@@ -183,8 +189,12 @@ def _measurement(run: Run) -> str:
 def _rows(file: Path, found: Findings) -> Sequence[Row] | None:
     """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `found`."""
     try:
-        if file.suffix in (".json", ".jsonl") and (others := read_other(file)):
-            found.others += others
+        if file.suffix in (".json", ".jsonl"):
+            others = read_other(file)
+            if others is None:
+                return None
+            found.others += others.rows
+            found.notes += others.notes
             return []
         contents = read_file(file)
     except OSError as error:

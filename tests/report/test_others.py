@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from harness.config.errors import SettingError
 from harness.engines.requests import RequestError, RequestRecord
 from harness.report.command import build
-from harness.report.table import Table
+from harness.report.table import Line, Table
 from report_files import latency_run, write
 
 SAVED: dict[str, Any] = {
@@ -75,4 +76,84 @@ def test_other_json_is_refused_in_a_line(tmp_path: Path, name: str, content: str
     file = tmp_path / name
     file.write_text(content)
     with pytest.raises(SettingError, match=r"is no CSV file of"):
+        build([file])
+
+
+REAL = Path(__file__).with_name("aiperf_0_13.jsonl")
+
+
+def test_what_aiperf_0_13_writes_is_read_under_any_name(tmp_path: Path) -> None:
+    """A warm-up, two answers with what the server told of its drafts, and a time-out, as AIPerf wrote them."""
+    file = tmp_path / "artifacts" / "tiny-openai-chat-concurrency2" / "chosen.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(REAL.read_text())
+    (row,) = build([tmp_path / "artifacts"]).others
+    records = [json.loads(line) for line in REAL.read_text().splitlines()]
+    answered = [record for record in records[1:] if "error" not in record]
+    assert len(answered) == 2
+    firsts = [record["metrics"]["time_to_first_token"]["value"] for record in answered]
+    assert row.time_to_first_token_p50_ms == pytest.approx(sum(firsts) / 2)
+    drafts = [record["spec_decode_acceptance"] for record in answered]
+    proposed = sum(told["num_draft_tokens"] for told in drafts)
+    accepted = sum(told["num_accepted_draft_tokens"] for told in drafts)
+    assert row.acceptance_rate == pytest.approx(accepted / proposed)
+    assert (row.num_prompts, row.num_failed, row.num_timed_out) == (3, 1, 1)
+
+
+def test_vllms_file_may_have_any_name_and_other_json_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "my run.json").write_text(json.dumps(SAVED))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "model_id": 7}')
+    (tmp_path / "profile_export_regular.jsonl").write_text(REAL.read_text())
+    assert [row[1] for row in cells(tmp_path)] == ["vllm bench serve"]
+
+
+DAMAGED_METRICS = [
+    "fast",
+    None,
+    [],
+    {"value": "fast"},
+    {"value": -1},
+    {"value": math.nan},
+    {"value": True},
+]
+
+
+@pytest.mark.parametrize("metric", DAMAGED_METRICS)
+@pytest.mark.parametrize(
+    "name", ["request_latency", "output_sequence_length", "time_to_first_token"]
+)
+def test_a_damaged_line_of_aiperf_does_not_end_the_report(
+    tmp_path: Path, name: str, metric: object
+) -> None:
+    lines = REAL.read_text().splitlines()
+    record = json.loads(lines[1])
+    record["metrics"][name] = metric
+    instant = json.loads(lines[2])
+    instant["metadata"]["request_end_ns"] = instant["metadata"]["request_start_ns"]
+    more = [json.dumps(record), json.dumps(instant), "[" * 10_000, '{"metadata": {"request_st']
+    (tmp_path / "profile_export.jsonl").write_text("\n".join([*lines, *more]))
+    report = build([tmp_path])
+    assert report.others[0].num_prompts == 3 + (metric is None)
+    notes = [part.text for part in report.parts if isinstance(part, Line)]
+    assert len(notes) == 4 - (metric is None)
+    assert any("line 6: the request took no time; left out" in note for note in notes)
+
+
+@pytest.mark.parametrize("value", ["fast", [1], -1, {}])
+@pytest.mark.parametrize("name", [name for name in SAVED if name not in ("duration", "model_id")])
+def test_a_damaged_file_of_vllm_is_a_note(tmp_path: Path, name: str, value: object) -> None:
+    write(tmp_path / "latency.csv", latency_run())
+    file = tmp_path / "saved.json"
+    file.write_text(json.dumps(SAVED | {name: value}))
+    report = build([tmp_path])
+    used = not name.startswith("mean_")
+    notes = [part.text for part in report.parts if isinstance(part, Line)]
+    assert (f"{file}: {name} is no number: {value}; left out" in notes) == used
+    assert len(report.others) == (not used)
+
+
+def test_files_without_a_measurement_are_refused_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "profile_export.jsonl"
+    file.write_text(REAL.read_text().splitlines()[0])
+    with pytest.raises(SettingError, match="holds no request that AIPerf measured"):
         build([file])
