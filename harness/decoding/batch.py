@@ -1,9 +1,10 @@
-"""What a loop keeps of a batch: the rows that have not ended, while others leave and join."""
+"""The rows of a running batch: what each was asked for, how far it is, and how rows leave and join between turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin
 from harness.decoding.randomness import Purpose, inverse_cdf
 from harness.decoding.transfer import Arriving, to_device
-from harness.decoding.warp import RowWarp, Warp
+from harness.decoding.warp import BatchWarp, Warp
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Request:
 
     Attributes:
         prompts: token ids of B prompts, none empty.
-        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the target's device; for
-            `speculative` with `redraw` at least (max_new_tokens + 1) (K + 1).
+        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
+            target's device; for `speculative` with `redraw` at least (max_new_tokens + 1) (K + 1).
         warp: how logits become probabilities.
         max_new_tokens: a row ends when it has this many tokens,
         stop_tokens: or after the first of these; none to generate exactly max_new_tokens.
@@ -34,7 +35,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
 
     def cut(self, tokens: list[int], num_generated: int) -> tuple[list[int], bool]:
-        """Those of `tokens` that a row with `num_generated` tokens may take, and whether the row ends with them."""
+        """Return the tokens that a row with `num_generated` tokens may take, and whether it then ends."""
         tokens = tokens[: self.max_new_tokens - num_generated]
         for index, token in enumerate(tokens):
             if token in self.stop_tokens:
@@ -44,15 +45,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Change:
-    """What a consumer may send to a loop after a record.
+    """Sent to a loop after a record, to end rows or let requests join.
+
+    The first `Change`, even an empty one, ends working ahead. A loop that already works ahead
+    cannot take a `Change` that alters the batch.
 
     Attributes:
-        ended: rows that end here, even if their request goes on.
-        joining: requests whose prompts join the batch; their first tokens are the next record. Its rows are numbered on
-            from the last that ever joined.
-
-    A loop that works ahead stops doing so at the first one, even an empty one. One that changes the batch must not come
-    after a record without one.
+        ended: numbers of rows that end here, even if their request goes on.
+        joining: requests whose prompts join the batch; their first tokens are the next record. Their
+            rows are numbered on from the last that ever joined.
     """
 
     ended: Collection[int] = ()
@@ -60,80 +61,119 @@ class Change:
 
     @property
     def prompts(self) -> list[Sequence[int]]:
-        """Those of all requests that join, in order."""
+        """The prompts of all requests that join, in order."""
         return [prompt for request in self.joining for prompt in request.prompts]
 
 
 Records = Generator[Iteration, Change | None, None]
 
-
-# What one of several processes has in a tensor, for all of them.
+# Lets several processes go on with the same numbers: returns rank 0's copy of a tensor on every rank.
 Agree = Callable[[Tensor], Tensor]
 
 
 def itself(numbers: Tensor) -> Tensor:
-    """The only process there is has decided."""
+    """Agree with no other process."""
     return numbers
+
+
+class Progress(NamedTuple):
+    """How far each row is when a turn begins. The numbers may still be on their way from the device.
+
+    Attributes:
+        num_generated, num_iterations: of each row until now.
+        next_tokens: the last token of each row, which the target has not read yet.
+    """
+
+    num_generated: Sequence[int]
+    num_iterations: Sequence[int]
+    next_tokens: Sequence[int]
+
+
+@dataclass
+class Row:
+    """One sequence of a batch, from its first token on.
+
+    Attributes:
+        number: as in `Iteration.rows`.
+        last_token: decided, but not read by the target yet.
+        ended: whether the last record was the row's last.
+    """
+
+    number: int
+    request: Request
+    last_token: int
+    ended: bool
+    num_generated: int = 1
+    num_iterations: int = 0
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Add tokens that were decided, at least one; returns those that the row may take."""
+        taken, self.ended = self.request.cut(tokens, self.num_generated)
+        self.num_generated += len(taken)
+        self.num_iterations += 1
+        self.last_token = tokens[-1]
+        return taken
 
 
 @dataclass
 class Rows:
-    """The rows of a batch that have not ended; all lists are parallel.
+    """The rows of a batch that have not ended.
 
     Attributes:
-        agree: what is drafted and decided passes through it, so that all processes go on with the same tokens.
-        numbers: as in `Iteration.rows`.
-        num_generated, num_iterations: of each row until now.
-        next_tokens: the last token of each, which the target has not read yet.
-        ended: whether the last record was a row's last.
-        uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are never used.
+        warp: of the rows; the loop's drafter may share it.
+        agree: applied to all that is drafted and decided, see `Agree`.
+        uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are
+            never used.
+        num_joined: how many rows ever joined.
         vocabulary_size: of the target's logits.
     """
 
-    warp: RowWarp
+    warp: BatchWarp
     agree: Agree = itself
-    numbers: list[int] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    num_generated: list[int] = field(default_factory=list)
-    num_iterations: list[int] = field(default_factory=list)
-    next_tokens: list[int] = field(default_factory=list)
-    ended: list[bool] = field(default_factory=list)
+    members: list[Row] = field(default_factory=list)
     uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
     num_joined: int = 0
     vocabulary_size: int = 0
 
+    @property
+    def numbers(self) -> list[int]:
+        return [row.number for row in self.members]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the rows are, as the host knows it."""
+        return Progress(
+            [row.num_generated for row in self.members],
+            [row.num_iterations for row in self.members],
+            [row.last_token for row in self.members],
+        )
+
     def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
         """Append the rows of some requests, with the first tokens that the logits [B, V] after their prompts give."""
-        requests = [request for request in joining for _ in request.prompts]
-        parts = logits.split([len(request.prompts) for request in joining])
-        tokens = []
-        for request, part in zip(joining, parts, strict=True):
-            tokens += self.agree(
-                inverse_cdf(request.warp(part), request.uniforms[:, 0, Purpose.TARGET])
-            ).tolist()
         self.vocabulary_size = logits.shape[-1]
+        begun: list[Row] = []
+        for request, after_prompts in zip(
+            joining, logits.split([len(request.prompts) for request in joining]), strict=True
+        ):
+            drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
+            for token in self.agree(drawn).tolist():
+                number = self.num_joined + len(begun)
+                _, ended = request.cut([token], 0)
+                begun.append(Row(number, request, token, ended))
+        tokens = [row.last_token for row in begun]
         self.check_finite(tokens, [0] * len(tokens))
-        parts = [
-            *([self.uniforms] if self.numbers else []),
-            *(request.uniforms for request in joining),
-        ]
-        length = max(part.shape[1] for part in parts)
-        self.uniforms = torch.cat(
-            [torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts]
+        self._append_uniforms([request.uniforms for request in joining])
+        self.members = [*self.members, *begun]
+        self.num_joined += len(begun)
+        self._set_warps()
+        num_rows = len(begun)
+        return Iteration(
+            [row.number for row in begun],
+            [[token] for token in tokens],
+            [[Origin.TARGET]] * num_rows,
+            [[]] * num_rows,
+            [0] * num_rows,
         )
-        numbers = [self.num_joined + index for index in range(len(tokens))]
-        self.num_joined += len(tokens)
-        self.numbers = self.numbers + numbers
-        self.requests = self.requests + requests
-        self.num_generated += [1] * len(tokens)
-        self.num_iterations += [0] * len(tokens)
-        self.next_tokens = self.next_tokens + tokens
-        ended = [
-            request.cut([token], 0)[1] for request, token in zip(requests, tokens, strict=True)
-        ]
-        self.ended = [False] * len(self.ended) + ended
-        self.warp.rows = [one.warp for one in self.requests]
-        return regular_record(numbers, [[token] for token in tokens])
 
     def check_finite(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
@@ -142,58 +182,49 @@ class Rows:
                 raise NonFiniteError("model", position)
 
     def all_outlast(self, count: int) -> bool:
-        """Whether every row goes on after any `count` further tokens."""
-        return all(
-            not request.stop_tokens and generated + count < request.max_new_tokens
-            for request, generated in zip(self.requests, self.num_generated, strict=True)
-        )
-
-    def take(self, decided: Sequence[list[int]]) -> list[list[int]]:
-        """Give each row the tokens that were decided, at least one; returns those that it may take."""
-        taken = []
-        for i, tokens in enumerate(decided):
-            new, self.ended[i] = self.requests[i].cut(tokens, self.num_generated[i])
-            self.num_generated[i] += len(new)
-            self.num_iterations[i] += 1
-            taken.append(new)
-        self.next_tokens = [tokens[-1] for tokens in decided]
-        return taken
-
-    def take_drawn(self, tokens: Sequence[int]) -> Iteration:
-        """Give each row the token that was drawn from the target -> their record."""
-        self.check_finite(tokens, self.num_generated)
-        return regular_record(self.numbers, self.take([[token] for token in tokens]))
+        """Return whether every row goes on after any `count` further tokens."""
+        for row in self.members:
+            if row.request.stop_tokens or row.num_generated + count >= row.request.max_new_tokens:
+                return False
+        return True
 
     def going_on(self, ended: Collection[int] = ()) -> list[int]:
-        """The rows that have not ended, nor are among these numbers, as positions in the lists."""
+        """Return positions of the rows that have not ended, nor are among these numbers."""
         return [
-            i for i, number in enumerate(self.numbers) if not self.ended[i] and number not in ended
+            position
+            for position, row in enumerate(self.members)
+            if not row.ended and row.number not in ended
         ]
 
-    def select(self, kept: list[int]) -> None:
-        self.numbers = [self.numbers[i] for i in kept]
-        self.requests = [self.requests[i] for i in kept]
-        self.num_generated = [self.num_generated[i] for i in kept]
-        self.num_iterations = [self.num_iterations[i] for i in kept]
-        self.next_tokens = [self.next_tokens[i] for i in kept]
-        self.ended = [False] * len(kept)
-        if kept:
-            self.uniforms = self.uniforms[to_device(kept, self.uniforms.device)]
-        self.warp.rows = [one.warp for one in self.requests]
+    def select(self, positions: list[int]) -> None:
+        """Continue with the rows at these positions."""
+        self.members = [self.members[position] for position in positions]
+        if positions:
+            self.uniforms = self.uniforms[to_device(positions, self.uniforms.device)]
+            self._set_warps()
 
     def uniforms_from(self, positions: Sequence[int], count: int) -> Tensor:
-        """`count` uniforms per row, starting at each row's own position: [B, count, len(Purpose)]."""
+        """Return `count` uniforms per row, starting at each row's own position: [B, count, len(Purpose)]."""
         uniforms = self.uniforms
         if not isinstance(positions, Arriving) and len(set(positions)) == 1:
-            return uniforms[:, positions[0] : positions[0] + count]
-        index = to_device(positions, uniforms.device).unsqueeze(1) + torch.arange(
-            count, device=uniforms.device
-        )
+            start = positions[0]
+            return uniforms[:, start : start + count]
+        device = uniforms.device
+        starts = to_device(positions, device).unsqueeze(1)
+        index = starts + torch.arange(count, device=device)
         # A row near its end may not need them all; positions beyond the stream are never decided.
         index = index.clamp(max=uniforms.shape[1] - 1)
-        return uniforms[torch.arange(len(positions), device=uniforms.device).unsqueeze(1), index]
+        rows = torch.arange(len(positions), device=device).unsqueeze(1)
+        return uniforms[rows, index]
 
+    def _append_uniforms(self, joining: list[Tensor]) -> None:
+        streams = [self.uniforms, *joining] if self.members else joining
+        length = max(stream.shape[1] for stream in streams)
+        padded = [
+            torch.nn.functional.pad(stream, (0, 0, 0, length - stream.shape[1]))
+            for stream in streams
+        ]
+        self.uniforms = torch.cat(padded)
 
-def regular_record(rows: list[int], tokens: list[list[int]]) -> Iteration:
-    """The record of tokens drawn from the target, one per row."""
-    return Iteration(rows, tokens, [[Origin.TARGET]] * len(rows), [[]] * len(rows), [0] * len(rows))
+    def _set_warps(self) -> None:
+        self.warp.set_rows([row.request.warp for row in self.members])

@@ -1,31 +1,33 @@
 """What follows a forward pass of the target: functions of its logits, which a runner can prepare with the pass.
 
-Each is equal to any other that decides the same, and never waits for the device.
+Decisions compare by value, and none of them synchronises with the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict
-from harness.decoding.warp import Warp
+from harness.decoding.warp import RowWarp, Warp
+
+Number = TypeVar("Number")
 
 
 class Decision(Protocol):
     """Decides from logits [B, n, V] after each token of an extension, and from further tensors [B, ...]."""
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Tensors [B, ...], computed here."""
+        """Return tensors [B, ...], computed without waiting for the device."""
         ...
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """Inputs that a call with these logits could have."""
+        """Return inputs that a call with these logits could have."""
         ...
 
 
@@ -33,35 +35,64 @@ class Decision(Protocol):
 class Draw(Decision):
     """Regular decoding: with uniforms [B], the token [B] after the last one."""
 
-    warp: Warp
+    warp: Warp | RowWarp
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return (inverse_cdf(self.warp(logits[:, -1]), *inputs),)
+        (uniforms,) = inputs
+        probabilities = self.warp(logits[:, -1])
+        return (inverse_cdf(probabilities, uniforms),)
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
         return (torch.full(logits.shape[:1], 0.5, device=logits.device),)
+
+
+class Figures(NamedTuple, Generic[Number]):
+    """All that the host must know of a verdict, packed so that one copy brings it there.
+
+    Each number is of one row, or the column [B] of all rows on the device.
+    """
+
+    num_accepted: Number
+    next_token: Number
+    num_finite: Number  # draft tokens before the first whose probability under the target is nan
+    num_finite_drafted: Number  # and under the drafter
+    draft_tokens: list[Number]
+
+    @staticmethod
+    def pack(verdict: Verdict, draft_tokens: Tensor) -> Tensor:
+        """Return whole numbers [B, 4 + K]."""
+        probabilities = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
+        is_finite = probabilities == probabilities  # only nan differs from itself
+        num_finite = is_finite.cumprod(-1, dtype=torch.int64).sum(-1)
+        decided = torch.stack([verdict.num_accepted, verdict.next_token], dim=1)
+        return torch.cat([decided, num_finite, draft_tokens], dim=1)
+
+    @classmethod
+    def unpack(cls, numbers: Sequence[Number]) -> Figures[Number]:
+        """Name the numbers of a packed row, or the columns of all rows."""
+        num_accepted, next_token, num_finite, num_finite_drafted, *draft_tokens = numbers
+        return cls(num_accepted, next_token, num_finite, num_finite_drafted, draft_tokens)
 
 
 @dataclass(frozen=True)
 class Judge(Decision):
     """Speculative decoding: warp and verify.
 
-    Its inputs are draft tokens [B, K], the uniforms of an `Offer`, and the draft's probabilities unless it is
-    deterministic. It gives figures [B, 4 + K], which are all that the host must know, and the probabilities [B, K] of
-    a `Verdict`. The figures are num_accepted, next_token, of target and draft the number of draft tokens before the
-    first whose probability is nan, and the draft tokens.
+    The inputs are draft tokens [B, K], the two uniforms of an `Offer`, the draft's probabilities unless it is
+    deterministic, and the lengths of the rows' offers if they are ragged. The outputs are packed `Figures`, and the
+    probabilities [B, K] of each draft token under the target and under the drafter.
     """
 
-    warp: Warp
+    warp: Warp | RowWarp
     verification: Callable[[Offer], Verdict]
     lenience: float = 1.0
     is_deterministic: bool = False
+    is_ragged: bool = False
 
-    def __call__(
-        self, logits: Tensor, *inputs: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        draft_tokens, accept_uniforms, next_uniforms, *probabilities = inputs
-        draft_probabilities = None if self.is_deterministic else probabilities[0]
+    def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        draft_tokens, accept_uniforms, next_uniforms, *others = inputs
+        draft_probabilities = None if self.is_deterministic else others[0]
+        lengths = others[-1] if self.is_ragged else None
         offer = Offer(
             self.warp(logits),
             draft_tokens,
@@ -72,16 +103,22 @@ class Judge(Decision):
             lengths,
         )
         verdict = self.verification(offer)
-        chosen = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
-        num_sound = (
-            (chosen == chosen).cumprod(-1, dtype=torch.int64).sum(-1)
-        )  # only nan differs from itself
-        decided = torch.stack([verdict.num_accepted, verdict.next_token], dim=1)
-        return torch.cat([decided, num_sound, draft_tokens], dim=1), *chosen.unbind(1)
+        figures = Figures.pack(verdict, draft_tokens)
+        return figures, verdict.target_probability, verdict.draft_probability
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
-        num_rows, width, size = logits.shape
-        halves = torch.full((num_rows, width), 0.5, device=logits.device)
-        draft_tokens = torch.zeros(num_rows, width - 1, dtype=torch.long, device=logits.device)
-        uniform = torch.full((num_rows, width - 1, size), 1 / size, device=logits.device)
-        return draft_tokens, halves[:, 1:], halves, *([] if self.is_deterministic else [uniform])
+        num_rows, width, vocabulary_size = logits.shape
+        num_draft_tokens = width - 1
+        device = logits.device
+        inputs = [
+            torch.zeros(num_rows, num_draft_tokens, dtype=torch.long, device=device),
+            torch.full((num_rows, num_draft_tokens), 0.5, device=device),
+            torch.full((num_rows, width), 0.5, device=device),
+        ]
+        if not self.is_deterministic:
+            shape = (num_rows, num_draft_tokens, vocabulary_size)
+            inputs.append(torch.full(shape, 1 / vocabulary_size, device=device))
+        if self.is_ragged:
+            lengths = torch.full((num_rows,), num_draft_tokens, device=device)
+            inputs.append(lengths)
+        return tuple(inputs)

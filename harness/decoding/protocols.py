@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.decoding.randomness import draw
 from harness.decoding.verify import Verdict
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Runner(Protocol):
         """Continue with these rows only, renumbered in this order. Call `keep` first after an extension."""
         ...
 
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         """Extend by tokens [B, n], then draw K tokens per row and extend by all but the last; see `randomness.draw`."""
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.decoding.verify import Offer, Verdict, accepted_prefix
 
 
-def verify_by_coin(bias: float, offer: Offer) -> Verdict:
-    """Accept each draft token with probability `bias` in [0, 1], which becomes the conditional acceptance rate.
+@dataclass(frozen=True)
+class AcceptByCoin:
+    """Accepts each draft token with probability `bias` in [0, 1], which becomes the conditional acceptance rate.
 
-    Lenience is ignored. As much work as in `verify`, to measure times.
+    Lenience is ignored. It does as much work as `verify`, so that times can be measured with it.
     """
-    decided = accepted_prefix(offer.accept_uniforms < bias, offer)
-    return Verdict(*decided, offer.target_probability, offer.draft_probability)
+
+    bias: float
+
+    def __call__(self, offer: Offer) -> Verdict:
+        decided = accepted_prefix(offer.accept_uniforms < self.bias, offer)
+        return Verdict(*decided, offer.target_probability, offer.draft_probability)

@@ -83,6 +83,14 @@ def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
     )
 
 
+def at_most(numbers: Sequence[int], largest: int) -> Sequence[int]:
+    """Numbers [n], the larger ones cut to `largest`; without waiting for numbers that arrive."""
+    if isinstance(numbers, Arriving):
+        tensor = numbers.tensor.clamp(max=largest)
+        return Arriving(tensor, lambda: at_most(list(numbers), largest), min(numbers.most, largest))
+    return [min(number, largest) for number in numbers]
+
+
 def first_columns(tensor: Tensor, count: int) -> Tensor:
     """The first `count` of [B, n, ...] along n; the tensor itself where that is all, which costs nothing."""
     return tensor if tensor.shape[1] == count else tensor[:, :count]

@@ -1,188 +1,192 @@
-"""One turn of a loop: what is queued on the device, and what the host reads of it."""
+"""How a loop takes its turns: one after the other or ahead of the host, while rows leave and join.
+
+A turn is queued on the device first, and read by the host later.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from harness.decoding.adaptive import DraftLength
-from harness.decoding.batch import Rows
-from harness.decoding.decisions import Draw, Judge
-from harness.decoding.protocols import (
-    Drafter,
-    Iteration,
-    NonFiniteError,
-    Origin,
-    Proposal,
-    Runner,
-    Step,
-)
-from harness.decoding.randomness import Purpose
-from harness.decoding.transfer import Arriving, added, first_columns, to_device, to_host
-from harness.decoding.verify import Offer, Verdict, verify
-
-
-def regular_step(
-    target: Runner, rows: Rows, pending: Tensor, positions: Sequence[int]
-) -> tuple[Step, Tensor]:
-    """Queue one turn of regular decoding over the last token of each row -> also the tokens [B] at these positions."""
-    uniforms = rows.uniforms_from(positions, 1)[:, 0, Purpose.TARGET]
-    step, (drawn,) = target.decide(pending.unsqueeze(1), Draw(rows.warp), uniforms)
-    target.keep([1] * len(rows.numbers))
-    return step, rows.agree(drawn)
+from harness.decoding.batch import Change, Progress, Records, Request, Rows
+from harness.decoding.decisions import Draw, Figures
+from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Runner, Step
+from harness.decoding.transfer import Arriving, added, to_device, to_host
+from harness.decoding.verify import Verdict
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An iteration of `speculative` that is queued, and its verdict, which the host may not have read.
+    """An iteration that is queued on the device, and what was decided, which the host may not have read.
 
     Attributes:
-        limits, lengths: how many tokens each row was asked for, and offered.
-        read: waits for the figures of the `Judge`, in one transfer that has begun.
+        step: the forward pass of the target.
+        limits, lengths: how many draft tokens each row was asked for, and offered.
+        next_tokens: [B], which follow the accepted ones.
+        read_figures: waits for the figures of each row, in a transfer that has begun.
+        verdict: None in regular decoding.
     """
 
-    limits: list[int]
-    lengths: list[int]
     step: Step
-    verdict: Verdict
-    read: Callable[[], list[list[int]]]
+    limits: Sequence[int]
+    lengths: Sequence[int]
+    next_tokens: Tensor
+    read_figures: Callable[[], list[Figures[int]]]
+    verdict: Verdict | None = None
 
     @cached_property
-    def decided(self) -> list[list[int]]:
-        """The figures. The first time, the host waits for the device."""
-        return self.read()
+    def figures(self) -> list[Figures[int]]:
+        """The figures of each row. The first time, the host waits for the device."""
+        return self.read_figures()
+
+    @property
+    def num_accepted(self) -> list[int]:
+        return [figures.num_accepted for figures in self.figures]
 
     def arriving(self, vocabulary_size: int) -> tuple[Sequence[int], Sequence[int]]:
-        """`num_accepted` and `next_token`, for a device that goes on with them, and with none that does not exist."""
-        accepted, following = (
-            self.verdict.num_accepted,
-            self.verdict.next_token.clamp(max=vocabulary_size - 1),
-        )
-        return (
-            Arriving(accepted, lambda: [row[0] for row in self.decided], max(self.lengths)),
-            Arriving(following, lambda: [row[1] for row in self.decided], vocabulary_size - 1),
-        )
+        """Return `num_accepted` and `next_tokens` without waiting, for a device that goes on with them.
 
-    def decide(self, rows: Rows) -> Iteration:
-        """Read the verdict, and give the rows their tokens."""
-        decided, width = self.decided, max(self.lengths)
-        num_accepted = [row[0] for row in decided]
-        next_tokens = [row[1] for row in decided]
-        proposed = [row[4 : 4 + length] for row, length in zip(decided, self.lengths, strict=True)]
-        # What a rule accepts need not depend on the target's probability of it.
-        for column, role in ((2, "model"), (3, "draft")):
-            for row, count in zip(decided, rows.num_generated, strict=True):
-                if row[column] < width:
-                    raise NonFiniteError(role, count + row[column])
-        rows.check_finite(next_tokens, added(rows.num_generated, num_accepted))
-        accepted = [tokens[:count] for tokens, count in zip(proposed, num_accepted, strict=True)]
-        tokens = rows.take(
-            [[*kept, last] for kept, last in zip(accepted, next_tokens, strict=True)]
+        A token that does not exist is replaced by one that does: no model survives to be fed it.
+        """
+        largest = vocabulary_size - 1
+        next_tokens = Arriving(
+            self.next_tokens.clamp(max=largest),
+            lambda: [figures.next_token for figures in self.figures],
+            largest,
         )
-        origins = [
-            [*[Origin.DRAFT] * count, _last_origin(count, offered)][: len(new)]
-            for count, offered, new in zip(num_accepted, self.lengths, tokens, strict=True)
-        ]
-        return Iteration(rows.numbers, tokens, origins, proposed, num_accepted, self.verdict)
+        most_accepted = max(self.lengths)
+        if self.verdict is None or most_accepted == 0:
+            return [0] * len(self.lengths), next_tokens
+        num_accepted = Arriving(self.verdict.num_accepted, lambda: self.num_accepted, most_accepted)
+        return num_accepted, next_tokens
+
+    def read(self, rows: Rows) -> Iteration:
+        """Wait for the device, and give the rows their tokens."""
+        self._check_finite(rows)
+        proposed: list[list[int]] = []
+        origins: list[list[Origin]] = []
+        taken: list[list[int]] = []
+        for row, figures, length in zip(rows.members, self.figures, self.lengths, strict=True):
+            accepted = figures.draft_tokens[: figures.num_accepted]
+            tokens = row.take([*accepted, figures.next_token])
+            from_draft = [Origin.DRAFT] * len(accepted)
+            proposed.append(figures.draft_tokens[:length])
+            origins.append([*from_draft, _last_origin(len(accepted), length)][: len(tokens)])
+            taken.append(tokens)
+        return Iteration(rows.numbers, taken, origins, proposed, self.num_accepted, self.verdict)
+
+    def _check_finite(self, rows: Rows) -> None:
+        """Raise a NonFiniteError for the first token whose logits were nan, the target's before the draft's."""
+        # A rule need not look at the target's probability of a token to accept it.
+        width = max(self.lengths)
+        generated = rows.progress.num_generated
+        for figures, position in zip(self.figures, generated, strict=True):
+            if figures.num_finite < width:
+                raise NonFiniteError("model", position + figures.num_finite)
+        for figures, position in zip(self.figures, generated, strict=True):
+            if figures.num_finite_drafted < width:
+                raise NonFiniteError("draft", position + figures.num_finite_drafted)
+        next_tokens = [figures.next_token for figures in self.figures]
+        rows.check_finite(next_tokens, added(generated, self.num_accepted))
 
 
-@dataclass(frozen=True)
-class Turns:
-    """The turns of `speculative`; see there."""
-
-    target: Runner
-    drafter: Drafter
-    rows: Rows
-    draft_length: DraftLength
-    lenience: float
-    verification: Callable[[Offer], Verdict]
-    redraw: bool
-
-    def queue(
-        self, num_draft_tokens: int, before: tuple[Sequence[int], Sequence[int]] | None = None
-    ) -> Turn:
-        """Draft and verify, behind all that `rows` knows of, or also behind the verdict `before`, far from the end."""
-        rows, num_rows = self.rows, len(self.rows.numbers)
-        num_generated: Sequence[int] = rows.num_generated
-        next_tokens: Sequence[int] = rows.next_tokens
-        num_iterations = rows.num_iterations
-        if before:
-            num_accepted, next_tokens = before
-            num_generated = added(num_accepted, [count + 1 for count in rows.num_generated])
-            num_iterations = [count + 1 for count in rows.num_iterations]
-            limits = [num_draft_tokens] * num_rows
-        else:
-            # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing.
-            # Each row has its own limit, however many tokens the others need: an answer must not depend on its batch.
-            limits = [
-                min(num_draft_tokens, request.max_new_tokens - count - 1)
-                for request, count in zip(rows.requests, rows.num_generated, strict=True)
-            ]
-        # In the order of `Purpose`.
-        to_draft, to_accept, to_follow = rows.uniforms_from(num_generated, max(limits) + 1).unbind(
-            -1
-        )
-        if self.redraw:
-            unused = [
-                request.max_new_tokens + 1 + (1 + count) * self.draft_length.most
-                for request, count in zip(rows.requests, num_iterations, strict=True)
-            ]
-            to_draft, to_accept, _ = rows.uniforms_from(unused, max(limits)).unbind(-1)
-        if max(limits):
-            proposal = self.drafter.propose(max(limits), first_columns(to_draft, max(limits)))
-        else:
-            proposal = Proposal(
-                torch.empty(num_rows, 0, dtype=torch.long, device=rows.uniforms.device)
-            )
-        offered: Sequence[int] = [proposal.tokens.shape[1]] * num_rows
-        if proposal.lengths is not None:
-            offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
-        lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
-        width = max(lengths)
-        draft_tokens, probabilities = (
-            rows.agree(first_columns(proposal.tokens, width)),
-            proposal.probabilities,
-        )
-        inputs = [
-            draft_tokens,
-            first_columns(to_accept, width),
-            first_columns(to_follow, width + 1),
-        ]
-        inputs += [] if probabilities is None else [first_columns(probabilities, width)]
-        rule = self.verification if width else verify
-        decision: Callable[..., tuple[Tensor, ...]] = Judge(
-            rows.warp, rule, self.lenience, probabilities is None
-        )
-        if min(lengths) < width:
-            decision = partial(decision, lengths=to_device(lengths, draft_tokens.device))
-        pending = to_device(next_tokens, draft_tokens.device).unsqueeze(1)
-        step, (figures, *chosen) = self.target.decide(
-            torch.cat([pending, draft_tokens], dim=1), decision, *inputs
-        )
-        figures = rows.agree(figures)
-        verdict = Verdict(*figures.unbind(1)[:2], *chosen)
-        return Turn(limits, lengths, step, verdict, to_host(figures))
-
-    def undrafted(self) -> Iteration:
-        """A turn without draft tokens, at the cost of regular decoding."""
-        rows = self.rows
-        pending = to_device(rows.next_tokens, rows.uniforms.device)
-        step, drawn = regular_step(self.target, rows, pending, rows.num_generated)
-        tokens, none = drawn.tolist(), [0] * len(rows.numbers)
-        record = rows.take_drawn(tokens)
-        if rows.going_on():
-            self.drafter.observe(none, tokens, step)
-        self.draft_length.observe(none, none)
-        empty = torch.empty(len(none), 0, device=drawn.device)
-        return replace(record, verdict=Verdict(to_device(none, drawn.device), drawn, empty, empty))
+def regular_turn(target: Runner, rows: Rows, next_tokens: Sequence[int], uniforms: Tensor) -> Turn:
+    """Queue one forward pass over the last token of each row, and draw the next ones with uniforms [B]."""
+    last_tokens = to_device(next_tokens, rows.uniforms.device).unsqueeze(1)
+    step, (drawn,) = target.decide(last_tokens, Draw(rows.warp.current), uniforms)
+    drawn = rows.agree(drawn)
+    read = to_host(drawn)
+    none = [0] * len(next_tokens)
+    return Turn(step, none, none, drawn, lambda: [Figures(0, token, 0, 0, []) for token in read()])
 
 
 def _last_origin(num_accepted: int, num_offered: int) -> Origin:
-    """Where the token that follows the accepted ones comes from."""
+    """Return where the token that follows the accepted ones comes from."""
     if num_accepted < num_offered:
         return Origin.RECOVERED
     return Origin.BONUS if num_offered else Origin.TARGET
+
+
+class Turns:
+    """Takes the turns of a loop.
+
+    Args:
+        queue: queues a turn behind the given progress of the rows.
+        settle: rolls back and learns, given a turn with its `num_accepted` and `next_tokens`, both of which may be
+            `transfer.Arriving`.
+        num_tokens_ahead: queue each turn before the host reads the one before it, while every row goes on after this
+            many tokens. None: never.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        queue: Callable[[Progress], Turn],
+        settle: Callable[[Turn, Sequence[int], Sequence[int]], None],
+        num_tokens_ahead: int | None,
+    ) -> None:
+        self._rows = rows
+        self._queue = queue
+        self._settle = settle
+        self._num_tokens_ahead = num_tokens_ahead
+        self._queued: Turn | None = None
+
+    def take(self, may_work_ahead: bool) -> Iteration:
+        """Finish a turn, which may have been queued already."""
+        rows = self._rows
+        turn = self._queued or self._queue(rows.progress)
+        self._queued = None
+        ahead = self._num_tokens_ahead
+        if may_work_ahead and ahead is not None and rows.all_outlast(ahead):
+            self._queued = self._queue_behind(turn)
+            return turn.read(rows)
+        record = turn.read(rows)
+        self._settle(turn, record.num_accepted, rows.progress.next_tokens)
+        return record
+
+    def _queue_behind(self, turn: Turn) -> Turn:
+        num_accepted, next_tokens = turn.arriving(self._rows.vocabulary_size)
+        self._settle(turn, num_accepted, next_tokens)
+        before = self._rows.progress
+        num_generated = added(num_accepted, [count + 1 for count in before.num_generated])
+        num_iterations = [count + 1 for count in before.num_iterations]
+        return self._queue(Progress(num_generated, num_iterations, next_tokens))
+
+    def require_nothing_queued(self) -> None:
+        """Raise a ValueError if a turn is queued for the rows as they are."""
+        if self._queued:
+            raise ValueError("a batch that is worked on ahead cannot change")
+
+
+def decode_batch(
+    request: Request, rows: Rows, turns: Turns, target: Runner, drafter: Drafter | None = None
+) -> Records:
+    """Take turns until all rows have ended; after each record rows may leave, and others join."""
+    change: Change | None = Change(joining=[request])
+    while rows.members or (change and change.joining):
+        first_step: Step | None = None
+        is_first = not rows.members
+        if change and change.joining:
+            prompts = change.prompts
+            first_step = target.start(prompts) if is_first else target.add(prompts)
+            record = rows.join(change.joining, first_step.logits)
+        else:
+            record = turns.take(may_work_ahead=change is None)
+        change = yield record
+        staying = rows.going_on(change.ended if change else ())
+        some_leave = len(staying) < len(rows.members)
+        if some_leave or (change and change.joining):
+            turns.require_nothing_queued()
+        if drafter and first_step and staying:
+            # Only now, because a reader waits for the first tokens.
+            begin = drafter.start if is_first else drafter.add
+            begin(prompts, [token for [token] in record.tokens], first_step)
+        if some_leave:
+            if staying:
+                target.select(staying)
+            if drafter and staying:
+                drafter.select(staying)
+            rows.select(staying)

@@ -50,27 +50,34 @@ class Warp:
         return probabilities
 
 
-class RowWarp(Warp):
-    """Another warp for each row of logits [B, ..., V]: those of `rows`, which may change from call to call.
+@dataclass(frozen=True)
+class RowWarp:
+    """A warp for each row of logits [B, ..., V]."""
 
-    While all rows have the same one it equals that.
-    """
-
-    rows: Sequence[Warp] = ()
+    rows: tuple[Warp, ...]
 
     def __call__(self, logits: Tensor) -> Tensor:
-        if self.rows and self == self.rows[0]:
-            return self.rows[0](logits)
-        groups: dict[Warp, list[int]] = {}
+        members: dict[Warp, list[int]] = {}
         for row, warp in enumerate(self.rows):
-            groups.setdefault(warp, []).append(row)
+            members.setdefault(warp, []).append(row)
         probabilities = torch.empty_like(logits, dtype=torch.float32)
-        for warp, members in groups.items():
-            index = to_device(members, logits.device)
+        for warp, rows in members.items():
+            index = to_device(rows, logits.device)
             probabilities[index] = warp(logits[index])
         return probabilities
 
-    def __eq__(self, other: object) -> bool:
-        return all(warp is other or warp == other for warp in self.rows)
 
-    __hash__ = None  # type: ignore[assignment]
+class BatchWarp:
+    """The warp of a running batch. A loop replaces `current` as rows join and leave, and its drafter shares it."""
+
+    current: Warp | RowWarp = Warp()
+
+    def set_rows(self, rows: Sequence[Warp]) -> None:
+        """Take a warp for each row: a plain `Warp` where they are all equal, which runners may have prepared."""
+        self.current = rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.current(logits)
+
+
+AnyWarp = Warp | RowWarp | BatchWarp

@@ -26,7 +26,7 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, most, to_device
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -177,7 +177,7 @@ class HeadDrafter(Drafter):
 
     _again = 0
 
-    def __init__(self, head: Any, target: PreTrainedModel, warp: Warp) -> None:
+    def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp) -> None:
         self._head, self._warp, self._device = head, warp, next(head.parameters()).device
         self.layers, self._vocabulary_size = head.config.layers, head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()

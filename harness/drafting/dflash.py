@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from harness.decoding.protocols import Proposal
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
 
 
@@ -95,7 +95,9 @@ class BlockHead(LayeredHead):
             )
         return self.norm(states)
 
-    def drafter(self, target: PreTrainedModel, warp: Warp, confidence: float = 0.0) -> BlockDrafter:
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> BlockDrafter:
         """See `BlockDrafter`."""
         return BlockDrafter(self, target, warp, confidence)
 
@@ -111,7 +113,7 @@ class BlockDrafter(HeadDrafter):
     """
 
     def __init__(
-        self, head: BlockHead, target: PreTrainedModel, warp: Warp, confidence: float = 0.0
+        self, head: BlockHead, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> None:
         super().__init__(head, target, warp)
         self._config, self._confidence = head.config, confidence

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.transfer import to_device
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
 
 
@@ -92,7 +92,7 @@ class EagleHead(LayeredHead):
             states = residual + layer.mlp(layer.post_attention_layernorm(residual))
         return states
 
-    def drafter(self, target: PreTrainedModel, warp: Warp) -> EagleDrafter:
+    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> EagleDrafter:
         """See `HeadDrafter`."""
         return EagleDrafter(self, target, warp)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from harness.decoding.protocols import Proposal
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import Head, HeadConfig, HeadDrafter
 
 
@@ -48,7 +48,7 @@ class MedusaHead(Head):
         """Of one head."""
         return list(self.get_submodule(str(number)).children())
 
-    def drafter(self, target: PreTrainedModel, warp: Warp) -> MedusaDrafter:
+    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> MedusaDrafter:
         """See `HeadDrafter`."""
         return MedusaDrafter(self, target, warp)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import Arriving, added, to_device
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 
 
 class ModelDrafter(Drafter):
@@ -25,7 +25,7 @@ class ModelDrafter(Drafter):
 
     layers = ()
 
-    def __init__(self, runner: Runner, warp: Warp, device: torch.device | str = "cpu") -> None:
+    def __init__(self, runner: Runner, warp: AnyWarp, device: torch.device | str = "cpu") -> None:
         self._runner = runner
         self._warp = warp
         self._device = device

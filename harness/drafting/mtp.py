@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from harness.decoding.protocols import Proposal
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import LayeredHead, SlotCache, one_by_one, windows
 from harness.drafting.eagle import EagleConfig, EagleDrafter, EagleHead
 
@@ -58,7 +58,7 @@ class MtpHead(EagleHead):
         )
         return self.shared_norm(states)
 
-    def drafter(self, target: PreTrainedModel, warp: Warp) -> EagleDrafter:
+    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> EagleDrafter:
         """See `HeadDrafter`."""
         return (EagleDrafter if len(self.layers) == 1 else MtpDrafter)(self, target, warp)
 
@@ -70,7 +70,7 @@ class MtpDrafter(EagleDrafter):
     tokens are decided.
     """
 
-    def __init__(self, head: MtpHead, target: PreTrainedModel, warp: Warp) -> None:
+    def __init__(self, head: MtpHead, target: PreTrainedModel, warp: AnyWarp) -> None:
         super().__init__(head, target, warp)
         self._again = len(head.layers) - 1
 

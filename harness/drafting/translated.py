@@ -21,7 +21,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TranslatedDrafter(Drafter):
         self,
         runner: Runner,
         translation: Translation,
-        warp: Warp,
+        warp: AnyWarp,
         device: torch.device | str = "cpu",
     ) -> None:
         self._runner, self._translation, self._warp, self._device = (

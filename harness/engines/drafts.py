@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from harness.decoding.protocols import Drafter, Runner
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp, Warp
 from harness.drafting.dflash import BlockHead
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
@@ -16,7 +16,7 @@ from harness.models.early_exit import truncated
 from harness.models.loading import LoadedModel
 from harness.models.pair import Pair
 
-MakeDrafter = Callable[[Warp], Drafter]
+MakeDrafter = Callable[[AnyWarp], Drafter]
 
 
 def draft_model(pair: Pair) -> LoadedModel | None:
@@ -38,7 +38,7 @@ def drafter_maker(pair: Pair, runner: Runner | None) -> MakeDrafter | None:
     settings, device = pair.drafting, pair.target.input_device
     greedy = settings is not None and settings.sampling == "greedy"
 
-    def draw_as(warp: Warp) -> Warp:
+    def draw_as(warp: AnyWarp) -> AnyWarp:
         return Warp(0) if greedy else warp
 
     if runner is not None and (translation := pair.translation) is not None:

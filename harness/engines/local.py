@@ -21,11 +21,11 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block, verify_typical
-from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
-from harness.decoding.warp import RowWarp, Warp
+from harness.decoding.warp import BatchWarp, Warp
 from harness.engines.drafts import draft_model, drafter_maker
-from harness.engines.faults import LENIENCE, faulty_verification, rollback_off_by_one
+from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases
@@ -120,7 +120,7 @@ class LocalEngine(Engine):
         )
         layers = () if pair.head is None else pair.head.config.layers
         build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
-        shapes = (batch_size, slots, widths, (), warp, _decisions(pair, decoding, widths))
+        shapes = (batch_size, slots, widths, (), warp, _decisions(pair, decoding, fault, widths))
         self._target, name = build(pair.target, shapes=shapes, hidden_layers=layers)
         draft_runner: Runner | None = None
         self.runner = str(name)
@@ -215,7 +215,7 @@ class LocalEngine(Engine):
         target: Any = self._target
         if phases:
             target = phases.watch(
-                "forward", target, "extend", eight_bit_layers(self._pair.target.model)
+                "forward", target, "decide", eight_bit_layers(self._pair.target.model)
             )
 
         def regular(request: Request, decoding: DecodingSettings) -> Records:
@@ -223,26 +223,22 @@ class LocalEngine(Engine):
 
         def with_draft(request: Request, decoding: DecodingSettings) -> Records:
             assert self._make_drafter is not None
-            warp = RowWarp()
+            warp = BatchWarp()
             drafter: Any = self._make_drafter(warp)
             if phases:
                 model = draft_model(self._pair)
                 drafter = phases.watch(
                     "drafting", drafter, "propose", eight_bit_layers(model.model) if model else ()
                 )
-            bias, k = decoding.synthetic_acceptance, decoding.num_draft_tokens
-            rule = (
-                _RULES.get(decoding.rule, verify)
-                if bias is None
-                else functools.partial(verify_by_coin, bias)
-            )
+            k = decoding.num_draft_tokens
+            verification, lenience = _acceptance(decoding, self._fault)
             return speculative(
-                rollback_off_by_one(target) if self._fault == "rollback_off_by_one" else target,
+                RollbackOffByOne(target) if self._fault == "rollback_off_by_one" else target,
                 drafter,
                 request,
                 policy if k == "auto" else k,
-                LENIENCE if self._fault == "lenience" else decoding.lenience,
-                faulty_verification(self._fault, request.warp, rule),
+                lenience,
+                verification,
                 redraw=decoding.rule == "block",
                 warp=warp,
                 ahead=self._ahead,
@@ -278,14 +274,25 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     return RunError(f"{what}; {advice}")
 
 
+def _acceptance(
+    decoding: DecodingSettings, fault: Fault
+) -> tuple[Callable[[Offer], Verdict], float]:
+    """Return the rule of acceptance and its lenience, with the fault in them: equal for equal settings."""
+    bias = decoding.synthetic_acceptance
+    rule = _RULES.get(decoding.rule, verify) if bias is None else AcceptByCoin(bias)
+    lenience = LENIENCE if fault == "lenience" else decoding.lenience
+    return faulty_verification(fault, _warp(decoding), rule), lenience
+
+
 def _decisions(
-    pair: Pair, decoding: DecodingSettings, widths: Sequence[int]
+    pair: Pair, decoding: DecodingSettings, fault: Fault, widths: Sequence[int]
 ) -> dict[int, Decision]:
-    """What the loops decide after extensions of these widths, without a fault and with a whole offer for every row."""
+    """Return what the loops decide after extensions of these widths, where every row is offered all draft tokens."""
     # Only what finds its tokens in texts gives no probabilities.
     is_deterministic = pair.drafting is not None and pair.drafting.method in ("lookup", "suffix")
-    warp, rule = _warp(decoding), _RULES.get(decoding.rule, verify)
-    judge = Judge(warp, rule, decoding.lenience, is_deterministic)
+    warp = _warp(decoding)
+    verification, lenience = _acceptance(decoding, fault)
+    judge = Judge(warp, verification, lenience, is_deterministic)
     return {width: judge if width > 1 else Draw(warp) for width in widths}
 
 

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.decoding.protocols import Runner
 from harness.models.devices import synchronize
 
 
 class Replacing:
     """Another object, some of whose methods are replaced."""
-
-    decide = Runner.decide  # of a runner, by an `extend` that is replaced
 
     def __init__(self, original: Any, **methods: Callable[..., Any]) -> None:
         self._original = original
@@ -31,7 +28,8 @@ class Replacing:
 class Phases:
     """Seconds and calls of each phase, with the devices synchronised around each call: the timed run does not do that.
 
-    `forward` has the target's forward passes after the prompt, one per iteration; `drafting` has the proposals.
+    `forward` has the target's forward passes after the prompt with what is decided after each, as a runner may have
+    prepared both together; there is one per iteration. `drafting` has the proposals.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:

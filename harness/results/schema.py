@@ -258,9 +258,11 @@ class LatencyRow(DecodedRow):
     )
     draft_ms: float | None = figure("drafting per iteration", "ms")
     verify_ms: float | None = figure(
-        "verification per iteration: the target's pass over K + 1 tokens", "ms"
+        "verification per iteration: the target's pass over K + 1 tokens, and the verdict", "ms"
     )
-    target_step_ms: float | None = figure("one forward pass of the target over one token", "ms")
+    target_step_ms: float | None = figure(
+        "one forward pass of the target over one token, and the draw of the next", "ms"
+    )
     target_8bit_share: float | None = figure(
         "of a step of the target, spent in its 8-bit linear layers"
     )

@@ -22,7 +22,7 @@ from harness.decoding.decisions import Decision
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.runners.base import Options
 from harness.runners.checks import compare_with_plain, refusing, require_close
 from harness.runners.graphs import FixedCall, Recorder
@@ -145,12 +145,13 @@ class PreparedRunner(StaticRunner):
         )
 
     @torch.inference_mode()
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         (num_rows, num_tokens), num_drawn = tokens.shape, uniforms.shape[1]
         number = next(
             (k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None
         )
-        prepared = num_tokens in self._widths and warp == self._warp
+        current_warp = warp.current if isinstance(warp, BatchWarp) else warp
+        prepared = num_tokens in self._widths and current_warp == self._warp
         if number is None or not prepared or self._slots is not self._prepared:
             return Runner.draw(self, tokens, uniforms, warp)  # by prepared extensions
         size = next(size for size in self._views if size >= num_rows)

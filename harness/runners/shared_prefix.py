@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
-from torch import Tensor
 
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import to_device
-from harness.decoding.warp import Warp
 from harness.runners.base import right_aligned
 from harness.runners.snapshot import SnapshotRunner
+from harness.runners.wrapped import WrappedRunner
 
 
-class SharedPrefixRunner(Runner):
-    """A `Runner` over another one: `start` reads the common beginning once, then the rest of each prompt.
+class SharedPrefixRunner(WrappedRunner):
+    """A `Runner` around another one: `start` reads the common beginning once, then the rest of each prompt.
 
     The other runner reads a batch of equal prompts once, and drops what pads the shorter ends.
     """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         smallest, largest = min(map(list, prompts)), max(map(list, prompts))
@@ -45,26 +41,6 @@ class SharedPrefixRunner(Runner):
             logits,
             right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))),
         )
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        return self._runner.add(prompts)
-
-    def extend(self, tokens: Tensor) -> Step:
-        return self._runner.extend(tokens)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        self._runner.keep(counts)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)
-
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
-        return self._runner.draw(tokens, uniforms, warp)
-
-    def decide(
-        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
-    ) -> tuple[Step, tuple[Tensor, ...]]:
-        return self._runner.decide(tokens, decision, *inputs)
 
 
 def sharing(runner: Runner) -> Runner:

@@ -18,7 +18,7 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, to_device
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
@@ -61,7 +61,7 @@ class StaticRunner(CacheRunner):
         return Step(*self._extend(tokens))
 
     @torch.inference_mode()
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: Warp) -> tuple[Tensor, Tensor]:
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         # Each token is drawn after the last one; logits after the others take as long again.
         only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         return draw(lambda new: self._extend(new, **only_last)[0], tokens, uniforms, warp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,16 +13,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
+from harness.config.commands import Fault
 from harness.decoding.batch import Request
 from harness.decoding.decisions import Draw, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block
+from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
-from harness.decoding.warp import RowWarp, Warp
+from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
+from harness.engines.faults import faulty_verification
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
@@ -127,12 +130,15 @@ def test_what_was_not_prepared_is_decided_plainly(plain: list[int]) -> None:
 
 
 def test_what_makes_decisions_equal() -> None:
-    rows = RowWarp()
-    rows.rows = [Warp(0.7), Warp(0.7)]
-    assert Draw(rows) == Draw(Warp(0.7)) != Draw(Warp(0.8))
-    assert Judge(rows, verify) == Judge(Warp(0.7), verify)
-    rows.rows = [Warp(0.7), Warp(0.8)]
-    assert Draw(Warp(0.7)) != Draw(rows)
+    rows = BatchWarp()
+    rows.set_rows([Warp(0.7), Warp(0.7)])
+    assert Draw(rows.current) == Draw(Warp(0.7)) != Draw(Warp(0.8))
+    assert Judge(rows.current, AcceptByCoin(0.5)) == Judge(Warp(0.7), AcceptByCoin(0.5))
+    rows.set_rows([Warp(0.7), Warp(0.8)])
+    assert Draw(Warp(0.7)) != Draw(rows.current)
+    for fault in get_args(Fault):
+        rules = [faulty_verification(fault, Warp(0.7), AcceptByCoin(0.5)) for _ in range(2)]
+        assert rules[0] == rules[1]
 
     def other(offer: Offer) -> Verdict:
         return verify(offer)
@@ -140,6 +146,8 @@ def test_what_makes_decisions_equal() -> None:
     prepared_one = Judge(WARP, verify)
     others = [
         Judge(WARP, other),
+        Judge(WARP, AcceptByCoin(0.5)),
+        Judge(WARP, verify, is_ragged=True),
         Judge(WARP, verify, 0.5),
         Judge(WARP, verify, is_deterministic=True),
         Draw(WARP),

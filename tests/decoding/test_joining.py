@@ -16,7 +16,7 @@ from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import verify
-from harness.decoding.warp import RowWarp, Warp
+from harness.decoding.warp import BatchWarp, RowWarp, Warp
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.suffix import SuffixDrafter
@@ -64,7 +64,7 @@ def collect(
     raise AssertionError
 
 
-def drafters() -> dict[str, Callable[[RowWarp], Drafter]]:
+def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
     _, draft = random_pair("llama")
     return {
         "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
@@ -83,7 +83,7 @@ def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bo
     def decode(request: Request) -> Records:
         if name == "none":
             return autoregressive(runner(model), request)
-        warp = RowWarp()
+        warp = BatchWarp()
         rule = verify_block if block else verify
         drafter = drafters()[name](warp)
         return speculative(runner(model), drafter, request, K, 1.0, rule, redraw=block, warp=warp)
@@ -123,7 +123,7 @@ def test_rows_join_with_heads(kind: str) -> None:
     head = heads[kind]()
 
     def decode(request: Request) -> Records:
-        warp = RowWarp()
+        warp = BatchWarp()
         drafter = head.drafter(target, warp)
         return speculative(
             EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
@@ -152,11 +152,12 @@ def test_a_batch_that_has_emptied_takes_new_rows() -> None:
 
 def test_each_row_has_its_own_warp() -> None:
     logits = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(0))
-    warp = RowWarp()
-    warp.rows = [Warp(0), Warp(0.7, top_p=0.8), Warp(0)]
+    warp = BatchWarp()
+    rows = [Warp(0), Warp(0.7, top_p=0.8), Warp(0)]
+    warp.set_rows(rows)
     mixed = warp(logits)
-    for row, own in enumerate(warp.rows):
+    for row, own in enumerate(rows):
         assert torch.equal(mixed[row], own(logits[row]))
-    assert warp != Warp(0)
-    warp.rows = [Warp(0)] * 3
-    assert warp == Warp(0)
+    assert warp.current == RowWarp(tuple(rows))
+    warp.set_rows([Warp(0)] * 3)
+    assert warp.current == Warp(0)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Proposal, Step
 from harness.decoding.rules import verify_block, verify_typical
-from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
@@ -271,7 +270,7 @@ def test_a_table_as_drafter_keeps_the_target_s_distribution(
 @pytest.mark.parametrize("role", ["model", "draft"])
 @pytest.mark.parametrize(
     "rule",
-    [verify, verify_block, verify_typical, functools.partial(verify_by_coin, 1.0)],
+    [verify, verify_block, verify_typical, AcceptByCoin(1.0)],
     ids="default block typical coin".split(),
 )
 def test_no_rule_accepts_past_logits_that_are_not_finite(

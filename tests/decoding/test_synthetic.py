@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from harness.decoding.randomness import uniforms
-from harness.decoding.synthetic import verify_by_coin
+from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
@@ -33,7 +33,7 @@ def count_tests(verdict: Verdict) -> tuple[int, int]:
 
 @pytest.mark.parametrize("bias", [0.3, 0.8, 0.95])
 def test_the_conditional_acceptance_rate_is_the_bias(bias: float) -> None:
-    tested, accepted = count_tests(verify_by_coin(bias, Offer(*proposal())))
+    tested, accepted = count_tests(AcceptByCoin(bias)(Offer(*proposal())))
     assert stats.binomtest(accepted, tested, bias).pvalue > FALSE_ALARM_RATE
     # The rule itself accepts another share of these proposals, and the same test sees it.
     tested, accepted = count_tests(verify(Offer(*proposal())))
@@ -41,37 +41,37 @@ def test_the_conditional_acceptance_rate_is_the_bias(bias: float) -> None:
 
 
 def test_the_ends_of_the_scale() -> None:
-    assert (verify_by_coin(0.0, Offer(*proposal())).num_accepted == 0).all()
-    assert (verify_by_coin(1.0, Offer(*proposal())).num_accepted == NUM_DRAFT_TOKENS).all()
+    assert (AcceptByCoin(0.0)(Offer(*proposal())).num_accepted == 0).all()
+    assert (AcceptByCoin(1.0)(Offer(*proposal())).num_accepted == NUM_DRAFT_TOKENS).all()
 
 
 def test_what_follows_is_drawn_as_the_rule_draws_it() -> None:
-    by_coin, by_rule = verify_by_coin(0.5, Offer(*proposal())), verify(Offer(*proposal()))
+    by_coin, by_rule = AcceptByCoin(0.5)(Offer(*proposal())), verify(Offer(*proposal()))
     same = by_coin.num_accepted == by_rule.num_accepted
     assert set(by_coin.num_accepted[same].tolist()) == set(range(NUM_DRAFT_TOKENS + 1))
     assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
 
 
 def test_the_probabilities_reported_are_the_same() -> None:
-    by_coin, by_rule = verify_by_coin(0.5, Offer(*proposal())), verify(Offer(*proposal()))
+    by_coin, by_rule = AcceptByCoin(0.5)(Offer(*proposal())), verify(Offer(*proposal()))
     assert torch.equal(by_coin.target_probability, by_rule.target_probability)
     assert torch.equal(by_coin.draft_probability, by_rule.draft_probability)
 
 
 def test_rows_keep_to_the_tokens_they_were_offered() -> None:
     lengths = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
-    verdict = verify_by_coin(1.0, Offer(*proposal(), lengths=lengths))
+    verdict = AcceptByCoin(1.0)(Offer(*proposal(), lengths=lengths))
     assert torch.equal(verdict.num_accepted, lengths)
     nothing = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 3), torch.empty(1, 0)
-    empty = verify_by_coin(1.0, Offer(torch.eye(3)[None, :1], *nothing, torch.zeros(1, 1)))
+    empty = AcceptByCoin(1.0)(Offer(torch.eye(3)[None, :1], *nothing, torch.zeros(1, 1)))
     assert (empty.num_accepted.tolist(), empty.next_token.tolist()) == ([0], [0])
 
 
 def test_a_deterministic_proposal_is_accepted_by_the_same_coin() -> None:
     target, tokens, _, *numbers = proposal()
     verdict, drawn = (
-        verify_by_coin(0.5, Offer(target, tokens, None, *numbers)),
-        verify_by_coin(0.5, Offer(*proposal())),
+        AcceptByCoin(0.5)(Offer(target, tokens, None, *numbers)),
+        AcceptByCoin(0.5)(Offer(*proposal())),
     )
     assert torch.equal(verdict.num_accepted, drawn.num_accepted)
     assert (verdict.draft_probability == 1).all()

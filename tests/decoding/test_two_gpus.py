@@ -16,8 +16,8 @@ from harness.decoding.batch import Change, Records
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner
 from harness.decoding.rules import verify_typical
-from harness.decoding.synthetic import verify_by_coin
-from harness.decoding.warp import RowWarp, Warp
+from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.translated import TranslatedDrafter, Translation
@@ -137,7 +137,7 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., Pretended
         assert not waits
 
 
-@pytest.mark.parametrize("verification", [verify_typical, lambda offer: verify_by_coin(0.6, offer)])
+@pytest.mark.parametrize("verification", [verify_typical, AcceptByCoin(0.6)])
 def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) -> None:
     def decode(first: str, second: str) -> Records:
         parts = drafting("static", first, second)
@@ -155,7 +155,7 @@ def test_rows_that_differ_leave_and_join(
 
     def decode(first: str, second: str) -> Iterator[Iteration]:
         runner, drafter = drafting(kind, first, second)
-        warp = RowWarp()
+        warp = BatchWarp()
         records = autoregressive(runner, on(first, Warp(0.9)))
         if drafts:
             assert isinstance(drafter, ModelDrafter)

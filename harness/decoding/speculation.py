@@ -1,0 +1,138 @@
+"""The steps of a speculative iteration: random numbers, a proposal, and the target's verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.decoding.batch import Progress, Rows
+from harness.decoding.decisions import Figures, Judge
+from harness.decoding.protocols import (
+    Drafter,
+    Proposal,
+    Runner,
+)
+from harness.decoding.transfer import Arriving, first_columns, to_device, to_host
+from harness.decoding.turns import Turn, regular_turn
+from harness.decoding.verify import Offer, Verdict
+
+
+class TurnUniforms(NamedTuple):
+    """The random numbers of an iteration, in the order of `randomness.Purpose`."""
+
+    draft: Tensor  # [B, K]
+    accept: Tensor  # [B, K]
+    target: Tensor  # [B, K + 1]
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The steps of `loops.speculative`; its arguments are explained there."""
+
+    target: Runner
+    drafter: Drafter
+    rows: Rows
+    lenience: float
+    verification: Callable[[Offer], Verdict]
+    redraw: bool
+    most_draft_tokens: int
+
+    def limits(self, num_draft_tokens: int, progress: Progress) -> list[int]:
+        """Return how many tokens to draft for each row: no more than it may still take."""
+        members = self.rows.members
+        if isinstance(progress.num_generated, Arriving):  # far from the end
+            return [num_draft_tokens] * len(members)
+        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing.
+        # Each row has its own limit, however many tokens the others need: an answer must not depend on its batch.
+        return [
+            min(num_draft_tokens, row.request.max_new_tokens - count - 1)
+            for row, count in zip(members, progress.num_generated, strict=True)
+        ]
+
+    def uniforms(self, limits: Sequence[int], progress: Progress) -> TurnUniforms:
+        """Return the rows' next random numbers, or with `redraw` such as no iteration has used before."""
+        rows = self.rows
+        most = max(limits)
+        draft, accept, target = rows.uniforms_from(progress.num_generated, most + 1).unbind(-1)
+        if self.redraw and most:
+            unused = [
+                row.request.max_new_tokens + 1 + (1 + count) * self.most_draft_tokens
+                for row, count in zip(rows.members, progress.num_iterations, strict=True)
+            ]
+            draft, accept, _ = rows.uniforms_from(unused, most).unbind(-1)
+        return TurnUniforms(first_columns(draft, most), first_columns(accept, most), target)
+
+    def propose(self, limits: Sequence[int], uniforms: Tensor) -> Proposal:
+        """Ask the drafter -> what each row is offered: no more than its limit, and in as few columns as possible."""
+        rows = self.rows
+        if not max(limits):
+            nothing = torch.empty(len(limits), 0, dtype=torch.long, device=rows.uniforms.device)
+            return Proposal(nothing, None, limits)
+        proposal = self.drafter.propose(max(limits), uniforms)
+        offered = [proposal.tokens.shape[1]] * len(limits)
+        if proposal.lengths is not None:
+            offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
+        lengths = [min(pair) for pair in zip(limits, offered, strict=True)]
+        width = max(lengths)
+        probabilities = proposal.probabilities
+        if probabilities is not None:
+            probabilities = first_columns(probabilities, width)
+        return Proposal(rows.agree(first_columns(proposal.tokens, width)), probabilities, lengths)
+
+    def verify(
+        self,
+        proposal: Proposal,
+        uniforms: TurnUniforms,
+        limits: Sequence[int],
+        progress: Progress,
+    ) -> Turn:
+        """Queue the target's forward pass over the last token of each row and the proposal, and its verdict."""
+        rows = self.rows
+        lengths = proposal.lengths or [0]
+        width = max(lengths)
+        if width == 0:
+            return self._undrafted(uniforms, limits, progress)
+        inputs = [
+            proposal.tokens,
+            first_columns(uniforms.accept, width),
+            first_columns(uniforms.target, width + 1),
+        ]
+        if proposal.probabilities is not None:
+            inputs.append(proposal.probabilities)
+        is_ragged = min(lengths) < width
+        if is_ragged:
+            inputs.append(to_device(lengths, proposal.tokens.device))
+        judge = Judge(
+            rows.warp.current,
+            self.verification,
+            self.lenience,
+            is_deterministic=proposal.probabilities is None,
+            is_ragged=is_ragged,
+        )
+        last_tokens = to_device(progress.next_tokens, proposal.tokens.device).unsqueeze(1)
+        tokens = torch.cat([last_tokens, proposal.tokens], dim=1)
+        step, (packed, *probabilities) = self.target.decide(tokens, judge, *inputs)
+        packed = rows.agree(packed)
+        columns = Figures.unpack(packed.unbind(1))
+        verdict = Verdict(columns.num_accepted, columns.next_token, *probabilities)
+        read = to_host(packed)
+        return Turn(
+            step,
+            limits,
+            lengths,
+            verdict.next_token,
+            lambda: [Figures.unpack(numbers) for numbers in read()],
+            verdict,
+        )
+
+    def _undrafted(self, uniforms: TurnUniforms, limits: Sequence[int], progress: Progress) -> Turn:
+        """Queue a turn in which no row is offered a token, at the cost of regular decoding."""
+        turn = regular_turn(self.target, self.rows, progress.next_tokens, uniforms.target[:, 0])
+        drawn = turn.next_tokens
+        none = torch.zeros_like(drawn)
+        empty = torch.empty(len(drawn), 0, device=drawn.device)
+        return replace(turn, limits=limits, verdict=Verdict(none, drawn, empty, empty))

@@ -1,0 +1,40 @@
+"""A runner around another one, which does everything that a subclass does not do differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from harness.decoding.protocols import Runner, Step
+from harness.decoding.warp import AnyWarp
+
+
+class WrappedRunner(Runner):
+    """Hands every call on, so that what the other runner has prepared is what runs."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        return self._runner.start(prompts)
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        return self._runner.add(prompts)
+
+    def extend(self, tokens: Tensor) -> Step:
+        return self._runner.extend(tokens)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        self._runner.keep(counts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._runner.select(rows)
+
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+        return self._runner.draw(tokens, uniforms, warp)
+
+    def decide(
+        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        return self._runner.decide(tokens, decision, *inputs)

@@ -1,0 +1,137 @@
+"""Planted faults, synthetic acceptance and stopwatches run the prepared code of a real run, with the same texts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config.commands import Fault
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.decoding.protocols import Iteration, Runner
+from harness.engines.local import LocalEngine
+from harness.engines.protocol import Question
+from harness.models.fit import Demand
+from harness.models.pair import Pair, plan_pair
+from harness.runners.graphs import FixedCall
+from harness.runners.static import StaticRunner
+
+DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
+COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
+CONTROLS: list[tuple[DecodingSettings, Fault]] = [
+    (COIN, "none"),
+    *((DECODING, fault) for fault in get_args(Fault)),
+]
+
+
+@dataclasses.dataclass
+class Calls:
+    """Counts calls of prepared shapes, and notes the widths of what ran without."""
+
+    num_prepared: int = 0
+    plain_extensions: list[int] = dataclasses.field(default_factory=list)
+    plain_decisions: list[int] = dataclasses.field(default_factory=list)
+
+
+@contextmanager
+def counting() -> Iterator[Calls]:
+    calls = Calls()
+
+    def noting(widths: list[int], original: Callable[..., Any]) -> Callable[..., Any]:
+        def plain(self: Any, tokens: Tensor, *rest: Any, **options: Any) -> Any:
+            widths.append(tokens.shape[1])
+            return original(self, tokens, *rest, **options)
+
+        return plain
+
+    def prepared(
+        self: FixedCall, *inputs: Tensor, original: Callable[..., Any] = FixedCall.__call__
+    ) -> Any:
+        calls.num_prepared += 1
+        return original(self, *inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FixedCall, "__call__", prepared)
+        extend = noting(calls.plain_extensions, StaticRunner._extend)
+        patch.setattr(StaticRunner, "_extend", extend)
+        patch.setattr(Runner, "decide", noting(calls.plain_decisions, Runner.decide))
+        yield calls
+
+
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    model = save_model(num_hidden_layers=1, max_position_embeddings=64)
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
+    demand = Demand(
+        batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
+    )
+    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+
+
+def on_gpu(pair: Pair) -> Pair:
+    gpu = torch.device("cuda", 0)
+    assert pair.draft is not None
+    target, draft = (
+        dataclasses.replace(
+            loaded, model=copy.deepcopy(loaded.model).to(gpu), devices=[gpu], input_device=gpu
+        )
+        for loaded in (pair.target, pair.draft)
+    )
+    return dataclasses.replace(pair, target=target, draft=draft)
+
+
+def open_engine(
+    pair: Pair, decoding: DecodingSettings, runner: RunnerName, fault: Fault
+) -> LocalEngine:
+    return LocalEngine(pair, decoding, runner=runner, batch_size=2, longest_prompt=5, fault=fault)
+
+
+def decided(records: Iterator[Iteration]) -> list[Any]:
+    return [(record.tokens, record.num_accepted) for record in records]
+
+
+def question(decoding: DecodingSettings) -> Question:
+    return Question([[40, 50, 60]], decoding, seed=0, indices=[0])
+
+
+def expected_records(pair: Pair) -> list[list[Any]]:
+    return [
+        decided(open_engine(pair, decoding, "eager", fault).arms[1].stream(question(decoding)))
+        for decoding, fault in CONTROLS
+    ]
+
+
+def require_prepared(
+    pair: Pair, runner: RunnerName, expected: list[list[Any]], decided_plainly: set[int]
+) -> None:
+    """Each control decides what it does with the eager runner, in prepared calls, also under stopwatches."""
+    for (decoding, fault), eager in zip(CONTROLS, expected, strict=True):
+        engine = open_engine(pair, decoding, runner, fault)
+        assert engine.runner == runner
+        watched, phases = engine.watched()[1]
+        for arm in (engine.arms[1], watched):
+            with counting() as calls:
+                records = decided(arm.stream(question(decoding)))
+            assert records == eager, fault
+            assert not calls.plain_extensions, fault
+            assert set(calls.plain_decisions) <= decided_plainly, fault
+            # A draft and a verdict each; the last turn may have nothing to draft.
+            assert calls.num_prepared >= 2 * (len(records) - 1) - 1, fault
+        assert phases.calls["forward"] == len(records) - 1
+
+
+def test_controls_run_captured(pair: Pair, gpus: Any) -> None:
+    """On a GPU, or a pretended one. Near the end of a row fewer tokens are offered than was prepared for."""
+    require_prepared(on_gpu(pair), "graphs_only", expected_records(pair), {2, 3})
+
+
+def test_controls_run_compiled(pair: Pair) -> None:
+    """On a CPU passes are prepared, and the decisions that follow them are not."""
+    require_prepared(pair, "compiled", expected_records(pair), {1, 2, 3, 4})
