@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.config import machine
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
@@ -79,6 +79,8 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
 To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
 python -m harness COMMAND --help lists a command's settings and presets."""
 
+_INTERRUPTED = "harness: interrupted; what was measured so far is kept"
+
 # Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
 _TRACEBACK = "HARNESS_TRACEBACK"
 _wants_traceback = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
@@ -115,13 +117,13 @@ def main() -> None:
     if ranks.is_superfluous():
         sys.exit(0)
     try:
-        with signals.interrupting():
+        with signals.interrupting(_leave):
             _dispatch(sys.argv[1:])
             sys.stdout.flush()
     except KeyboardInterrupt:
         # The terminal may be gone.
         with suppress(OSError):
-            print("harness: interrupted; what was measured so far is kept", file=sys.stderr)
+            print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         # Of stdout: `_reporting` has all others. What is left of it must not fail again at the exit.
@@ -131,6 +133,15 @@ def main() -> None:
             _outcome.exit_codes.append(1)
     # The worst: a failure or a loss, then a wrong setting, then doubt.
     sys.exit(min(_outcome.exit_codes, key=[1, 2, 3, 0].index, default=0))
+
+
+def _leave() -> NoReturn:
+    """End the process as an interruption does, but during an import, where an exception could be swallowed."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(130)
 
 
 def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:

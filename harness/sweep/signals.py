@@ -1,7 +1,8 @@
 """Signals that end a run, raised as exceptions, and never lost.
 
 An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So
-signals are postponed while libraries are imported. One that disappears in a destructor is raised again.
+while libraries are imported a signal ends the process without an exception, or is postponed where others need it. One
+that disappears in a destructor is raised again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 # While signals are postponed: the error that the first one will raise. None while they raise at once.
 _waiting: list[BaseException] | None = None
+# Ends the process while signals would be postponed; None where they are.
+_leave: Callable[[], NoReturn] | None = None
 # Of the standard streams, those that were a terminal at first.
 _terminals: list[int] = []
 # The last signal, and the error that it raised.
@@ -34,6 +37,8 @@ def handle(number: int, error: Callable[[], BaseException]) -> None:
         _last = number, once()
         if number == signal.SIGHUP:
             _leave_terminals()
+        if _waiting is not None and _leave is not None:
+            _leave()
         # The second one does not wait.
         if _waiting is None or _waiting:
             raise _last[1]
@@ -44,12 +49,15 @@ def handle(number: int, error: Callable[[], BaseException]) -> None:
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
+def interrupting(leave: Callable[[], NoReturn] | None = None) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, where they are postponed at first.
 
     Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no signals.
+
+    Args:
+        leave: ends the process, which belongs to the block alone. Called at once instead of postponing a signal.
     """
-    global _waiting, _terminals
+    global _waiting, _terminals, _leave
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,11 +71,12 @@ def interrupting() -> Iterator[None]:
         if before[number] is not signal.SIG_IGN:
             handle(number, functools.partial(KeyboardInterrupt, *reason))
     _waiting, _terminals = [], [stream for stream in (1, 2) if os.isatty(stream)]
+    _leave = leave
     try:
         yield
         obey()
     finally:
-        sys.unraisablehook, _waiting = hook, None
+        sys.unraisablehook, _waiting, _leave = hook, None, None
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -80,16 +89,23 @@ def obey() -> None:
         raise waiting[0]
 
 
-def load(module: str) -> Any:
-    """Import a module, and torch with it, while signals are postponed."""
-    global _waiting
-    _waiting = _waiting or []
+def load(module: str, *, must_go_on: bool = False) -> Any:
+    """Import a module, and torch with it, while signals end the process or are postponed.
+
+    Args:
+        must_go_on: postpone signals in every process, because there are rows to write.
+    """
+    global _waiting, _leave
+    leave, _waiting = _leave, _waiting or []
+    if must_go_on:
+        _leave = None
     # Importing makes millions of objects; looking through them for garbage takes seconds.
     gc.disable()
     try:
         return importlib.import_module(module)
     finally:
         gc.enable()
+        _leave = leave
         obey()
 
 

@@ -294,7 +294,7 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
 
 def _session() -> ModuleType:
     """The module that runs experiments, which imports torch."""
-    session: ModuleType = signals.load("harness.experiments.session")
+    session: ModuleType = signals.load("harness.experiments.session", must_go_on=True)
     return session
 
 

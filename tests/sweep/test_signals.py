@@ -16,6 +16,8 @@ import pytest
 from harness.sweep import signals
 from processes import HARNESS, TIMEOUT_S, end, start
 
+ROOT = Path(__file__).parents[2]
+
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
@@ -68,6 +70,23 @@ def test_a_signal_during_an_import_is_obeyed_after_it(
     )
     assert (reason, lost) == ("stopped by SIGTERM", [])
     assert sys.modules.pop("swallows_everything").imported, "an import is never cut short"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["latency", "report"])
+def test_a_command_that_still_imports_ends_at_once(
+    tmp_path: Path, command: str, number: int
+) -> None:
+    """The torch and the pandas of this test never end their import, and swallow every exception."""
+    module = "import pathlib, time\npathlib.Path('importing').touch()\nwhile True:\n"
+    module += "    try: time.sleep(900)\n    except BaseException: pass\n"
+    (tmp_path / "torch.py").write_text(module)
+    (tmp_path / "matplotlib.py").write_text(module)
+    (tmp_path / "pandas.py").write_text(module)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    run = start(command, cwd=tmp_path, until="importing", PYTHONPATH=path)
+    printed = end(run, number, 130)
+    assert printed == ("", "harness: interrupted; what was measured so far is kept\n")
 
 
 def test_what_was_postponed_is_obeyed_at_the_end_at_the_latest() -> None:
