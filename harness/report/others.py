@@ -207,7 +207,7 @@ def _vllm(file: Path, text: str) -> Others | None:
 
 def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     """It tells the percentiles that it was asked for, the median and the 99th by default."""
-    figures = {
+    figures: dict[str, Any] = {
         f"{ours}_p{share}_ms": _number(saved, f"{name}_{theirs}_ms")
         for ours, theirs in (("time_to_first_token", "ttft"), ("time_between_tokens", "tpot"))
         for share, name in ((50, "median"), (90, "p90"), (99, "p99"))

@@ -25,7 +25,7 @@ from harness.report.table import (
     percent,
     times,
 )
-from harness.report.words import Name, common_settings, told_apart
+from harness.report.words import Name, common_settings, in_words, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyRow
 
@@ -63,6 +63,24 @@ class Pair:
         return self.chosen and self.row.speedup_low is not None
 
     @property
+    def load(self) -> float:
+        """Rows of a batch or requests in flight; requests per second where these were set."""
+        return self.row.request_rate or self.row.batch_size or 1
+
+    @property
+    def unit_of_load(self) -> str:
+        """What `load` counts."""
+        if self.row.request_rate:
+            return "requests per second"
+        return "rows of a batch, or requests in flight"
+
+    @property
+    def name_without_load(self) -> Name:
+        """The same for pairs that differ in their load alone."""
+        load = in_words(self.row, "batch_size")
+        return replace(self.name, settings=[text for text in self.name.settings if text != load])
+
+    @property
     def worth(self) -> tuple[int, float]:
         """Orders pairs by speed-up: a measured one before a partial one before none."""
         if self.row.speedup is None:
@@ -71,7 +89,10 @@ class Pair:
 
 
 def latency_pairs(runs: Sequence[Run]) -> list[Pair]:
-    """Pairs by their best speed-up, K ascending within a pair, targets alone last; real ones before all others."""
+    """Pairs by their best speed-up, targets alone last; real ones before all others.
+
+    Within a pair by load and then by K, ascending.
+    """
     shown = [run for run in runs if run.status != "incomplete"]
     names = told_apart([run.last for run in shown])
     pairs = [
@@ -79,15 +100,23 @@ def latency_pairs(runs: Sequence[Run]) -> list[Pair]:
         for run, name in zip(shown, names, strict=True)
     ]
     ordered = []
-    for group in groups(pairs):
-        top = max(group, key=attrgetter("worth"))
-        several = len({pair.name.num_draft_tokens for pair in group}) > 1
-        complete, speedup = top.worth
-        for pair in group:
-            best = pair is top and complete == 1
-            place = (not top.row.real, -complete, -speedup, top.name.group)
-            ordered.append((place, replace(pair, best=best, chosen=best and several)))
+    for family in grouped(groups(pairs), _family).values():
+        tops = [max(group, key=attrgetter("worth")) for group in family]
+        first = max(tops, key=attrgetter("worth"))
+        complete, speedup = first.worth
+        place = not first.row.real, -complete, -speedup, first.name.group
+        for group, top in sorted(zip(family, tops, strict=True), key=lambda item: item[1].load):
+            several = len({pair.name.num_draft_tokens for pair in group}) > 1
+            for pair in group:
+                best = pair is top and top.worth[0] == 1
+                ordered.append((place, replace(pair, best=best, chosen=best and several)))
     return [pair for _, pair in sorted(ordered, key=lambda item: item[0])]
+
+
+def _family(group: Sequence[Pair]) -> tuple[object, ...]:
+    """The same for pairs that differ in K and in their load alone."""
+    pair = group[0]
+    return pair.row.real, pair.unit_of_load, pair.name_without_load.group
 
 
 def groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
@@ -154,6 +183,7 @@ def fastest(pairs: Sequence[Pair]) -> list[Line]:
     # Random weights, or a coin in place of the rule, are no finding where there is a real one.
     pairs = [pair for pair in pairs if pair.row.real] or list(pairs)
     bests = [pair for pair in pairs if pair.best]
+    bests.sort(key=attrgetter("worth"), reverse=True)
     best = next(
         (pair for pair in bests if pair.row.speedup_low is not None), next(iter(bests), None)
     )

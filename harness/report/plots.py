@@ -10,7 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from harness.report.accuracy import merged_rows, named_runs
 from harness.report.pairs import Pair, groups, predicted_curve
 from harness.report.runs import Run
 from harness.report.table import grouped
-from harness.report.words import in_words
 
 _MEASURED, _AUTO = "measured, 95 % interval", "K=auto"
 # Of series that are in several plots; the curves of others differ in black and white too.
@@ -52,6 +51,7 @@ _ROW_HEIGHT = 0.46
 # Curves that a reader can distinguish in one plot, rows that still make one, panels that still fit a page.
 _MOST_CURVES, _MOST_ROWS, _MOST_PANELS = 6, 40, 12
 _LONGEST_LABEL = 62
+_UNITS = ("requests/s", "requests/s,")
 
 
 class Point(NamedTuple):
@@ -190,52 +190,53 @@ def _whole(pairs: Sequence[Pair]) -> Iterable[Pair]:
     return (pair for pair in pairs if pair.row.speedup is not None and not pair.partial)
 
 
-def _by_load(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Pairs that differ in their load alone, by name and then by load; where they do."""
+def _by_load(pairs: Sequence[Pair], unit: str) -> dict[str, list[Pair]]:
+    """Pairs that differ in their load alone, by name and then by load; where they do.
 
-    def name(pair: Pair) -> str:
-        load = in_words(pair.row, "batch_size")
-        return replace(
-            pair.name, settings=[text for text in pair.name.settings if text != load]
-        ).label()
-
-    found = {name: sorted(group, key=_load) for name, group in grouped(_whole(pairs), name).items()}
-    several = [(name, group) for name, group in found.items() if _load(group[0]) < _load(group[-1])]
+    Args:
+        unit: of the load: requests in flight and requests per second are on different axes.
+    """
+    alike = grouped(
+        (pair for pair in _whole(pairs) if pair.unit_of_load == unit),
+        lambda pair: pair.name_without_load.label(),
+    )
+    found = {name: sorted(group, key=attrgetter("load")) for name, group in alike.items()}
+    several = [(name, group) for name, group in found.items() if group[0].load < group[-1].load]
     return dict(several[:_MOST_CURVES])
 
 
-def _load(pair: Pair) -> float:
-    """Rows of a batch or requests in flight; requests per second where these were set."""
-    return pair.row.request_rate or pair.row.batch_size or 1
+def _units_of_load(pairs: Sequence[Pair]) -> list[str]:
+    return list(dict.fromkeys(pair.unit_of_load for pair in pairs))
 
 
 def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
-    """Measured speed-up against batch size or requests in flight, and the line where speculation stops to pay."""
-    shown = [pair for group in _by_load(pairs).values() for pair in group]
-    if not shown:
-        return []
-    unit = (
-        "requests per second"
-        if shown[0].row.request_rate
-        else "rows of a batch, or requests in flight"
-    )
-    curves = {
-        name: [_measured(pair, _load(pair)) for pair in group]
-        for name, group in _by_load(pairs).items()
-    }
-    axes = _curves(curves, _top([curves]), unit, "speed-up")
-    loads = sorted({_load(pair) for pair in shown})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(loads, [f"{load:g}" for load in loads])
-    axes.set_xlim(loads[0] / 1.3, loads[-1] * 1.3)
-    return [axes.figure]
+    """Measured speed-up against the load, and the line where speculation stops to pay; a figure for each unit."""
+    figures = []
+    for unit in _units_of_load(pairs):
+        curves = {
+            name: [_measured(pair, pair.load) for pair in group]
+            for name, group in _by_load(pairs, unit).items()
+        }
+        if not curves:
+            continue
+        axes = _curves(curves, _top([curves]), unit, "speed-up")
+        loads = sorted({point.x for points in curves.values() for point in points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(loads, [f"{load:g}" for load in loads])
+        axes.set_xlim(loads[0] / 1.3, loads[-1] * 1.3)
+        figures.append(axes.figure)
+    return figures
 
 
 def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
     """Tokens per second in all against those that one reader gets; each point has its load."""
     figures = []
-    for name, group in _by_load(pairs).items():
-        rows = [(row, f"{_load(pair):g}") for pair in group for row in pair.run.rows]
+    families = [
+        family for unit in _units_of_load(pairs) for family in _by_load(pairs, unit).items()
+    ]
+    for name, group in families:
+        rate = "/s" if group[0].row.request_rate else ""
+        rows = [(row, f"{pair.load:g}{rate}") for pair in group for row in pair.run.rows]
         timed = [(row, load) for row, load in rows if row.tokens_per_second and row.ms_per_token]
         curves: dict[str, list[Point]] = {}
         for row, _ in timed:
@@ -371,8 +372,12 @@ def _shortened(label: str) -> str:
     """On one line, and short enough for a figure; the tables have the whole names."""
     label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
     if len(label) > _LONGEST_LABEL:
-        # The last part of a path says most.
-        label = " ".join(part.rstrip("/").rpartition("/")[2] or part for part in label.split(" "))
+        # The last part of a path says most; a unit is none.
+        words = label.split(" ")
+        label = " ".join(
+            word if word in _UNITS else word.rstrip("/").rpartition("/")[2] or word
+            for word in words
+        )
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
 
 

@@ -1,0 +1,60 @@
+"""Measurements that differ in their load: batch sizes, requests in flight, requests per second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.report.command import build
+from harness.report.pairs import latency_pairs, pairs_table
+from harness.report.plots import plots
+from harness.report.runs import group
+from report_files import latency_run, write
+
+SERVER = {"engine": "server", "draft": "server", "url": "http://gpu1:8000/v1"}
+
+
+def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
+    """By speed-up they were 1, 64, 4, 16; another pair stays apart."""
+    speedups = {16: 1.1, 1: 2.5, 64: 1.4, 4: 1.2}
+    rows = [
+        row
+        for load, speedup in speedups.items()
+        for draft, factor in (("7B", 1.0), ("3B", 1.1))
+        for row in latency_run(speedup=speedup * factor, batch_size=load, draft=draft)
+    ]
+    pairs = latency_pairs(group(rows))
+    assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
+    assert [pair.row.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
+    assert len(pairs_table(pairs).rows) == 8
+
+
+def test_the_fastest_is_named_whatever_its_load(tmp_path: Path) -> None:
+    runs = [latency_run(speedup=load / 2, batch_size=load) for load in (1, 4, 8)]
+    (line,) = build([write(tmp_path / "latency.csv", *runs)]).headlines
+    assert "batches of 8" in line.text  # type: ignore[union-attr]
+
+
+def test_requests_per_second_and_in_flight_are_on_different_axes() -> None:
+    rows = [row for load in (1, 4) for row in latency_run(batch_size=load, **SERVER)]
+    rates = (2.0, 8.0)
+    rows += [row for rate in rates for row in latency_run(request_rate=rate, **SERVER)]
+    drawn = plots(latency_pairs(group(rows)), [])
+    in_flight, per_second = drawn["load"]
+    assert "requests in flight" in in_flight
+    assert "requests per second" not in in_flight
+    assert "requests per second" in per_second
+    assert len(drawn["throughput"]) == 2
+
+
+@pytest.mark.parametrize("name", ["13B", "./models/" + 60 * "x"])
+def test_a_unit_is_not_shortened(name: str) -> None:
+    rows = [
+        row
+        for rate in (2.0, 8.0)
+        for row in latency_run(model=name, request_rate=rate, **SERVER)  # type: ignore[arg-type]
+    ]
+    (picture,) = plots(latency_pairs(group(rows)), [])["speedup"]
+    assert "8 requests/s" in picture or "…" in picture
+    assert "8 s<" not in picture
