@@ -7,7 +7,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord, as_records
-from harness.models.checkpoints import source
+from harness.models.checkpoints import recurrent_kind, source
 from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
 from harness.models.pair import PlannedPair
@@ -43,6 +43,7 @@ class VllmEngine(Engine):
         decoding: of the questions. vLLM starts for one number of draft tokens.
         batch_size: the most prompts that are in flight.
         longest: the most tokens of one.
+        say: gets a line about a cache whose size is an estimate.
 
     Raises:
         SettingError: for what vLLM does not do, or where it is not installed.
@@ -56,8 +57,12 @@ class VllmEngine(Engine):
         planned: PlannedPair,
         batch_size: int,
         longest: int,
+        say: Callable[[str], None],
     ) -> None:
         _check(settings, planned)
+        for sketch in planned.sketches:
+            if sketch.about_cache:
+                say(sketch.about_cache)
         os.environ.update(
             {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
         )
@@ -248,6 +253,11 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
 
 def _check(settings: RunSettings, planned: PlannedPair) -> None:
     """Raise a SettingError for what vLLM has nothing for, before anything loads."""
+    for sketch, checkpoint in zip(planned.sketches, planned.checkpoints, strict=False):
+        # What vLLM keeps of recurrent models it sizes itself.
+        if not sketch.knows_cache and recurrent_kind(checkpoint.config) is None:
+            rule = "cannot be used with engine=vllm: nothing tells the size of its KV cache"
+            raise SettingError(sketch.role, rule, sketch.settings.name)
     plain = dataclasses.replace(PlacementSettings(), reserve_gb=settings.placement.reserve_gb)
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)

@@ -88,7 +88,8 @@ class PairKeeper:
             model, say = settings.model.repository, options["say"]
             return ServerEngine(engine, planned.tokenizer, model, batch_size, say)
         if engine.name == "vllm":
-            return VllmEngine(settings, decoding, planned, batch_size, longest_prompt)
+            say = options["say"]
+            return VllmEngine(settings, decoding, planned, batch_size, longest_prompt, say)
         options |= {"batch_size": batch_size, "longest_prompt": longest_prompt}
         if engine.name == "huggingface":
             check_pair(planned, decoding, engine.schedule)

@@ -172,15 +172,16 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
         for name in (*free, "disk")
         if name.startswith("cuda") or name in used
     }
+    needed = sum(
+        size for device in devices.values() for kind, size in device.items() if kind != "free"
+    )
     figures: dict[str, Any] = {
         "note": _note(case, placements),
         "num_gpus": machine.num_gpus,
         "free_bytes": min(n for name, n in free.items() if name != "cpu" or not machine.num_gpus),
         "reserve_bytes": int(case.placement.reserve_gb * 1e9) if machine.num_gpus else 0,
         "num_tokens": case.demand.row_tokens,
-        "needed_bytes": sum(
-            size for device in devices.values() for kind, size in device.items() if kind != "free"
-        ),
+        "needed_bytes": needed if all(sketch.knows_cache for sketch in case.models) else None,
         "devices_bytes": devices,
     }
     models = list(zip(case.models, placements, strict=True)) * (2 if case.shared else 1)
@@ -206,8 +207,10 @@ def _limits(
     """The bytes that a token must read, and so its least time; and the most that speculation can gain.
 
     Speculation at its best: every draft token accepted, and verification as cheap as one step. GPUs over which every
-    layer is split read at once, so that the bytes are those of one GPU.
+    layer is split read at once, so that the bytes are those of one GPU. Nothing is known where a cache is not.
     """
+    if not all(sketch.knows_cache for sketch in case.models):
+        return {"bandwidths": bandwidths}
     demand, k = case.demand, case.demand.num_draft_tokens
     # On average half of the new tokens are there.
     tokens, rows = (
@@ -240,8 +243,7 @@ def _limits(
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     """More for the user to know; None for nothing."""
     notes = []
-    if not all(any(sketch.block_caches()) or sketch.slots for sketch in case.models):
-        notes.append("a model's code does not tell the size of its KV cache, which is left out")
+    notes += [said for sketch in case.models if (said := sketch.about_cache)]
     if offloads(placements[0].device_map):
         notes.append(
             "layers outside the GPUs are fetched for every token, which takes far longer than reading them"

@@ -11,13 +11,13 @@ from typing import Any, cast
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from harness.models.checkpoints import Checkpoint
+from harness.models.checkpoints import Checkpoint, recurrent_kind
 from harness.models.quantization import stored_quantization
 from harness.models.sketch import Block, Part, Sketch, eight_bit_bytes, four_bit_bytes
 from harness.models.tokenizers import vocabulary_size
@@ -44,10 +44,9 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     model = bare_model(checkpoint, dtype)
     settings, stored = checkpoint.settings, stored_quantization(checkpoint.config)
     text, plan = checkpoint.config.get_text_config(decoder=True), model.tp_plan or {}
-    num_parameters, caches = (
-        sum(parameter.numel() for parameter in model.parameters()),
-        _caches(model),
-    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    told = _caches(model)
+    caches = told or _configured_caches(checkpoint.config)
     matrices: set[str] = set()
     if stored is not None:
         # The same replacement of modules that loading makes.
@@ -77,6 +76,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         },
         tp_plan=bool(plan),
         splits_cache=not colwise.isdisjoint(_KEY_PROJECTIONS),
+        estimated_cache=not told,
     )
 
 
@@ -106,6 +106,19 @@ def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
         )
         for layer in layers
     ]
+
+
+def _configured_caches(config: PreTrainedConfig) -> list[tuple[int, int]]:
+    """The same as `_caches`, by the numbers of layers and heads; empty where these do not tell it."""
+    text = config.get_text_config(decoder=True)
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    sizes = [getattr(text, name, None) for name in names]
+    if recurrent_kind(config) is not None or not all(isinstance(size, int) for size in sizes):
+        return []
+    num_layers, num_heads, width = (int(size or 0) for size in sizes)
+    num_key_heads = getattr(text, "num_key_value_heads", None) or num_heads
+    head_size = getattr(text, "head_dim", None) or width // num_heads
+    return [(2 * num_key_heads * head_size, 0)] * num_layers
 
 
 def _tensors(layer: Any) -> list[tuple[str, torch.Tensor]]:

@@ -199,6 +199,7 @@ class PlacedPair(PlannedPair):
             elif drafting.method == "early_exit" and drafting.layers:
                 how = f"the first {drafting.layers[0]} layers of the model"
             lines.append(f"draft {drafting.name}: {how}")
+        lines += [said for sketch in self.sketches if (said := sketch.about_cache)]
         if advice := advice_on_8bit(self.sketches, self.placements):
             lines.append(advice)
         if any(checkpoint.random for checkpoint in self.checkpoints):

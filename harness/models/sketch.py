@@ -80,6 +80,7 @@ class Sketch:
         slots: by which its own cache grows, of a head; 0 where a runner holds the cache.
         borrowed: bytes of the target's weights that each of its passes reads too.
         one_pass: whether one pass drafts all tokens.
+        estimated_cache: whether `caches` follow from the configuration, because the model's code does not tell them.
     """
 
     role: str
@@ -98,6 +99,7 @@ class Sketch:
     slots: int = 0
     borrowed: int = 0
     one_pass: bool = False
+    estimated_cache: bool = False
 
     @functools.cached_property
     def block_bytes(self) -> list[int]:
@@ -136,6 +138,23 @@ class Sketch:
     def state_bytes(self) -> int:
         """The recurrent state of one row; with `cache_bytes` 0 where the model's code does not tell."""
         return sum(self.block_caches(tokens=0))
+
+    @property
+    def knows_cache(self) -> bool:
+        """Whether anything tells what is kept of each token; what is not known is no zero."""
+        return bool(self.slots or self.cache_bytes or self.state_bytes)
+
+    @property
+    def about_cache(self) -> str | None:
+        """A sentence about a cache whose size the model's code does not tell; None for any other."""
+        silent = (
+            f"the code of {self.role}={self.settings.name} does not tell the size of its KV cache"
+        )
+        if not self.knows_cache:
+            return f"{silent}, nor does its configuration: it is not counted"
+        if self.estimated_cache:
+            return f"{silent}: it is estimated from the configuration"
+        return None
 
     @property
     def read_bytes(self) -> int:

@@ -75,7 +75,7 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
     )
     document: list[Line | Table] = [Table.of("plans", "", rows, columns, look="plain")]
     document.append(
-        Line(f"{sum(row.status == 'ok' for row in rows)} of {len(rows)} fit.", "strong")
+        Line(f"{sum(_fits(row) == 'yes' for row in rows)} of {len(rows)} fit.", "strong")
     )
     if names := sorted({name for row in rows if (name := _slowest(row))}):
         document.append(
@@ -95,7 +95,7 @@ def _free(row: PlanRow) -> str | None:
 
 def _fits(row: PlanRow) -> str:
     if row.status == "ok":
-        return "yes"
+        return "yes" if row.needed_bytes is not None else "the weights do"
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
     # The first remedy, in short.
@@ -223,13 +223,19 @@ def _verdict(row: PlanRow) -> Line:
         if len(spare) > 1
         else f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
     )
-    needed = f"{amount(row.needed_bytes or 0)} of weights and KV cache"
-    return Line(f"It fits: {needed}; {amount(spare[tightest])} stay free {where}.", "good")
+    stays = f"{amount(spare[tightest])} stay free {where}"
+    if row.needed_bytes is None:
+        return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
+    needed = f"{amount(row.needed_bytes)} of weights and KV cache"
+    return Line(f"It fits: {needed}; {stays}.", "good")
 
 
 def _limits(row: PlanRow) -> list[Line | Table]:
     """What a token must read, and the least times that follow."""
-    read = row.read_bytes or 0
+    if row.read_bytes is None:
+        unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
+        return [Line(unknown, "dim")]
+    read = row.read_bytes
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     each = " on each GPU" if _is_split(row) else ""
     must = (
@@ -244,9 +250,9 @@ def _limits(row: PlanRow) -> list[Line | Table]:
         ),
     )
     example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
-    unknown = Line(f"No bandwidth is known here: {example}", "dim")
+    no_rate = Line(f"No bandwidth is known here: {example}", "dim")
     known = Table.of("limits", "", row.bandwidths or {}, columns, look="plain")
-    found: list[Line | Table] = [Line(must), known if row.bandwidths else unknown]
+    found: list[Line | Table] = [Line(must), known if row.bandwidths else no_rate]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
         found.append(

@@ -83,6 +83,21 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     assert complaint == f"draft={draft}: must have the model's tokenizer with engine=vllm"
 
 
+def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    monkeypatch.setattr("harness.models.meta._caches", lambda model: [])
+    settings = ["latency", *QUICK, f"model={save_model().name}", "draft=none"]
+    outcome = harness(*settings, code=2)
+    assert "it is estimated from the configuration" in outcome.stdout + outcome.stderr
+    monkeypatch.setattr("harness.models.meta._configured_caches", lambda config: [])
+    assert harness(*settings, code=2).complaint.endswith(
+        "cannot be used with engine=vllm: nothing tells the size of its KV cache"
+    )
+
+
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)

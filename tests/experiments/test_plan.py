@@ -257,3 +257,50 @@ def test_one_pass_of_a_head_drafts_all_tokens_and_may_read_the_targets_output_ma
     assert found[0]["break_even_tokens"] == pytest.approx(found[1]["break_even_tokens"], rel=0.01)
     read = (found[0]["break_even_tokens"] - 1) * found[0]["read_bytes"]
     assert read > found[0]["draft_bytes"] + 2 * 151_936 * 2560
+
+
+# Its code looks at numbers, and the meta device has none.
+DYNAMIC = {
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+}
+LONG = ["draft=none", "prompt_length=4000", "batch_size=64", "gpus=1", "gpu_memory=40GB"]
+
+
+def test_a_cache_that_the_code_does_not_tell_is_estimated(
+    plan: Plan, save_model: Callable[..., ModelSettings]
+) -> None:
+    known = save_model("llama", "known", num_hidden_layers=2, max_position_embeddings=8192)
+    silent = save_model("llama", "silent", **DYNAMIC)
+    told, estimated = (plan(f"model={model.name}", *LONG) for model in (known, silent))
+    for figure in ("cache_bytes", "needed_bytes", "read_bytes"):
+        assert estimated.row[figure] == told.row[figure] > 10**8
+    assert "does not tell the size of its KV cache: it is estimated" in " ".join(
+        estimated.stdout.split()
+    )
+    assert "does not tell" not in told.stdout
+
+
+def test_a_cache_of_unknown_size_is_not_said_to_fit(
+    plan: Plan, save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.models.meta._caches", lambda model: [])
+    model = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
+    planned = plan(f"model={model.name}", *LONG)
+    assert "The weights fit;" in planned.stdout
+    assert "for a KV cache of unknown size." in planned.stdout
+    assert "It fits" not in planned.stdout
+    assert "is not known: its KV cache is not." in " ".join(planned.stdout.split())
+    for figure in ("cache_bytes", "needed_bytes", "read_bytes", "lowest_ms_per_token"):
+        assert planned.row[figure] == ""
+
+
+def test_a_run_says_that_its_cache_is_an_estimate(
+    harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    model = save_model("llama", **DYNAMIC)
+    (tmp_path / "prompts.txt").write_text("one\n")
+    quick = ["prompts=prompts.txt", "num_prompts=1", "decoding.max_new_tokens=4"]
+    outcome = harness("latency", f"model={model.name}", "draft=none", *quick)
+    assert "size of its KV cache: it is estimated" in outcome.stdout + outcome.stderr

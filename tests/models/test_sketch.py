@@ -234,10 +234,13 @@ def test_a_padding_token_hides_no_cache() -> None:
     assert sketched(make_config("gpt2", pad_token_id=0)).cache_bytes == 3 * 2 * 128 * 2
 
 
-def test_a_model_that_cannot_be_asked_has_no_known_cache() -> None:
+def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
     config = make_config("llama")
     config.num_key_value_heads = 3  # of 4 heads: no model runs so
-    assert sketched(config).cache_bytes == 0
+    predicted = sketched(config)
+    assert predicted.estimated_cache
+    head_size = config.hidden_size // 4
+    assert predicted.cache_bytes == 2 * 3 * head_size * 3 * predicted.dtype.itemsize
 
 
 # What is read --------------------------------------------------------------------------------------------------------
