@@ -67,13 +67,18 @@ class RequestRecord:
         return 1000 * self.arrivals[0] if self.arrivals else None
 
     @property
-    def inter_token_ms(self) -> float | None:
-        """Mean time between two tokens after the first, however many come at once."""
+    def time_per_output_token_ms(self) -> float | None:
+        """Mean time of a token after the first, however many come at once: TPOT."""
         return (
             1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
             if self.num_tokens > 1 and self.arrivals
             else None
         )
+
+    @property
+    def inter_token_latencies_ms(self) -> list[float]:
+        """Times between two arrivals, each of one or more tokens: ITL as vLLM measures it."""
+        return [1000 * (later - earlier) for earlier, later in itertools.pairwise(self.arrivals)]
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
         """Note tokens that arrived together."""
@@ -113,7 +118,7 @@ class RequestRecord:
         if self.error is not None:
             length = {"error_isl": {"value": self.num_prompt_tokens, "unit": "tokens"}}
             return {"metadata": metadata, "metrics": length, "error": vars(self.error)}
-        between = self.inter_token_ms
+        between = self.time_per_output_token_ms
         figures = {
             "input_sequence_length": (self.num_prompt_tokens, "tokens"),
             "output_sequence_length": (self.num_tokens, "tokens"),
@@ -126,7 +131,7 @@ class RequestRecord:
                 "tokens/sec/user",
             ),
             "inter_chunk_latency": (
-                [1000 * (b - a) for a, b in itertools.pairwise(self.arrivals)] or None,
+                self.inter_token_latencies_ms or None,
                 "ms",
             ),
         }
@@ -166,9 +171,14 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
         ),
         "num_sent_again": sum(request.sent_again for request in requests),
     }
-    firsts = [request.time_to_first_token_ms for request in answered]
-    gaps = [request.inter_token_ms for request in answered]
-    for name, times in (("time_to_first_token", firsts), ("time_between_tokens", gaps)):
+    series: dict[str, list[float | None]] = {
+        "time_to_first_token": [request.time_to_first_token_ms for request in answered],
+        "time_per_output_token": [request.time_per_output_token_ms for request in answered],
+        "inter_token_latency": [
+            latency for request in answered for latency in request.inter_token_latencies_ms
+        ],
+    }
+    for name, times in series.items():
         known = [time for time in times if time is not None]
         for percent in (50, 90, 99):
             columns[f"{name}_p{percent}_ms"] = (

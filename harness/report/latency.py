@@ -56,7 +56,7 @@ def latency_document(
     document.append(Table.of("arms", "", rows, (*ARM, SPEEDUP)))
     sent = [row for row in rows if row.requests_per_second is not None]
     if sent:
-        document.append(Table.of("requests", "", sent, (ARM[0], *REQUESTS)))
+        document.append(Table.of("requests", "", sent, (ARM[0], *REQUESTS), notes=(TIMES,)))
     if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
         found, speedup = finding(last), speedup_in_words(last)
         said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
@@ -288,8 +288,10 @@ def _time(row: LatencyRow) -> str | None:
     return f"{row.ms_per_token:.2f}{spread}" if row.ms_per_token else None
 
 
-def _percentiles(row: LatencyRow, name: str) -> str:
+def _percentiles(row: LatencyRow, name: str) -> str | None:
     found = [getattr(row, f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
+    if all(ms is None for ms in found):
+        return None
     return " / ".join("–" if ms is None else f"{ms:.1f}" for ms in found)
 
 
@@ -304,13 +306,19 @@ ARM = (
     Column("first token ms", number(1), "time_to_first_token_ms"),
     Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
 )
+TIMES = (
+    "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
+    " ITL: time between two arrivals, each of one or more tokens; AIPerf calls it inter-chunk latency."
+)
 REQUESTS = (
     Column(
         "first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")
     ),
+    Column("TPOT ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_per_output_token")),
     Column(
-        "between tokens ms\np50 / p90 / p99",
-        of=lambda row: _percentiles(row, "time_between_tokens"),
+        "ITL ms\np50 / p90 / p99",
+        of=lambda row: _percentiles(row, "inter_token_latency"),
+        optional=True,
     ),
     Column("requests/s", number(), "requests_per_second"),
     Column("tokens/s\nin all", number(1), "tokens_per_second"),

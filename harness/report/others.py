@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.report.latency import REQUESTS
+from harness.report.latency import REQUESTS, TIMES
 from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 
@@ -29,6 +29,13 @@ _LONGEST_BEGINNING = 4096
 _OUR_LINES = re.compile(r"profile_export_(regular|speculative)\.jsonl")
 # vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
+
+# By our name of a time, vLLM's.
+_VLLM_NAMES = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "itl",
+}
 
 _COLUMNS = (
     Column("file", text=True, of="directory"),
@@ -63,7 +70,8 @@ class _Request(NamedTuple):
     num_tokens: float
     milliseconds: float | None
     time_to_first_token: float | None
-    time_between_tokens: float | None
+    time_per_output_token: float | None
+    gaps: list[float]
     drafts: tuple[float, float, float] | None
 
 
@@ -93,7 +101,7 @@ def read_other(file: Path) -> Others | None:
 
 def others_table(rows: Sequence[LatencyRow]) -> Table:
     """One line per file."""
-    return Table.of("others", "Measured with other tools", rows, _COLUMNS)
+    return Table.of("others", "Measured with other tools", rows, _COLUMNS, notes=(TIMES,))
 
 
 def _aiperf(file: Path, text: str) -> Others | None:
@@ -139,9 +147,19 @@ def _request(record: Mapping[str, Any]) -> _Request | None:
         num_tokens=_metric(metrics, "output_sequence_length") or 0,
         milliseconds=_metric(metrics, "request_latency"),
         time_to_first_token=_metric(metrics, "time_to_first_token"),
-        time_between_tokens=_metric(metrics, "inter_token_latency"),
+        time_per_output_token=_metric(metrics, "inter_token_latency"),
+        gaps=_gaps(metrics.get("inter_chunk_latency")),
         drafts=_drafts(record.get("spec_decode_acceptance")),
     )
+
+
+def _gaps(metric: object) -> list[float]:
+    """Times between the chunks of an answer, of which AIPerf has a list."""
+    times = metric.get("value") if isinstance(metric, dict) else None
+    if not isinstance(times, list):
+        return []
+    gaps = [_number({"gap": time}, "gap", "inter_chunk_latency") for time in times]
+    return [gap for gap in gaps if gap is not None]
 
 
 def _drafts(told: object) -> tuple[float, float, float] | None:
@@ -156,13 +174,21 @@ def _drafts(told: object) -> tuple[float, float, float] | None:
 
 
 def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
-    """Time between tokens is the mean of each request, as in our rows."""
+    """AIPerf's inter-token latency is our time per output token."""
     answered = [request for request in requests if request.error is None]
     begun = min(request.started_ns for request in requests)
     seconds = (max(request.ended_ns for request in requests) - begun) / 1e9
     figures: dict[str, Any] = {}
-    for name in ("time_to_first_token", "time_between_tokens"):
-        known = [time for request in answered if (time := getattr(request, name)) is not None]
+    first = [request.time_to_first_token for request in answered]
+    per_token = [request.time_per_output_token for request in answered]
+    gaps = [gap for request in answered for gap in request.gaps]
+    series: dict[str, Sequence[float | None]] = {
+        "time_to_first_token": first,
+        "time_per_output_token": per_token,
+        "inter_token_latency": gaps,
+    }
+    for name, times in series.items():
+        known = [time for time in times if time is not None]
         for share in (50, 90, 99) if known else ():
             figures[f"{name}_p{share}_ms"] = float(np.percentile(known, share))
     waits = [
@@ -209,7 +235,7 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     """It tells the percentiles that it was asked for, the median and the 99th by default."""
     figures: dict[str, Any] = {
         f"{ours}_p{share}_ms": _number(saved, f"{name}_{theirs}_ms")
-        for ours, theirs in (("time_to_first_token", "ttft"), ("time_between_tokens", "tpot"))
+        for ours, theirs in _VLLM_NAMES.items()
         for share, name in ((50, "median"), (90, "p90"), (99, "p99"))
     }
     # Without a limit the rate is `inf`, as text or as a number.

@@ -211,11 +211,20 @@ class LatencyRow(DecodedRow):
     )
     time_to_first_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
     time_to_first_token_p99_ms: float | None = figure("99th percentile of the same", "ms")
-    time_between_tokens_p50_ms: float | None = figure(
-        "median over requests of the mean time between tokens", "ms"
+    time_per_output_token_p50_ms: float | None = figure(
+        "median over requests of the mean time per token after the first"
+        " (TPOT of vLLM, inter-token latency of AIPerf)",
+        "ms",
     )
-    time_between_tokens_p90_ms: float | None = figure("90th percentile of the same", "ms")
-    time_between_tokens_p99_ms: float | None = figure("99th percentile of the same", "ms")
+    time_per_output_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
+    time_per_output_token_p99_ms: float | None = figure("99th percentile of the same", "ms")
+    inter_token_latency_p50_ms: float | None = figure(
+        "median time between two arrivals of a request, each of one or more tokens"
+        " (ITL of vLLM, inter-chunk latency of AIPerf)",
+        "ms",
+    )
+    inter_token_latency_p90_ms: float | None = figure("90th percentile of the same", "ms")
+    inter_token_latency_p99_ms: float | None = figure("99th percentile of the same", "ms")
     requests_per_second: float | None = figure(
         "requests that were answered, over total time", "requests/s"
     )

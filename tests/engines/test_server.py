@@ -12,7 +12,7 @@ from echo_questions import TOKENIZER, Open, arm_of, ask, texts
 from echo_server import EchoServer
 from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
-from harness.engines.requests import acceptance_columns
+from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
 
@@ -84,6 +84,14 @@ def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> Non
     engine = open_engine(EchoServer())
     generate(engine, engine.arms[0], ask())
     assert set(acceptance_columns(arm_of(engine).last_requests).values()) == {None}
+
+
+def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
+    """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
+    request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
+    columns = request_columns([request], 0.5)
+    assert columns["time_per_output_token_p50_ms"] == pytest.approx(100)
+    assert columns["inter_token_latency_p50_ms"] == pytest.approx(200)
 
 
 def test_so_many_requests_are_in_flight(open_engine: Open) -> None:
