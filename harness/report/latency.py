@@ -343,6 +343,10 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     accepted = (
         None if row.acceptance_rate is None else f"{row.acceptance_rate:.1%} of the draft tokens"
     )
+    if accepted is None and row.engine == "server":
+        accepted = "not told by the server"
+        if row.server is None or "vLLM" in row.server:
+            accepted += "; vLLM tells it if started with --per-request-spec-decode-metrics detailed"
     if accepted and length:
         accepted += f" ({row.conditional_acceptance_rate or 0:.1%} of those tested); {length:.2f} tokens per iteration"
         accepted += f", K={proposed:.2f} on average" if row.num_draft_tokens == "auto" else ""

@@ -176,6 +176,9 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(
     harness: Harness, serve: Serve, dialect: str
 ) -> None:
     servers = [EchoServer(dialect=dialect, num_draft_tokens=count) for count in (None, 4)]  # type: ignore[arg-type]
-    assert "Speculative decoding" in harness("latency", *QUICK, *serve(*servers)).stdout
+    shown = harness("latency", *QUICK, *serve(*servers)).stdout
+    assert "Speculative decoding" in shown
     told = results()[["acceptance_rate", "mean_acceptance_length"]].notna().iloc[1].tolist()
     assert told == [dialect == "llama.cpp", False]
+    # The flag that makes vLLM tell, where the server may be one.
+    assert ("--per-request-spec-decode-metrics" in shown) == (dialect == "openai")
