@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from browser import CHROMIUM, Page, browser
 from report_files import latency_run, write
 from served import ROOT, served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 PAGE = (ROOT / "harness/serve/page.html").read_text(encoding="utf-8")
 
 
@@ -113,51 +109,77 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (directory / "results").mkdir()
     runs = [latency_run(2, 1.4), latency_run(4, 2.0), latency_run(8, 0.9)]
     runs.append(latency_run(num_draft_tokens="auto", speedup=1.9))
+    # Names that differ only at their ends.
+    names = {
+        "model": "Meta-Llama-3.1-70B-Instruct",
+        "draft": "Llama-3.2-1B-Instruct-" + "long" * 12,
+    }
+    runs += [latency_run(4, 1.5, **names, temperature=value, batch_size=16) for value in (0.1, 0.9)]
     write(directory / "results" / "latency.csv", *runs)
     with served(directory) as address:
         yield address
 
 
-def rendered(url: str, directory: Path) -> str:
-    """The page as it is once its scripts have run."""
-    assert CHROMIUM is not None
-    # Without motion, because frames of an animation do not always come in virtual time.
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}",
-               "--force-prefers-reduced-motion", "--virtual-time-budget=30000", "--dump-dom", url]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with browser(tmp_path, "--force-prefers-reduced-motion") as opened:
+        yield opened
+
+
+def fits(page: Page) -> bool:
+    """Whether the page, and each table in it, is no wider than the window."""
+    assert page.evaluate("document.querySelectorAll('table').length") > 0
+    return bool(
+        page.evaluate(
+            "[document.documentElement, ...document.querySelectorAll('.wide')]"
+            ".every(one => one.scrollWidth <= one.clientWidth)"
+        )
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_a_race_in_a_browser(url: str, tmp_path: Path) -> None:
-    page = rendered(
-        f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=24&temperature=0", tmp_path
-    )
-    assert re.search(r'id="verdict">Speculative decoding was', page)
-    assert "Once upon a &lt;b&gt;" in page, "a prompt is text"
-    elements = Elements(page)
-    clocks = re.findall(r'class="clock">(\d+\.\d\d) s<', page)
-    assert len(clocks) == 2
-    regular, speculative = page.split('class="lane speculative"')
-    assert regular.count("24 tokens ·") == speculative.count("24 tokens ·") == 1
-    assert len(elements.having("class", "token")) == 2 * 24 + 4  # and those of the legend
+def test_a_race_in_a_browser(url: str, page: Page) -> None:
+    page.open(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=200&temperature=0&seed=1", 400)
+    # Text is shown before the race is over.
+    during = page.wait_for("/ tokens ·/.test(document.querySelector('.lane.regular')?.innerText)")
+    assert 'id="outcome" hidden' in during
+    html = page.wait_for("!document.getElementById('outcome').hidden")
+    assert re.search(r'id="verdict">Speculative decoding was', html)
+    assert "Once upon a &lt;b&gt;" in html, "a prompt is text"
+    elements = Elements(html)
+    assert len(re.findall(r'class="clock">(\d+\.\d\d) s<', html)) == 2
+    regular, speculative = html.split('class="lane speculative"')
+    counts = [re.findall(r"(\d+) tokens ·", part) for part in (regular, speculative)]
+    assert counts[0] == counts[1]
+    assert len(elements.having("class", "token")) == 2 * int(counts[0][0]) + 4  # and the legend
     recovered = [span for span in elements.having("class", "recovered") if "data-tip" in span]
+    assert recovered
     assert all(
         span["tabindex"] == "0" and "was rejected" in str(span["aria-label"]) for span in recovered
     )
-    assert f'id="log-title">{len(recovered) or "No"} rejection' in page
-    assert "Share of tested draft tokens accepted" in page
+    assert f'id="log-title">{len(recovered)} rejection' in html
+    assert "Share of tested draft tokens accepted" in html
+    assert fits(page)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_results_in_a_browser(url: str, tmp_path: Path) -> None:
-    page = rendered(f"{url}/#results", tmp_path)
-    assert "4 measurements" in page
-    assert "K 2: 1.40×, 1.30 to 1.50; K 4: 2.00×" in page
-    assert "K auto: 1.90×" in page
-    curves = page.partition("Speed-up by K</h3>")[2].partition("All figures")[0]
+@pytest.mark.parametrize("width", [400, 1000])
+def test_results_in_a_browser(url: str, page: Page, width: int) -> None:
+    page.open(f"{url}/#results", width)
+    html = page.wait_for("document.querySelector('table')")
+    assert "6 measurements" in html
+    assert "K 2: 1.40×, 1.30 to 1.50; K 4: 2.00×" in html
+    assert "K auto: 1.90×" in html
+    curves = html.partition("Speed-up by K</h3>")[2].partition("All figures")[0]
     assert ">auto</text>" in curves
     assert "NaN" not in curves
-    assert page.count("<tr>") == 5
-    assert re.search(r'aria-selected="true"[^>]*>Results', page)
+    assert len(re.findall("<tr[ >]", html)) == 7
+    assert re.search(r'aria-selected="true"[^>]*>Results', html)
+    labels = page.evaluate(
+        "[...document.querySelectorAll('.bars .name')].map(one => one.innerText)"
+    )
+    assert len(set(labels)) == 6
+    assert not [label for label in labels if "…" in label]
+    assert fits(page)

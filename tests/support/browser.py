@@ -1,0 +1,94 @@
+"""A page in Chromium, driven over its debugging pipe: real time, real widths."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+class Page:
+    """A page that is open; `read_fd` and `write_fd` are our ends of the pipes."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._answers = os.fdopen(read_fd, "rb")
+        self._commands = os.fdopen(write_fd, "wb")
+        self._number = 0
+        self._session: str | None = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """The result of a command of the DevTools protocol."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            command["sessionId"] = self._session
+        self._commands.write(json.dumps(command).encode() + b"\0")
+        self._commands.flush()
+        while True:
+            answer = json.loads(self._read())
+            if answer.get("id") == self._number:
+                return answer["result"]
+
+    def open(self, url: str, width: int = 1100) -> None:
+        """Go to an address, in a window of this width in pixels."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **metrics)
+        self.call("Page.navigate", url=url)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression of JavaScript in the page."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return result["result"].get("value")
+
+    def wait_for(self, condition: str) -> str:
+        """The page's HTML once an expression of JavaScript is true."""
+        deadline = time.monotonic() + 240
+        while not (html := self.evaluate(f"({condition}) && document.documentElement.outerHTML")):
+            assert time.monotonic() < deadline, self.evaluate("document.body?.innerText")
+            time.sleep(0.05)
+        return str(html)
+
+    def _read(self) -> bytes:
+        message = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            assert byte, "the browser has ended"
+            message += byte
+        return bytes(message)
+
+
+@contextmanager
+def browser(directory: Path, *options: str) -> Iterator[Page]:
+    """Chromium without a window; `directory` is for its profile."""
+    assert CHROMIUM is not None
+    (command_out, command_in), (answer_out, answer_in) = os.pipe(), os.pipe()
+    program = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+               f"--user-data-dir={directory}", *options]  # fmt: skip
+    # The browser reads from descriptor 3 and writes to 4.
+    shell = f'exec "$@" 3<&{command_out} 4>&{answer_in}'
+    with (directory / "chromium.log").open("w") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", *program],
+            pass_fds=(command_out, answer_in),
+            stdout=log,
+            stderr=log,
+        )
+        os.close(command_out)
+        os.close(answer_in)
+        try:
+            yield Page(answer_out, command_in)
+        finally:
+            process.kill()
+            process.wait()
