@@ -270,7 +270,11 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     GlobalHydra.instance().clear()
     # Hydra takes -m before or after all settings, but not among them.
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    others = [overrides.quote_text(argument) for argument in arguments if argument not in flags]
+    others = [
+        overrides.quote_text(names.without_heads(argument))
+        for argument in arguments
+        if argument not in flags
+    ]
     # What Hydra prints for a shell completes the program, whose first word is the command.
     program = "harness" if "-sc" in arguments else f"harness {command}"
     argv, sys.argv = sys.argv, [program, *flags, *others]

@@ -24,6 +24,8 @@ MISTAKES = {
     f"latency model={300 * 'x'}": f"model={300 * 'x'}: no such preset",
     "latency draft='{}'": "draft={}: no such preset",
     "latency draft=tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
+    "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
+    "plan model=tiny_medusa": "model=tiny_medusa: is a head that drafts for another model: draft=tiny_medusa",
     "latency draft=lokup": "draft=lokup: no such preset (did you mean lookup?)",
     "latency draft=tiny_draf_8bit": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency +pair=7B+tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",

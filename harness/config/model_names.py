@@ -1,8 +1,21 @@
-"""Suffixes of model names, `7B_8bit_4GPUs`: the one place that knows how they are written."""
+"""Suffixes of model names, `7B_8bit_4GPUs`, and which names are of draft heads."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Keys that only a head's configuration has.
+_OF_HEADS = {
+    "speculators_model_type",
+    "target_layer_ids",
+    "dflash_config",
+    "medusa_num_heads",
+    "draft_vocab_size",
+}
 
 _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
 
@@ -29,3 +42,14 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
     if not bits and quantization in ("8bit", "4bit") and not name.endswith(quantization):
         bits = quantization
     return name + (f"_{bits}" if bits else "") + (f"_{gpus}GPUs" if gpus else "")
+
+
+def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
+    """Whether a draft head is named, as far as a preset's architecture or a local directory tells."""
+    if architecture is not None:
+        return not _OF_HEADS.isdisjoint(architecture)
+    try:
+        stored = json.loads((Path(repository) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(stored, dict) and not _OF_HEADS.isdisjoint(stored)

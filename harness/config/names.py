@@ -20,13 +20,16 @@ from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from harness.config.machine import gpu_names
-from harness.config.model_names import split_suffixes, without_suffixes
+from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.settings import Method
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -71,6 +74,32 @@ def _draft(name: str) -> dict[str, Any]:
 def method_of(draft: str) -> str:
     """The method of what `draft=` names."""
     return str(_draft(draft).get("method", "model"))
+
+
+def without_heads(argument: str) -> str:
+    """`model=glob(*)` without the presets of draft heads, which are no targets; any other argument as it is."""
+    if not re.match(r"\+*model=glob\(", argument):
+        return argument
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        # Hydra words it when it reads the arguments.
+        return argument
+    pattern = override.value()
+    if not isinstance(pattern, Glob):
+        return argument
+    excluded = [*map(str, pattern.exclude), *_heads()]
+    return f"model=glob([{','.join(map(str, pattern.include))}],exclude=[{','.join(excluded)}])"
+
+
+def _heads() -> list[str]:
+    """The presets of draft heads."""
+    heads = []
+    for file in sorted((CONF / "model").glob("*.yaml")):
+        preset: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        if is_head(preset["repository"], preset.get("architecture")):
+            heads.append(file.stem)
+    return heads
 
 
 def _prompts(name: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from harness.config.engines import EngineSettings
+from harness.config.model_names import is_head
 from harness.config.settings import (
     DecodingSettings,
     DraftSettings,
@@ -24,8 +25,6 @@ RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_on
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
-# By which the configuration of a head is told from a model's.
-_OF_HEADS = {"speculators_model_type", "target_layer_ids", "dflash_config", "medusa_num_heads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +80,9 @@ class RunSettings:
         new = self.draft is not None and self.draft.method == "new_head" and not self.TRAINS
         rule = "is a head to be trained first: python -m harness distill"
         require(not new, "draft", rule, self.draft and self.draft.name)
-        drafts = _OF_HEADS.intersection(self.model.architecture or ())
-        require(
-            not drafts,
-            "model",
-            "is a head that drafts for another model: name it with draft=",
-            self.model.name,
-        )
+        rule = f"is a head that drafts for another model: draft={self.model.name}"
+        is_model = not is_head(self.model.repository, self.model.architecture)
+        require(is_model, "model", rule, self.model.name)
         self._check_auto()
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
