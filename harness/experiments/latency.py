@@ -27,6 +27,7 @@ from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
@@ -98,31 +99,25 @@ class Latency(Experiment):
             self.measured[arm.name].phases = phases
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
-            for name, generation in generations.items():
-                self.measured[name].generations.append(generation)
             for arm, _ in watched:
                 generate(engine, arm, question)
-            self._compare_texts(engine, question, generations)
-            rows = [
-                self._prompt_row(session, name, generations[name], request)
-                for name in self.measured
-                for request in generations[name].requests
-            ]
-            self.prompt_rows += rows
-            session.append(PROMPTS_FILE, rows)
+            if not engine.queues:
+                self._keep(session, question, generations, list(generations))
+
+        def ended(question: Question, generations: dict[str, Generation]) -> None:
+            # An arm that has all prompts takes long: it must not be lost with the other one.
+            if engine.queues:
+                self._keep(session, question, generations, list(generations)[-1:])
 
         indices = [prompt.index for prompt in self.prompts]
         size = len(indices) if engine.queues else batch_size
         batches = zip(in_batches(token_ids, size), in_batches(indices, size), strict=True)
         questions = [session.ask(*batch) for batch in batches]
         warmup = session.ask(token_ids[:batch_size], indices[:batch_size])
-        session.race(questions, note, settings.num_warmup, warmup=warmup, allow_failures=True)
-        for name, measurement in self.measured.items():
-            requests = measurement.requests
-            if not any(request.answered for request in requests):
-                raise RunError(
-                    f"{name}: all {len(requests)} requests failed, the first with {requests[0].error}"
-                )
+        session.race(
+            questions, note, settings.num_warmup, warmup=warmup, allow_failures=True, ended=ended
+        )
+        self._check_failures()
         other = settings.engine.name != "local" and settings.decoding.temperature > 0
         if other and len(engine.arms) > 1:
             regular, speculative = self.measured.values()
@@ -138,7 +133,7 @@ class Latency(Experiment):
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         digest = self.prompt_set.digest
-        return [
+        rows = [
             session.row(
                 LatencyRow,
                 measurement.acceptance,
@@ -148,6 +143,7 @@ class Latency(Experiment):
             )
             for name, measurement in self.measured.items()
         ]
+        return judged(rows)
 
     def document(self, rows: Sequence[LatencyRow]) -> Document:
         """The report of this run, and its profiles."""
@@ -160,8 +156,55 @@ class Latency(Experiment):
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
+    def _keep(
+        self,
+        session: Session,
+        question: Question,
+        generations: dict[str, Generation],
+        new: Sequence[str],
+    ) -> None:
+        """Keep the answers of the arms that are `new`, and write those that are complete.
+
+        Rows of the speculative arm say where its text parts from the regular one: they wait for it.
+        """
+        for name in new:
+            self.measured[name].generations.append(generations[name])
+        if "regular" not in generations:
+            return
+        if len(generations) > 1:
+            self._compare_texts(session.engine, question, generations)
+        complete = list(new) if "regular" not in new else list(generations)
+        rows = [
+            self._prompt_row(session, name, generations[name], request)
+            for name in self.measured
+            if name in complete
+            for request in generations[name].requests
+        ]
+        self.prompt_rows += rows
+        session.append(PROMPTS_FILE, rows)
+
+    def _check_failures(self) -> None:
+        """Raise a RunError where so many requests failed that no verdict follows from the others."""
+        arms = []
+        for name, measurement in self.measured.items():
+            requests = measurement.requests
+            failed = [request for request in requests if not request.answered]
+            if len(failed) == len(requests):
+                raise RunError(
+                    f"{name}: all {len(requests)} requests failed, the first with {failed[0].error}"
+                )
+            arms.append(Work(name, len(requests), len(failed), 0))
+        if (reason := too_many_failures(arms)) is not None:
+            errors = [
+                request.error
+                for measurement in self.measured.values()
+                for request in measurement.requests
+                if request.error is not None
+            ]
+            raise RunError(f"no verdict: {reason}, the first with {errors[0]}")
+
     def _compare_texts(
-        self, engine: Engine, question: Question, generations: dict[str, Generation]
+        self, engine: Engine | None, question: Question, generations: dict[str, Generation]
     ) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part."""
         decoding = question.decoding
@@ -170,6 +213,7 @@ class Latency(Experiment):
             and decoding.synthetic_acceptance is None
             and len(generations) > 1
         ):
+            assert engine is not None
             found = self.measured["speculative"].divergences
             requests = (generations[name].requests for name in self.measured)
             for prompt, regular, other in zip(question.prompts, *requests, strict=True):
@@ -214,11 +258,14 @@ class Latency(Experiment):
         sizes = [
             size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size
         ]
-        num_tokens = sum(request.num_tokens for request in answered)
+        lengths = [request.num_tokens for request in answered]
+        num_tokens = sum(lengths)
         figures: dict[str, Any] = {
             "num_prompts": len(requests),
             "smallest_batch": min(sizes, default=None),
             "num_tokens": num_tokens,
+            "shortest_answer": min(lengths, default=None),
+            "longest_answer": max(lengths, default=None),
             "tokens_per_second": num_tokens / seconds if seconds else None,
             "draft_ms": measurement.phases.mean_ms("drafting"),
             "draft_8bit_share": measurement.phases.share("drafting"),

@@ -268,6 +268,7 @@ class Session:
         *,
         warmup: Question | None = None,
         allow_failures: bool = False,
+        ended: Callable[[Question, dict[str, Generation]], None] = lambda question, answers: None,
     ) -> None:
         """Give every arm every question, in turns, with a progress bar.
 
@@ -275,6 +276,7 @@ class Session:
             note: gets the arms' answers to a question before the next one begins; gives a text for the bar, or None.
             num_warmup: how often each arm answers `warmup` before, by default the first question.
             allow_failures: see `run_lap`.
+            ended: gets the answers to a question so far whenever an arm has ended.
         """
         engine = self.engine
         assert engine is not None
@@ -286,7 +288,7 @@ class Session:
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs after the other has warmed the caches.
                 arms = engine.arms[:: -1 if number % 2 else 1]
-                generations = {}
+                generations: dict[str, Generation] = {}
                 for arm in arms:
                     # Just before its first question, because an engine may hold one arm at a time.
                     for _ in range(0 if number else num_warmup):
@@ -294,9 +296,9 @@ class Session:
                     generations[arm.name] = generate(
                         engine, arm, question, allow_failures=allow_failures
                     )
-                for name, generation in generations.items():
-                    lines = [request.aiperf() for request in generation.requests]
-                    append_lines(self.directory / f"profile_export_{name}.jsonl", lines)
+                    lines = [request.aiperf() for request in generations[arm.name].requests]
+                    append_lines(self.directory / f"profile_export_{arm.name}.jsonl", lines)
+                    ended(question, generations)
                 advance(note(question, generations) or "measuring")
 
     def row(

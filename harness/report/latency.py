@@ -12,6 +12,7 @@ from harness.report.table import (
     Column,
     Document,
     Line,
+    Style,
     Table,
     grouped,
     interval,
@@ -30,6 +31,7 @@ from harness.report.words import (
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.work import why_no_verdict
 
 # Bootstrap resamples for a category.
 _NUM_RESAMPLES = 2000
@@ -53,23 +55,15 @@ def latency_document(
         Line(title(regular), "strong"),
         Line(settings_line(rows), "dim"),
     ]
-    document.append(Table.of("arms", "", rows, (*ARM, SPEEDUP)))
+    lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
+    document.append(Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP)))
     sent = [row for row in rows if row.requests_per_second is not None]
     if sent:
         document.append(Table.of("requests", "", sent, (ARM[0], *REQUESTS), notes=(TIMES,)))
-    if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
-        found, speedup = finding(last), speedup_in_words(last)
-        said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
-        document.append(
-            Line(f"Speculative decoding {said}.", "plain" if last.speedup_low is None else "strong")
-        )
-        document.append(_reason(regular, last))
-    else:
-        roof = _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
-        lines = [("target reads", roof), ("8-bit layers", _eight_bit(regular, last))]
-        if known := [(name, text) for name, text in lines if text]:
-            document.append(Table.of_lines("reason", known))
-    if len(categories := by_category(prompts, last)) > 1:
+    reason = why_no_verdict(rows)
+    document += _finding(rows, reason)
+    categories = by_category(prompts, last) if reason is None else []
+    if len(categories) > 1:
         document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
     if last.identical_prompts is not None:
         failed = {row.prompt_index for row in prompts if row.error}
@@ -78,11 +72,60 @@ def latency_document(
         ]
         document += [Line(_identity(compared))] if compared else []
     warnings = [*caveats(rows), *_of_prompts(rows, prompts)]
-    if not sent and (smaller := smaller_batch(last)):
-        warnings.append(smaller)
-    if last.status != "ok":
-        warnings.append(f"{last.status}: the figures cover {last.num_prompts} prompts only.")
+    warnings += _of_answers(rows, reason)
     return [*document, *(Line(warning, "warning") for warning in warnings)]
+
+
+def _finding(rows: Sequence[LatencyRow], reason: str | None) -> Document:
+    """The verdict and why it is so, or `reason`, why there is none."""
+    regular, last = rows[0], rows[-1]
+    sent = last.requests_per_second is not None
+    if reason is not None:
+        return [Line(f"No verdict: {reason}.", "warning"), _reason(regular, last)]
+    if last.speedup is not None and (last.mean_acceptance_length is not None or sent):
+        found, speedup = finding(last), speedup_in_words(last)
+        said = f"{found} here: {speedup}" if found else f"is {speedup.replace('×', '× faster', 1)}"
+        style: Style = "plain" if last.speedup_low is None else "strong"
+        return [Line(f"Speculative decoding {said}.", style), _reason(regular, last)]
+    roof = _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
+    lines = [("target reads", roof), ("8-bit layers", _eight_bit(regular, last))]
+    known = [(name, text) for name, text in lines if text]
+    return [Table.of_lines("reason", known)] if known else []
+
+
+def _of_answers(rows: Sequence[LatencyRow], reason: str | None) -> Iterator[str]:
+    """What is unusual about the numbers of rows and tokens of one run."""
+    last = rows[-1]
+    smaller = smaller_batch(last)
+    if last.requests_per_second is None and smaller:
+        yield smaller
+    if ended_early := _ended_early(rows):
+        yield ended_early
+    if last.status != "ok" and reason is None:
+        yield f"{last.status}: the figures cover {last.num_prompts} prompts only."
+
+
+def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:
+    """Whether any answer has another number of tokens than was asked for."""
+    known = [row for row in rows if row.shortest_answer is not None]
+    return any(row.shortest_answer != row.max_new_tokens for row in known)
+
+
+def _answer_length(row: LatencyRow) -> float | None:
+    """Mean number of tokens of an answer."""
+    num_answers = (row.num_prompts or 0) - (row.num_failed or 0)
+    return row.num_tokens / num_answers if row.num_tokens and num_answers else None
+
+
+def _ended_early(rows: Sequence[LatencyRow]) -> str | None:
+    """That answers are shorter than was asked for; None where they may be, or are not."""
+    asked_for = rows[0].max_new_tokens or 0
+    shortest = min((row.shortest_answer or asked_for for row in rows), default=asked_for)
+    if not rows[0].ignore_eos or shortest >= asked_for:
+        return None
+    means = [f"{row.arm} {_answer_length(row) or 0:.1f}" for row in rows]
+    asked = f"decoding.max_new_tokens={asked_for}"
+    return f"Answers ended before {asked}; tokens on average: {', '.join(means)}."
 
 
 def speedup_bounds(row: LatencyRow) -> str | None:
@@ -310,6 +353,7 @@ TIMES = (
     "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
     " ITL: time between two arrivals, each of one or more tokens; AIPerf calls it inter-chunk latency."
 )
+_LENGTH = Column("tokens\nper answer", number(1), _answer_length)
 REQUESTS = (
     Column(
         "first token ms\np50 / p90 / p99", of=lambda row: _percentiles(row, "time_to_first_token")

@@ -28,6 +28,7 @@ from harness.report.table import (
 from harness.report.words import Name, common_settings, in_words, told_apart
 from harness.results.published import FIGURES, Published, published_for
 from harness.results.schema import LatencyRow
+from harness.results.work import why_no_verdict
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,9 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
         if row.speedup is not None and row.speedup_low is None
     ]
     notes += [f"{reason.capitalize()}." for reason in dict.fromkeys(without)]
+    for pair in pairs:
+        if (reason := why_no_verdict(pair.run.rows)) is not None:
+            notes.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
     notes += latency.caveats(rows)
     return Table.of(
         "pairs",
@@ -360,6 +364,8 @@ _MARKED = {"strong": "marked", "faint": "partial"}
 def _remark(pair: Pair) -> str | None:
     if pair.partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+    if why_no_verdict(pair.run.rows) is not None:
+        return "no verdict"
     return "best K" if pair.chosen else None
 
 

@@ -25,6 +25,7 @@ from harness.results.schema import (
     PlanRow,
     RunRow,
 )
+from harness.results.work import judged
 
 # Plans measure nothing.
 _COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
@@ -156,7 +157,13 @@ def read(paths: Sequence[Path]) -> Findings:
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows. Jobs of a sweep that measure the same hold the same run."""
     runs = grouped((row for row in rows if isinstance(row, RunRow)), attrgetter("run", "job"))
-    return [Run(of_run, file, _directory(of_run[0], file)) for of_run in runs.values()]
+    return [Run(_judged(of_run), file, _directory(of_run[0], file)) for of_run in runs.values()]
+
+
+def _judged(rows: list[RunRow]) -> list[RunRow]:
+    """Without a speed-up where the arms of a run of `latency` cannot be compared."""
+    timed = [row for row in rows if type(row) is LatencyRow]
+    return [*judged(timed)] if len(timed) == len(rows) else rows
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

@@ -21,8 +21,19 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     # A run that ended early has a number of prompts too: those it finished.
     row = replace(rows[-1], status="ok")
     texts = [in_words(row, column) for column in _LINE]
+    texts[_LINE.index("max_new_tokens")] = _lengths(rows)
     texts.insert(3, f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else "")
     return " · ".join(text for text in [*texts, *labels(row)] if text)
+
+
+def _lengths(rows: Sequence[RunRow]) -> str | None:
+    """How long the answers are: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
+    shortest = [length for row in rows if (length := getattr(row, "shortest_answer", None))]
+    longest = [length for row in rows if (length := getattr(row, "longest_answer", None))]
+    if not shortest or not longest:
+        return in_words(rows[-1], "max_new_tokens")
+    least, most = min(shortest), max(longest)
+    return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
 
 
 def labels(row: RunRow) -> list[str]:

@@ -196,6 +196,8 @@ class LatencyRow(DecodedRow):
         "rows of the smallest batch: the last one may not have been full"
     )
     num_tokens: int | None = figure("tokens generated over all prompts", "tokens")
+    shortest_answer: int | None = figure("tokens of the shortest answer", "tokens")
+    longest_answer: int | None = figure("tokens of the longest answer", "tokens")
     ms_per_token: float | None = figure(
         "time per token of a row, with the prompt's pass; mean over batches", "ms"
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -92,9 +93,8 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
 ) -> None:
     monkeypatch.setenv("A_KEY", "sk-s3cret")
     server = EchoServer(key="sk-s3cret", fail_every=4)
-    outcome = harness(
-        "latency", *QUICK, *serve(server), "engine.api_key_variable=A_KEY", "num_warmup=0"
-    )
+    asked = "engine.api_key_variable=A_KEY", "num_warmup=0"
+    outcome = harness("latency", *QUICK, *serve(server), *asked, code=1)
     lines = [
         json.loads(line) for line in only("profile_export_regular.jsonl").read_text().splitlines()
     ]
@@ -113,13 +113,77 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
 
-def test_a_server_that_dies_midway_keeps_its_rows(harness: Harness, serve: Serve) -> None:
-    harness("latency", *QUICK, *serve(EchoServer(), EchoServer(die_after=1 + 5)), "num_warmup=0")
-    assert list(results()["num_failed"]) == [0, 4]
-    # From the five prompts that both answered there is a ratio, and no interval.
-    assert results()["speedup"].notna()[1]
-    assert results()["speedup_low"].isna()[1]
+def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
+    harness: Harness, serve: Serve
+) -> None:
+    servers = EchoServer(), EchoServer(die_after=1 + 5)
+    outcome = harness("latency", *QUICK, *serve(*servers), "num_warmup=0", code=1)
+    reason = "0 of 9 regular requests failed and 4 of 9 speculative requests failed"
+    assert f"no verdict: {reason}, the first with APIConnectionError" in outcome.complaint
+    assert f"No verdict: {reason}." in outcome.stdout
+    assert "Speculative decoding" not in outcome.stdout
+    rows = results()
+    assert list(rows["num_failed"]) == [0, 4]
+    assert set(rows["status"]) == {"failed"}
+    assert rows["speedup"].isna().all()
+    assert rows["ms_per_token"].notna().all()
     assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 4
+
+
+def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
+    """The other arm finds the rows of the first one when its own requests arrive."""
+    found: list[int] = []
+    servers = EchoServer(), EchoServer()
+
+    def look(event: Any) -> Any:
+        files = list(Path().rglob("latency_prompts.csv"))
+        found.append(len(pd.read_csv(files[0])) if files else 0)
+        return event
+
+    addresses = serve(*servers)
+    servers[1].twist = look
+    harness("latency", *QUICK, *addresses, "num_warmup=0")
+    assert found[-1] == 9
+    assert len(pd.read_csv(only("latency_prompts.csv"))) == 18
+    assert len(only("profile_export_regular.jsonl").read_text().splitlines()) == 9
+
+
+def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
+    outcome = harness("latency", *QUICK, *serve(*servers))
+    said = "No verdict: the arms did not do the same work"
+    assert f"{said}: regular generated 72 tokens, speculative 27." in outcome.stdout
+    assert "3 to 8 new tokens" in outcome.stdout
+    assert "Speculative decoding" not in outcome.stdout
+    assert results()["speedup"].isna().all()
+    assert "no verdict" in harness("report").stdout.lower()
+
+
+def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
+    outcome = harness("latency", *QUICK, *serve(*servers))
+    assert "3 new tokens" in outcome.stdout
+    assert "8 new tokens" not in outcome.stdout
+    means = "tokens on average: regular 3.0, speculative 3.0."
+    assert f"Answers ended before decoding.max_new_tokens=8; {means}" in outcome.stdout
+    assert "Speculative decoding" in outcome.stdout
+    assert list(results()["longest_answer"]) == [3, 3]
+
+
+def test_answers_without_text_are_measured(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(dialect="sglang"), EchoServer(dialect="sglang", num_draft_tokens=4)
+    addresses = serve(*servers)
+
+    def without_text(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["text"] = ""
+        return event
+
+    for server in servers:
+        server.twist = without_text
+    assert "Speculative decoding" in harness("latency", *QUICK, *addresses).stdout
+    assert list(results()["num_tokens"]) == [72, 72]
+    assert results()["time_to_first_token_ms"].isna().all()
 
 
 def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(

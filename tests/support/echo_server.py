@@ -32,6 +32,7 @@ class EchoServer:
         fail_every: this request and every so many after it get status 500.
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
+        stop_after: its answers end after so many tokens.
         delay_s: before each chunk.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
@@ -47,6 +48,7 @@ class EchoServer:
     fail_every: int = 0
     break_every: int = 0
     die_after: int = 0
+    stop_after: int = 1_000_000
     delay_s: float = 0.0
     stall: bool = False
     key: str | None = None
@@ -144,7 +146,7 @@ class EchoServer:
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         prompt, count, width = (
             body["prompt"],
-            body["max_tokens"],
+            min(body["max_tokens"], self.stop_after),
             1 + (self.num_draft_tokens or 0) // 2,
         )
         if ("sampled" if body["temperature"] else "greedy") in self.rejects_at:

@@ -1,0 +1,67 @@
+"""Whether both arms of a comparison did the same work. If not, no figure compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from harness.results.schema import LatencyRow
+
+AnyLatencyRow = TypeVar("AnyLatencyRow", bound=LatencyRow)
+
+# Share of an arm's requests that may fail.
+MOST_FAILURES = 0.01
+# Relative difference of the arms' numbers of tokens. Times are per token, so that only the share of
+# them that does not grow with the text is off by as much.
+MOST_DIFFERENCE = 0.1
+
+
+class Work(NamedTuple):
+    """What an arm did: its requests, how many of them failed, and the tokens of all others."""
+
+    arm: str
+    num_requests: int
+    num_failed: int
+    num_tokens: int
+
+    @classmethod
+    def of(cls, row: LatencyRow) -> Work:
+        """The work behind a row."""
+        return cls(str(row.arm), row.num_prompts or 0, row.num_failed or 0, row.num_tokens or 0)
+
+    @property
+    def failures(self) -> str:
+        return f"{self.num_failed} of {self.num_requests} {self.arm} requests failed"
+
+
+def too_many_failures(arms: Sequence[Work]) -> str | None:
+    """Which requests failed, where that is more than 1 % or differs between the arms; else None."""
+    too_many = any(work.num_failed > MOST_FAILURES * work.num_requests for work in arms)
+    unequal = len({work.num_failed for work in arms}) > 1
+    return " and ".join(work.failures for work in arms) if too_many or unequal else None
+
+
+def no_verdict(regular: Work, speculative: Work) -> str | None:
+    """Why the arms cannot be compared; None where they can."""
+    if failed := too_many_failures((regular, speculative)):
+        return failed
+    numbers = regular.num_tokens, speculative.num_tokens
+    if max(numbers) - min(numbers) > MOST_DIFFERENCE * max(numbers):
+        tokens = f"{regular.num_tokens} tokens, speculative {speculative.num_tokens}"
+        return f"the arms did not do the same work: regular generated {tokens}"
+    return None
+
+
+def why_no_verdict(rows: Sequence[LatencyRow]) -> str | None:
+    """Why the arms of a run cannot be compared; None where they can, or where one is missing."""
+    if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
+        return None
+    return no_verdict(*map(Work.of, rows))
+
+
+def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:
+    """The rows of a run, without a speed-up where its arms cannot be compared."""
+    if why_no_verdict(rows) is None:
+        return list(rows)
+    return [replace(row, speedup=None, speedup_low=None, speedup_high=None) for row in rows]
