@@ -9,10 +9,9 @@ Compiling fuses the many small kernels of norms and rotary embeddings; capturing
 from __future__ import annotations
 
 import functools
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -30,9 +29,20 @@ from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
 
+TensorCall = Callable[..., tuple[Tensor, ...]]
+
 
 class CompilationError(UnsupportedModelError):
     """A model that cannot be compiled; it may still be possible to capture it."""
+
+
+class _Shape(NamedTuple):
+    """Names a prepared call."""
+
+    kind: Literal["extend", "decide", "draw"]
+    num_rows: int
+    num_tokens: int
+    num_drawn: int = 0
 
 
 class PreparedRunner(StaticRunner):
@@ -55,19 +65,17 @@ class PreparedRunner(StaticRunner):
             raise UnsupportedModelError("is on several devices")
         if (getattr(model, "_tp_size", None) or 1) > 1:
             raise UnsupportedModelError("is split over several processes")
-        self._compiled, self._captured = compiled, captured
+        self._compiled = compiled
+        self._captured = captured
         self._prepared: Slots | None = None
-        self._views: dict[int, Slots] = {}  # of prepared numbers of rows, ascending
+        self._views: dict[int, Slots] = {}  # by prepared numbers of rows, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
-        self._passes: dict[
-            tuple[int, ...], Callable[..., tuple[Tensor, ...]]
-        ] = {}  # forward, by both of these
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp = Warp()
         self._decisions: Mapping[int, Decision] = {}
         self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
-        # By kind, rows, tokens, and tokens drawn.
-        self._calls: dict[tuple[str, int, int, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._passes: dict[tuple[int, ...], TensorCall] = {}  # by numbers of rows and tokens
+        self._calls: dict[_Shape, TensorCall] = {}
         self.setup_seconds = 0.0
 
     @torch.inference_mode()
@@ -98,20 +106,18 @@ class PreparedRunner(StaticRunner):
         self.check(num_slots)
         self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
         # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
-        sizes = {
-            batch_size >> n for n in range(batch_size.bit_length() if not self._compiled else 1)
-        }
-        self._views = {size: self._prepared.first_rows(size) for size in sorted(sizes)}
-        self._widths, self._num_drawn, self._warp = (
-            sorted(set(widths)),
-            sorted(set(num_drawn)),
-            warp or Warp(),
-        )
+        num_halvings = 0 if self._compiled else batch_size.bit_length() - 1
+        sizes = sorted(batch_size >> halving for halving in range(num_halvings + 1))
+        self._views = {size: self._prepared.first_rows(size) for size in sizes}
+        self._widths = sorted(set(widths))
+        self._num_drawn = sorted(set(num_drawn))
+        self._warp = warp or Warp()
         self._decisions = decisions if decisions and self._captured else {}
         self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
-        shapes = itertools.product(self._views.items(), self._widths)
         self._passes = {
-            (size, width): functools.partial(self._forward, view) for (size, view), width in shapes
+            (size, width): functools.partial(self._forward, view)
+            for size, view in self._views.items()
+            for width in self._widths
         }
         started = time.perf_counter()
         if self._compiled:
@@ -131,14 +137,13 @@ class PreparedRunner(StaticRunner):
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
-        width = next(
-            (width for width in self._widths if num_tokens <= width and self._fits(width)), None
-        )
-        if width is None or self._slots is not self._prepared:
+        width = self._least(self._widths, num_tokens)
+        if width is None or not self._runs_prepared(width):
             return super().extend(tokens)
-        size = next(size for size in self._views if size >= num_rows)
-        filled = _filled_up(tokens, size, width), self._starts(size), self._counts[num_tokens]
-        outputs = self._calls["extend", size, width, 0](*filled)
+        size = self._prepared_rows(num_rows)
+        call = self._calls[_Shape("extend", size, width)]
+        filled = _filled_up(tokens, size, width)
+        outputs = call(filled, self._starts(size), self._counts[num_tokens])
         self._num_extended += num_tokens
         return Step(
             *(first_columns(_first_rows(output, num_rows), num_tokens) for output in outputs)
@@ -146,65 +151,79 @@ class PreparedRunner(StaticRunner):
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        (num_rows, num_tokens), num_drawn = tokens.shape, uniforms.shape[1]
-        number = next(
-            (k for k in self._num_drawn if num_drawn <= k and self._fits(num_tokens + k - 1)), None
-        )
+        num_rows, num_tokens = tokens.shape
+        num_drawn = uniforms.shape[1]
         current_warp = warp.current if isinstance(warp, BatchWarp) else warp
-        prepared = num_tokens in self._widths and current_warp == self._warp
-        if number is None or not prepared or self._slots is not self._prepared:
+        number = self._least(self._num_drawn, num_drawn)
+        if (
+            number is None
+            or num_tokens not in self._widths
+            or current_warp != self._warp
+            or not self._runs_prepared(num_tokens + number - 1)
+        ):
             return Runner.draw(self, tokens, uniforms, warp)  # by prepared extensions
-        size = next(size for size in self._views if size >= num_rows)
-        call = self._calls["draw", size, num_tokens, number]
-        filled = (
-            _filled_up(tokens, size, num_tokens),
-            self._starts(size),
-            _filled_up(uniforms, size, number),
+        size = self._prepared_rows(num_rows)
+        call = self._calls[_Shape("draw", size, num_tokens, number)]
+        drawn, probabilities = call(
+            _filled_up(tokens, size), self._starts(size), _filled_up(uniforms, size, number)
         )
-        drawn, probabilities = call(*filled)
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
 
+    @torch.inference_mode()
     def decide(
-        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+        self, tokens: Tensor, decision: TensorCall, *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
         num_rows, width = tokens.shape
-        prepared = self._decisions.get(width) == decision and self._fits(width)
-        if not prepared or self._slots is not self._prepared:
+        if self._decisions.get(width) != decision or not self._runs_prepared(width):
             return Runner.decide(self, tokens, decision, *inputs)  # by prepared extensions
-        size = next(size for size in self._views if size >= num_rows)
-        with torch.inference_mode():
-            filled = [_filled_up(one, size) for one in (tokens, *inputs)]
-            outputs = self._calls["decide", size, width, 0](
-                filled[0], self._starts(size), *filled[1:]
-            )
+        size = self._prepared_rows(num_rows)
+        call = self._calls[_Shape("decide", size, width)]
+        filled = [_filled_up(tensor, size) for tensor in inputs]
+        outputs = call(_filled_up(tokens, size), self._starts(size), *filled)
         self._num_extended += width
         outputs = tuple(_first_rows(output, num_rows) for output in outputs)
-        num_states = 2 if self._options.get("hidden_layers") else 1
-        return Step(*outputs[:num_states]), outputs[num_states:]
+        num_of_step = 2 if self._options.get("hidden_layers") else 1
+        return Step(*outputs[:num_of_step]), outputs[num_of_step:]
 
     def keep(self, counts: Sequence[int]) -> None:
         if not isinstance(counts, Arriving) or self._slots is not self._prepared:
             super().keep(counts)
             return
         # Prepared shapes take starts from the device. Of an earlier verdict the host has read the lengths by now.
-        self._lengths, self._num_extended = added(counts, list(self._lengths)), 0
+        self._lengths = added(counts, list(self._lengths))
+        self._num_extended = 0
+
+    def _runs_prepared(self, num_tokens: int) -> bool:
+        """Return whether the batch is in the prepared slots, with room for so many more tokens."""
+        return self._slots is self._prepared and self._fits(num_tokens)
+
+    def _prepared_rows(self, num_rows: int) -> int:
+        size = self._least(self._views, num_rows)
+        assert size is not None
+        return size
+
+    @staticmethod
+    def _least(prepared: Iterable[int], needed: int) -> int | None:
+        return next((number for number in prepared if number >= needed), None)
 
     def _extend_and_decide(
         self, tokens: Tensor, starts: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """A prepared shape of tokens [B, n] and starts [B]; the outputs of both."""
+        """Run a prepared pass over tokens [B, n] from starts [B] on, and the decision -> the outputs of both."""
         width = tokens.shape[1]
         outputs = self._passes[tokens.shape](tokens, starts, self._counts[width])
-        return *outputs, *self._decisions[width](outputs[0], *inputs)
+        logits = outputs[0]
+        return *outputs, *self._decisions[width](logits, *inputs)
 
     def _draw(self, tokens: Tensor, starts: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """A prepared shape of tokens [B, n], starts [B] and uniforms [B, K]."""
+        """Draw with uniforms [B, K] after tokens [B, n] from starts [B] on, by prepared passes."""
         ends = starts.clone()
 
         def extend(tokens: Tensor) -> Tensor:
-            logits = self._passes[tokens.shape](tokens, ends, self._counts[tokens.shape[1]])[0]
-            ends.add_(tokens.shape[1])
+            width = tokens.shape[1]
+            logits = self._passes[tokens.shape](tokens, ends, self._counts[width])[0]
+            ends.add_(width)
             return logits
 
         return draw(extend, tokens, uniforms, self._warp)
@@ -224,67 +243,65 @@ class PreparedRunner(StaticRunner):
         for (size, width), forward in self._passes.items():
             inputs = self._example(size, width)
             compiled = FixedCall(forward, inputs, compiler=compiler)
-            require_close(
-                compiled(*inputs),
-                forward(*inputs),
-                self._model,
-                "compiled differ from the eager ones",
-            )
+            difference = "compiled differ from the eager ones"
+            require_close(compiled(*inputs), forward(*inputs), self._model, difference)
             self._passes[size, width] = compiled
 
     def _fix_calls(self) -> None:
-        """Give each shape that is captured its buffers and its graph, the largest first, and compare both calls."""
-        recorder = (
-            Recorder(self._device) if self._captured and self._device.type == "cuda" else None
-        )
+        """Prepare the calls of each shape, the largest first."""
+        recorder: Recorder | None = None
+        if self._captured and self._device.type == "cuda":
+            recorder = Recorder(self._device)
         for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
             forward = self._passes[size, width]
-            calls: list[tuple[str, int, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]]]
-            calls = [("extend", 0, forward, (num_real,))]
+            fix = functools.partial(self._fix, recorder, (tokens, starts))
+            fix(_Shape("extend", size, width), forward, num_real)
             if width in self._decisions:
                 logits = forward(tokens, starts, num_real)[0]
-                calls += [
-                    ("decide", 0, self._extend_and_decide, self._decisions[width].examples(logits))
-                ]
+                examples = self._decisions[width].examples(logits)
+                fix(_Shape("decide", size, width), self._extend_and_decide, *examples)
             for number in reversed(self._num_drawn):
-                calls += [
-                    (
-                        "draw",
-                        number,
-                        self._draw,
-                        (torch.full((size, number), 0.5, device=self._device),),
-                    )
-                ]
-            for kind, number, plain, others in calls:
-                self._calls[kind, size, width, number] = plain
-                if not self._captured:  # a compiled pass has its buffers
-                    continue
-                fixed = FixedCall(plain, (tokens, starts, *others), recorder)
-                # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
-                fixed.clear()
-                inputs = (tokens + 1, starts + 1, *others)
-                require_close(
-                    fixed(*inputs), plain(*inputs), self._model, "captured differ from those before"
-                )
-                self._calls[kind, size, width, number] = fixed
+                uniforms = torch.full((size, number), 0.5, device=self._device)
+                fix(_Shape("draw", size, width, number), self._draw, uniforms)
+
+    def _fix(
+        self,
+        recorder: Recorder | None,
+        example: tuple[Tensor, Tensor],
+        shape: _Shape,
+        call: TensorCall,
+        *inputs: Tensor,
+    ) -> None:
+        """Give a call its buffers and its graph, where it is captured, and compare both."""
+        self._calls[shape] = call
+        if not self._captured:  # a compiled pass has its buffers
+            return
+        tokens, starts = example
+        fixed = FixedCall(call, (tokens, starts, *inputs), recorder)
+        # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
+        fixed.clear()
+        others = (tokens + 1, starts + 1, *inputs)
+        difference = "captured differ from those before"
+        require_close(fixed(*others), call(*others), self._model, difference)
+        self._calls[shape] = fixed
 
     def _example(self, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, n], starts [B] and the number of real tokens [], for a forward pass that is only compared."""
+        """Return tokens [B, n], starts [B] and the number of real tokens [], for a pass that is only compared."""
         starts = torch.zeros(size, dtype=torch.long, device=self._device)
         tokens = torch.arange(size * width, device=self._device).view(size, width) % 16
         return tokens, starts, torch.full((), width, device=self._device)
 
 
-def _filled_up(numbers: Tensor, *shape: int) -> Tensor:
-    """Numbers filled up with zeros to a shape, of which the last dimensions may be left out if they are right."""
-    missing = [wanted - size for wanted, size in zip(shape, numbers.shape, strict=False)]
+def _filled_up(tensor: Tensor, *sizes: int) -> Tensor:
+    """Fill a tensor up with zeros to these sizes of its first dimensions."""
+    missing = [size - present for size, present in zip(sizes, tensor.shape, strict=False)]
     if not any(missing):
-        return numbers
-    unchanged = [0, 0] * (numbers.dim() - len(shape))
-    return torch.nn.functional.pad(
-        numbers, unchanged + [count for one in reversed(missing) for count in (0, one)]
-    )
+        return tensor
+    padding = [0, 0] * (tensor.dim() - len(sizes))  # from the last dimension to the first
+    for count in reversed(missing):
+        padding += [0, count]
+    return torch.nn.functional.pad(tensor, padding)
 
 
 def _first_rows(tensor: Tensor, count: int) -> Tensor:
