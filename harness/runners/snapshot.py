@@ -1,7 +1,7 @@
 """Models that fold tokens into a state (Mamba, linear attention, short convolutions): rolled back by snapshot.
 
-A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the copy is what counts,
-and the accepted tokens are read again together with the next extension, in the same forward pass.
+A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the copy counts, and the
+accepted tokens are read again together with the next extension, in the same forward pass.
 
 All rows of a state have read the same number of tokens. What a row has kept beyond that is read again in every pass,
 padded on the right, where padding has no influence on what comes before it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -26,63 +26,76 @@ from harness.runners.base import Options, RollbackError, captured, capturing, st
 from harness.runners.checks import filler, longest_span, refusing
 from harness.runners.slots import UnsupportedModelError
 
-# What models call what they hand on from one call to the next, and what attention keeps of it.
-_STATES, _KEYS = ("past_key_values", "cache_params", "state"), ("keys", "values")
+# Names in transformers: of what a model hands on from one call to the next, and of attention's part of it.
+_STATES = ("past_key_values", "cache_params", "state")
+_KEYS = ("keys", "values")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
 
-# The error that is allowed in the influence of earlier tokens on the logits, and the error that is rounding in these
-# themselves: in float32, and in all coarser types.
+# The error that is allowed in the influence of earlier tokens on the logits, and the error that is rounding in the
+# logits themselves: in float32, and in all coarser types.
 _TOLERANCE, _COARSE_TOLERANCE = (0.01, 2e-6), (0.1, 0.02)
 
 
 @dataclass(frozen=True)
-class _State:
-    """What the model has handed on, by its name, after `num_read` tokens of each row, padding included."""
+class RecurrentState:
+    """The state of a model after `num_read` tokens of each row, padding included, by its names in transformers."""
 
-    held: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any]
     num_read: int = 0
 
-    def copied(self) -> _State:
-        """Its keys and values are shared: models replace them, and never write into them."""
-        return _State(
-            _changed(lambda name, held: held if name in _KEYS else held.clone(), self.held),
-            self.num_read,
-        )
+    def copied(self) -> RecurrentState:
+        """Copy the state, but not its keys and values: models replace those, and never write into them."""
 
-    def select(self, rows: Tensor) -> _State:
-        """These rows alone."""
-        return _State(
-            _changed(lambda _, held: held.index_select(0, rows.to(held.device)), self.held),
-            self.num_read,
-        )
+        def copied(name: str, tensor: Tensor) -> Tensor:
+            return tensor if name in _KEYS else tensor.clone()
 
-    def above(self, below: _State) -> _State:
-        """The rows of both. Keys and values of the one that has read less get padding on their left."""
+        return RecurrentState(map_tensors(copied, self.values), self.num_read)
 
-        def joined(name: str, *held: Tensor) -> Tensor:
-            return stacked(*held) if name in _KEYS else torch.cat(held)
+    def select(self, rows: Tensor) -> RecurrentState:
+        """Return the state of these rows alone."""
 
-        return _State(_changed(joined, self.held, below.held), max(self.num_read, below.num_read))
+        def selected(name: str, tensor: Tensor) -> Tensor:
+            return tensor.index_select(0, rows.to(tensor.device))
+
+        return RecurrentState(map_tensors(selected, self.values), self.num_read)
+
+    def above(self, below: RecurrentState) -> RecurrentState:
+        """Join the rows of two states. Keys and values of the one that has read less get padding on their left."""
+
+        def joined(name: str, *tensors: Tensor) -> Tensor:
+            return stacked(*tensors) if name in _KEYS else torch.cat(tensors)
+
+        num_read = max(self.num_read, below.num_read)
+        return RecurrentState(map_tensors(joined, self.values, below.values), num_read)
 
 
-def _changed(change: Callable[..., Tensor], *held: Any, name: str = "") -> Any:
-    """Alike structures made into one, each tensor by `change(name, *tensors)`."""
-    first = held[0]
+def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:
+    """Make one structure of several that are alike, each tensor by `change(name, *tensors)`."""
+    first = structures[0]
     if isinstance(first, Tensor):
-        return change(name, *held) if first.dim() else first
+        return change(name, *structures) if first.dim() else first
     if isinstance(first, dict):
-        return {key: _changed(change, *(one[key] for one in held), name=key) for key in first}
+        return {
+            key: map_tensors(change, *(structure[key] for structure in structures), name=key)
+            for key in first
+        }
     if isinstance(first, list | tuple):
-        return type(first)(_changed(change, *parts) for parts in zip(*held, strict=True))
+        return type(first)(
+            map_tensors(change, *members) for members in zip(*structures, strict=True)
+        )
     if isinstance(first, Cache):
-        twin = copy.copy(first)
-        twin.layers = [copy.copy(layer) for layer in first.layers]
-        for layer, *parts in zip(twin.layers, *(one.layers for one in held), strict=True):
-            vars(layer).update(_changed(change, *map(vars, parts)))
-        return twin
-    return max(held) if isinstance(first, int) else first  # the tokens that a window has seen
+        cache = copy.copy(first)
+        cache.layers = []
+        for layers in zip(*(structure.layers for structure in structures), strict=True):
+            layer = copy.copy(layers[0])
+            vars(layer).update(map_tensors(change, *map(vars, layers)))
+            cache.layers.append(layer)
+        return cache
+    if isinstance(first, int):
+        return max(structures)  # the tokens that a window has seen
+    return first
 
 
 class SnapshotRunner(Runner):
@@ -104,14 +117,16 @@ class SnapshotRunner(Runner):
         With `keeps_first` the first token of an extension is always kept, as a target's is; one alone, as in regular
         decoding, then needs no copy of the state.
         """
-        self._model, self._options = model, options
-        self._takes_back, self._keeps_first = takes_back, keeps_first
+        self._model = model
+        self._options = options
+        self._takes_back = takes_back
+        self._keeps_first = keeps_first
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
-        self._state: _State | None = _State()  # before the unread tokens; None if it was not copied
-        self._ahead: _State | None = (
-            None  # after the unread and the extended tokens, if they are equally many
-        )
+        # Before the unread tokens; None if it was not copied.
+        self._state: RecurrentState | None = None
+        # After the unread and the extended tokens, if they are equally many in all rows.
+        self._ahead: RecurrentState | None = None
         self._padding: list[int] = []  # of each prompt, on its left
         self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
@@ -122,18 +137,17 @@ class SnapshotRunner(Runner):
         if not prompts or not all(prompts):
             raise ValueError("every prompt needs at least one token")
         width = max(map(len, prompts))
-        self._padding, self._unread = (
-            [width - len(prompt) for prompt in prompts],
-            [[] for _ in prompts],
-        )
+        self._padding = [width - len(prompt) for prompt in prompts]
+        self._unread = [[] for _ in prompts]
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         tokens = to_device(padded, self._device)
-        self._ahead, self._extended = None, tokens[:, :0]
-        self._state, (logits, *hidden) = self._forward(_State(), tokens, only_last=True)
-        if not self._state.held:
-            raise RollbackError(
-                f"{type(self._model).__name__} hands no state on from token to token"
-            )
+        self._ahead = None
+        self._extended = tokens[:, :0]
+        state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
+        if not state.values:
+            name = type(self._model).__name__
+            raise RollbackError(f"{name} hands no state on from token to token")
+        self._state = state
         return Step(logits[:, -1], *hidden)
 
     @torch.inference_mode()
@@ -142,13 +156,15 @@ class SnapshotRunner(Runner):
             raise ValueError("keep what was extended before adding rows")
         above, padding, unread = self._state, self._padding, self._unread
         step = self.start(prompts)
+        below = self._state
         assert above is not None
-        assert self._state is not None
-        below, self._state = self._state, above.above(self._state)
+        assert below is not None
+        self._state = above.above(below)
         # Slots count from the first of the row that has read most.
-        shifts = [self._state.num_read - one.num_read for one in (above, below)]
-        self._padding = [slots + shifts[0] for slots in padding] + [
-            slots + shifts[1] for slots in self._padding
+        num_read = self._state.num_read
+        self._padding = [
+            *(slots + num_read - above.num_read for slots in padding),
+            *(slots + num_read - below.num_read for slots in self._padding),
         ]
         self._unread = [*unread, *self._unread]
         self._extended = self._extended.new_empty(len(self._padding), 0)
@@ -158,33 +174,22 @@ class SnapshotRunner(Runner):
     def extend(self, tokens: Tensor) -> Step:
         num_new = tokens.shape[1]
         if not self._takes_back and num_new > 1:
-            steps = [self.extend(column) for column in tokens.split(1, dim=1)]
-            hidden = [step.hidden for step in steps if step.hidden is not None]
-            return Step(
-                torch.cat([step.logits for step in steps], 1),
-                torch.cat(hidden, 1) if hidden else None,
-            )
-        self._read_what_is_much()
+            return _joined([self.extend(column) for column in tokens.split(1, dim=1)])
+        self._shorten_unread()
+        num_extended = self._extended.shape[1]
         self._extended = torch.cat([self._extended, tokens], dim=1)
         if self._ahead is not None:
             self._ahead, outputs = self._forward(self._ahead, tokens)
             return Step(*outputs)
-        assert self._state is not None
-        state, lengths = self._state, list(map(len, self._unread))
-        if self._takes_back and not (
-            self._keeps_first and self._extended.shape[1] == 1 and not any(lengths)
-        ):
-            state = state.copied()
-        else:
-            self._state = None
+        state = self._state_to_write_over()
         self._ahead, outputs = self._forward(state, self._unread_and_extended())
-        ends = [length + self._extended.shape[1] for length in lengths]
-        if min(ends) == max(ends):
+        num_unread = list(map(len, self._unread))
+        if min(num_unread) == max(num_unread):
             return Step(*(output[:, -num_new:] for output in outputs))
-        self._ahead = None
-        places = to_device([end - num_new for end in ends], self._device).unsqueeze(1)
-        places = places + torch.arange(num_new, device=self._device)
-        rows = torch.arange(len(ends), device=self._device).unsqueeze(1)
+        self._ahead = None  # rows have padding on their right
+        starts = to_device([count + num_extended for count in num_unread], self._device)
+        places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
+        rows = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
         return Step(*(output[rows, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
@@ -193,13 +198,16 @@ class SnapshotRunner(Runner):
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
         if self._ahead is not None and min(counts) == num_extended:
-            self._state, self._unread = self._ahead, [[] for _ in counts]
+            self._state = self._ahead
+            self._unread = [[] for _ in counts]
         elif self._state is None:
             raise RollbackError(f"{type(self._model).__name__} cannot take tokens back")
         else:
-            kept = zip(self._unread, self._extended.tolist(), counts, strict=True)
-            self._unread = [[*unread, *new[:count]] for unread, new, count in kept]
-        self._ahead, self._extended = None, self._extended[:, :0]
+            extended = self._extended.tolist()
+            kept = zip(self._unread, extended, counts, strict=True)
+            self._unread = [[*unread, *tokens[:count]] for unread, tokens, count in kept]
+        self._ahead = None
+        self._extended = self._extended[:, :0]
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
@@ -228,31 +236,28 @@ class SnapshotRunner(Runner):
             with refusing(UnsupportedModelError, "cannot go on from its state"):
                 self._check_behind(prompts)
 
-    def _check_behind(self, prompts: list[list[int]]) -> None:
-        """Compare what is read behind prompts; see `check`."""
-        num_rows, fed = len(prompts), torch.arange(20, 26, device=self._device).view(2, 3)
-        counts = [1, 2] if self._takes_back else [3, 3]
-        kept = [
-            [*prompt, *row[:count]]
-            for prompt, row, count in zip(prompts, fed.tolist(), counts, strict=False)
-        ]
-        self.start(prompts)
-        for before, new in [(prompts, fed), (kept, fed.flip(0))]:
-            step = self.extend(new[:num_rows])
-            for row, tokens in enumerate(before):
-                self._require_influence(step.logits[row], tokens, new[row].tolist())
-            self.keep(counts[:num_rows])
+    def _check_behind(self, texts: list[list[int]]) -> None:
+        """Compare what is read behind these texts, and behind what is kept of it; see `check`."""
+        num_rows = len(texts)
+        extensions = torch.arange(20, 26, device=self._device).view(2, 3)
+        counts = ([1, 2] if self._takes_back else [3, 3])[:num_rows]
+        self.start(texts)
+        for tokens in (extensions[:num_rows], extensions.flip(0)[:num_rows]):
+            step = self.extend(tokens)
+            for logits, text, new in zip(step.logits, texts, tokens.tolist(), strict=True):
+                self._require_influence(logits, text, new)
+            self.keep(counts)
+            kept = zip(texts, tokens.tolist(), counts, strict=True)
+            texts = [[*text, *new[:count]] for text, new, count in kept]
 
     def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
-        """Raises UnsupportedModelError unless these are the logits [n, V] of n new tokens behind those before."""
-        precise = (
-            self._model.dtype == torch.float32
-            and getattr(self._model, "hf_quantizer", None) is None
-        )
-        tolerance, rounding = _TOLERANCE if precise else _COARSE_TOLERANCE
+        """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind those before."""
+        is_quantized = getattr(self._model, "hf_quantizer", None) is not None
+        is_precise = self._model.dtype == torch.float32 and not is_quantized
+        tolerance, rounding = _TOLERANCE if is_precise else _COARSE_TOLERANCE
         expected = self._without_state([*before, *new])[-len(new) :]
-        error = (actual - expected).norm()
         influence = (expected - self._without_state(new)).norm()
+        error = (actual - expected).norm()
         if error > tolerance * influence and error > rounding * expected.norm():
             share = float(error / influence)
             raise UnsupportedModelError(
@@ -260,21 +265,20 @@ class SnapshotRunner(Runner):
             )
 
     def _without_state(self, tokens: list[int]) -> Tensor:
-        """Logits after each token [n, V], all read at once."""
-        return self._model(
-            input_ids=torch.tensor([tokens], device=self._device), use_cache=False
-        ).logits[0, :, : self._options.get("vocabulary_size")]
+        """Return the logits [n, V] after each token, all read at once."""
+        output = self._model(input_ids=torch.tensor([tokens], device=self._device), use_cache=False)
+        return output.logits[0, :, : self._options.get("vocabulary_size")]
 
     def _forward(
-        self, state: _State, tokens: Tensor, *, only_last: bool = False
-    ) -> tuple[_State, tuple[Tensor, ...]]:
-        """Read tokens [B, n] -> the state after them, which may be the given one written over, and the outputs."""
-        arguments: dict[str, Any] = {**state.held, **capturing(self._options)}
+        self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False
+    ) -> tuple[RecurrentState, tuple[Tensor, ...]]:
+        """Read tokens [B, n] -> the state after them, which may be the old one written over, and the outputs."""
+        arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
         positions = slots[state.num_read :]
+        padding = to_device(self._padding, self._device).unsqueeze(1)
         if "cache_position" in self._parameters:
             arguments["cache_position"] = positions
-        padding = to_device(self._padding, self._device).unsqueeze(1)
         if any(self._padding):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
@@ -283,23 +287,38 @@ class SnapshotRunner(Runner):
             arguments["logits_to_keep"] = 1
         with without_plans():
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
-        handed = {name: getattr(output, name, None) for name in _STATES if name in self._parameters}
-        held = {name: one for name, one in handed.items() if one is not None}
-        return _State(held, len(slots)), captured(self._options, output)
+        values: dict[str, Any] = {}
+        for name in _STATES:
+            value = getattr(output, name, None)
+            if name in self._parameters and value is not None:
+                values[name] = value
+        return RecurrentState(values, len(slots)), captured(self._options, output)
+
+    def _state_to_write_over(self) -> RecurrentState:
+        """Return a copy of the state, or the state itself where no token will be taken back."""
+        state = self._state
+        assert state is not None
+        is_kept = self._keeps_first and self._extended.shape[1] == 1 and not any(self._unread)
+        if self._takes_back and not is_kept:
+            return state.copied()
+        self._state = None
+        return state
 
     def _unread_and_extended(self) -> Tensor:
-        """[B, n], padded on the right."""
+        """Return the unread tokens of each row and then the extended ones [B, n], padded on the right."""
         if not any(self._unread):
             return self._extended
         longest, num_extended = max(map(len, self._unread)), self._extended.shape[1]
-        unread = to_device([row + [0] * (longest - len(row)) for row in self._unread], self._device)
+        padded = [row + [0] * (longest - len(row)) for row in self._unread]
         places = [
             [*range(len(row)), *range(longest, longest + num_extended), *range(len(row), longest)]
             for row in self._unread
         ]
-        return torch.cat([unread, self._extended], dim=1).gather(1, to_device(places, self._device))
+        tokens = torch.cat([to_device(padded, self._device), self._extended], dim=1)
+        return tokens.gather(1, to_device(places, self._device))
 
-    def _read_what_is_much(self) -> None:
+    def _shorten_unread(self) -> None:
+        """Read tokens into the state that would be read again in too many passes."""
         count = min(map(len, self._unread))
         if count <= _MOST_UNREAD or self._extended.shape[1]:
             return
@@ -307,3 +326,10 @@ class SnapshotRunner(Runner):
         tokens = to_device([row[:count] for row in self._unread], self._device)
         self._state, _ = self._forward(self._state, tokens, only_last=True)
         self._unread = [row[count:] for row in self._unread]
+
+
+def _joined(steps: list[Step]) -> Step:
+    """Join steps over consecutive tokens."""
+    logits = torch.cat([step.logits for step in steps], dim=1)
+    hidden = [step.hidden for step in steps if step.hidden is not None]
+    return Step(logits, torch.cat(hidden, dim=1) if hidden else None)

@@ -20,7 +20,7 @@ from harness.models.pair import plan_pair
 from harness.models.roofline import known_gpu, roofs
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner
-from harness.runners.snapshot import SnapshotRunner, _changed
+from harness.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
 
@@ -197,7 +197,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     runner.extend(torch.full((3, 3), 9))
     for state in (runner._state, runner._ahead):
         assert state is not None
-        _changed(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.held)
+        map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.block_caches(tokens=3 * (4 + 7), states=3 * 2))
     assert predicted.state_bytes > 0
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))

@@ -167,7 +167,7 @@ def test_a_single_token_of_a_target_needs_no_copy() -> None:
         runner.keep([0])
     runner.keep([1])
     assert runner._state is not None
-    assert runner._state.held["cache_params"] is state.held["cache_params"]
+    assert runner._state.values["cache_params"] is state.values["cache_params"]
     runner.extend(torch.tensor([[3, 4]]))
     runner.keep([0])
     with torch.inference_mode():
