@@ -230,7 +230,7 @@ class RecoverySettings(PromptedSettings):
     Attributes:
         draft: None tests the regular arm, of engines other than ours.
         num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
-        num_draws: sampled continuations, over all tests.
+        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a verdict needs.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.
@@ -238,7 +238,7 @@ class RecoverySettings(PromptedSettings):
     """
 
     num_prompts: int = 15
-    num_draws: int = 60_000
+    num_draws: int | Literal["auto"] = "auto"
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
     fault: Fault = "none"
@@ -250,7 +250,10 @@ class RecoverySettings(PromptedSettings):
             rule = "must be a model at temperature 0: greedy texts without a draft are compared with nothing"
         sampled = self.engine.name != "local" and self.decoding.temperature > 0
         require(self.draft is not None or sampled, "draft", rule, "none")
-        require_at_least(self, num_prompts=1, num_draws=1000)
+        require_at_least(self, num_prompts=1)
+        rule = "must be auto or at least 1000, and at most 10^8"
+        fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
+        require(fits, "num_draws", rule, self.num_draws)
         both = self.engine.computes_here or self.engine.regular_url is not None
         require(
             both,
@@ -264,7 +267,6 @@ class RecoverySettings(PromptedSettings):
             "needs engine=local",
             self.fault,
         )
-        require(self.num_draws <= 10**8, "num_draws", "must be at most 10^8", self.num_draws)
         require(
             0 < self.false_alarm_rate < 1,
             "false_alarm_rate",

@@ -30,6 +30,8 @@ from harness.results.schema import RecoveryRow
 
 # By how much more draws than there were: each has further continuations to look up.
 _FACTORS = (2, 4, 8, 16, 32, 64)
+# Of `num_draws=auto`, over all tests, where these are enough.
+_FEWEST_DRAWS = 60_000
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
@@ -143,14 +145,14 @@ class Recovery(Experiment):
             if reference
             else last_contexts(token_ids)
         )
-        num_draws = settings.num_draws // (len(contexts) * len(numbers))
-        # Every draw has its own stream of random numbers.
-        streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
         tests = [
             SampledTest(num_counted_tokens(number), level, settings.shift) for number in numbers
         ]
+        num_draws = self._num_draws_each(reference, contexts, decoding, tests)
+        # Every draw has its own stream of random numbers.
+        streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
 
         def draw(
             arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]
@@ -199,6 +201,28 @@ class Recovery(Experiment):
                 needed = enough and enough * len(contexts) * len(numbers)
             self._add_sampled(number, check, num_draws_needed=needed)
 
+    def _num_draws_each(
+        self,
+        reference: Reference | None,
+        contexts: Sequence[Context],
+        decoding: DecodingSettings,
+        tests: Sequence[SampledTest],
+    ) -> int:
+        """Draws after each context for each test. Known before the first one, as is the bar's end."""
+        asked, parts = self.settings.num_draws, len(contexts) * len(tests)
+        if asked != "auto":
+            return asked // parts
+        fewest = _FEWEST_DRAWS // parts
+        if reference is None:
+            return fewest
+        say("working out how many draws are enough")
+        # Where no number is enough, more draws would change nothing.
+        found = [
+            draws_needed(reference, contexts, decoding, test, fewest, (1, *_FACTORS))
+            for test in tests
+        ]
+        return max(number or fewest for number in found)
+
     def _add_sampled(
         self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
     ) -> None:
@@ -219,12 +243,16 @@ def draws_needed(
     decoding: DecodingSettings,
     test: SampledTest,
     num_draws: int,
+    factors: Sequence[int] = _FACTORS,
 ) -> int | None:
-    """How many draws after each context would be enough for a verdict, where `num_draws` were not.
+    """How many draws after each context would be enough for a verdict.
 
     From the power that they would have. None where even the most that are looked at would not do.
+
+    Args:
+        num_draws: that were not enough, or with 1 among the `factors` may be.
     """
-    for draws in (num_draws * factor for factor in _FACTORS):
+    for draws in (num_draws * factor for factor in factors):
         rare = MIN_EXPECTED / draws
         known = [
             exact_outcomes(reference, one.token_ids, decoding, test.num_tokens, rare)
@@ -238,6 +266,8 @@ def draws_needed(
             )
 
         if decides(draws):
+            if draws == num_draws:
+                return draws
             # Twentieths of the last step are exact enough.
             candidates = (round(draws * (0.5 + step / 40)) for step in range(1, 21))
             return next(number for number in candidates if number >= draws or decides(number))

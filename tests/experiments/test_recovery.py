@@ -65,6 +65,19 @@ def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
 
 
 @pytest.mark.slow
+def test_as_many_draws_as_a_verdict_needs(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.experiments.recovery._FEWEST_DRAWS", 1000)
+    settings = [*pair, *SMALL, "shift=0.2"]
+    harness("recovery", *settings, "num_draws=1000", code=3)
+    assert "Lossless" in harness("recovery", *settings).stdout
+    assert "num_draws=999: must be auto or at least 1000" in harness.refused(
+        "recovery", *settings, "num_draws=999"
+    )
+
+
+@pytest.mark.slow
 def test_one_possible_outcome_tests_nothing(harness: Harness) -> None:
     only = ["decoding.top_k=1", "num_draws=1000", "batch_size=500"]
     outcome = harness("recovery", *SMALL, *only, code=3)
