@@ -33,9 +33,15 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
             num_layers,
         )
     shorter = copy.deepcopy(config)
-    shorter.num_hidden_layers = num_layers
-    if getattr(config, "layer_types", None) is not None:
-        shorter.layer_types = config.layer_types[:num_layers]
+    kinds = getattr(config, "layer_types", None)
+    try:
+        shorter.num_hidden_layers = num_layers
+        # Some configurations make this list from others.
+        if kinds is not None and list(shorter.layer_types) != list(kinds[:num_layers]):
+            shorter.layer_types = kinds[:num_layers]
+    except AttributeError as error:
+        rule = f"early_exit cannot shorten the configuration of {config.model_type}"
+        raise SettingError("draft", rule) from error
     return shorter
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from architectures import RECURRENT
 from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
 from processes import end, run, start
@@ -382,6 +383,17 @@ def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveMod
     rows = results()
     assert list(rows["status"]) == ["ok"] * 4
     assert set(rows["runner"]) <= {"eager", "eager+eager"}
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "mamba2", "bamba"])
+def test_a_recurrent_target_drafts_with_its_first_layers(
+    harness: Harness, save_model: SaveModel, name: str
+) -> None:
+    sizes = {key: value for key, value in RECURRENT[name].items() if key != "model_type"}
+    model = save_model(name, **sizes)
+    short = [*QUICK, "num_prompts=2", "decoding.temperature=0"]
+    outcome = harness("latency", f"model={model.name}", "draft=early_exit_2", *short)
+    assert "identical token for token on 2 of 2 prompts" in outcome.stdout
 
 
 def test_a_window_at_the_end_of_the_cache_does_not_change_texts(

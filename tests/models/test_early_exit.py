@@ -10,7 +10,7 @@ from accelerate import dispatch_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures import ARCHITECTURES, generated, random_model
+from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
@@ -18,6 +18,7 @@ from harness.decoding.loops import speculative
 from harness.drafting.model import ModelDrafter
 from harness.models.early_exit import truncated, truncated_config, with_layers
 from harness.runners.eager import EagerRunner
+from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 
 TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
@@ -51,6 +52,15 @@ def test_it_computes_what_the_first_layers_compute(name: str) -> None:
     assert torch.equal(logits(model), before)
     assert (model.config.num_hidden_layers, shorter.config.num_hidden_layers) == (3, 2)
     assert len(shorter(TOKENS, use_cache=True).past_key_values.layers) == 2
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_first_layers_of_recurrent_models_take_tokens_back(name: str) -> None:
+    model = random_model(name)
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    assert len(truncated_config(model.config, 2).layer_types or [1, 2]) == 2
+    SnapshotRunner(shorter).check(2)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gpt_neox", "qwen2", "gemma2"])
