@@ -7,7 +7,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from harness.experiments.session import Experiment, Session, in_batches
 from harness.models.new_heads import initialise, save_head
 from harness.report.distill import distill_document
 from harness.results.schema import DistillRow, LatencyRow
-from harness.training.loop import Course, Text, cast, train
+from harness.training.loop import Course, DamagedStateError, Text, cast, train
 
 
 class Distill(Experiment):
@@ -80,7 +81,7 @@ class Distill(Experiment):
         names = ("epochs", "texts_per_step", "learning_rate", "chain", "seed")
         course = Course(*(getattr(settings, name) for name in names))
         started = time.perf_counter()
-        with progress("training", course.num_steps(len(texts))) as advance:
+        with progress("training", course.num_steps(len(texts))) as advance, self._explained():
             losses = train(
                 module,
                 pair.target.model,
@@ -124,11 +125,17 @@ class Distill(Experiment):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
         # A line has the answers of a batch; a kill may leave half of one.
         kept = [line for line in lines if line.endswith("\n")]
-        answered = [json.loads(line) for line in kept]
         indices = in_batches(range(len(token_ids)), settings.texts_per_step)
         batches = [
             (temperature, batch) for temperature in settings.temperatures for batch in indices
         ]
+        try:
+            answered = [
+                _read_answers(line, len(batch), session.pair.vocabulary_size)
+                for line, (_, batch) in zip(kept, batches[: len(kept)], strict=True)
+            ]
+        except ValueError as error:
+            raise self._damaged(file) from error
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.answer_tokens)
         engine = session.open(settings.texts_per_step, longest, decoding)
         with (
@@ -179,8 +186,26 @@ class Distill(Experiment):
             else f"draft={self.output}"
         )
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedStateError as error:
+            raise self._damaged(self.work / "state.pt") from error
+
+    def _damaged(self, file: Path) -> SettingError:
+        rule = (
+            f"holds an unfinished training whose {file.name} is damaged: resume=false begins again"
+        )
+        return SettingError("output", rule, str(self.output))
+
     def _claim(self) -> None:
         """Take the output directory, or go on with the same training that it holds."""
+        taken = [path for path in (self.output, *self.output.parents) if path.is_file()]
+        if taken:
+            raise SettingError(
+                "output", f"must be a directory; {taken[0]} is a file", str(self.output)
+            )
         if (self.output / "config.json").exists():
             raise SettingError(
                 "output", "holds a draft already: choose another directory", str(self.output)
@@ -199,6 +224,19 @@ class Distill(Experiment):
             shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
         file.write_text(digest, encoding="utf-8")
+
+
+def _read_answers(line: str, num_answers: int, vocabulary_size: int) -> list[list[int]]:
+    """The answers of a batch, token ids each. Raises ValueError for a line that holds anything else."""
+    answers = json.loads(line)
+    if not isinstance(answers, list) or len(answers) != num_answers:
+        raise ValueError("other answers than were asked for")
+    for answer in answers:
+        if not isinstance(answer, list):
+            raise ValueError("an answer that is no list")
+        if not all(type(token) is int and 0 <= token < vocabulary_size for token in answer):
+            raise ValueError("an answer with other things than tokens")
+    return answers
 
 
 EXPERIMENT = Distill

@@ -19,9 +19,41 @@ from harness.drafting.dflash import BlockConfig
 from harness.drafting.eagle import EagleConfig
 from harness.drafting.medusa import MedusaConfig
 from harness.models.checkpoints import Checkpoint
+from harness.models.failures import first_line
 from harness.models.tokenizers import vocabulary_size
 
 AnyConfig = EagleConfig | BlockConfig | MedusaConfig
+
+# Bounds of numbers in a head's configuration, far above those of published heads: beyond them a module takes hours to
+# build, or drafting all memory. A block may be as long as `decoding.num_draft_tokens`.
+_BOUNDS = {
+    "block_size": (1, 1024),
+    "num_hidden_layers": (1, 1024),
+    "medusa_num_heads": (0, 1024),
+    "medusa_num_layers": (0, 1024),
+    "num_attention_heads": (1, 4096),
+    "num_key_value_heads": (1, 4096),
+    "head_dim": (1, 65_536),
+    "hidden_size": (1, 1 << 20),
+    "intermediate_size": (1, 1 << 22),
+    "target_hidden_size": (1, 1 << 20),
+    "markov_rank": (0, 1 << 20),
+    "vocab_size": (1, 1 << 24),
+    "draft_vocab_size": (1, 1 << 24),
+}
+_FLAGS = (
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+    "sample_from_anchor",
+    "sliding_window_non_causal",
+)
+_LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+_NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")
+_WORDS = ("model_type", "markov_head_type")
 
 
 @dataclass(frozen=True)
@@ -48,13 +80,15 @@ class RawHead:
             return "dspark" if raw.get("markov_rank") else "dflash"
         if "medusa_num_heads" in raw or raw.get("model_type") == "medusa":
             return "medusa"
-        eagle = any("eagle3" in name.lower() for name in raw.get("architectures") or [])
+        names = raw.get("architectures")
+        eagle = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
         return "eagle3" if eagle or "draft_vocab_size" in raw else None
 
     def config(
         self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None
     ) -> AnyConfig:
         """Checked against the target. `found`: shapes of the stored tensors, None where they are not known."""
+        self._check_types(self.raw)
         text = self.target.config.get_text_config(decoder=True)
         common: dict[str, Any] = {
             "target_size": text.hidden_size,
@@ -185,7 +219,23 @@ class RawHead:
             raise self.refused(
                 f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}"
             )
-        return AutoConfig.for_model(**{**raw, "model_type": style})
+        try:
+            return AutoConfig.for_model(**{**raw, "model_type": style})
+        except Exception as error:  # whatever transformers raises for settings that cannot be
+            raise self.refused(
+                f"has a config.json that transformers refuses: {first_line(error)[:200]}"
+            ) from error
+
+    def _check_types(self, raw: Mapping[str, Any]) -> None:
+        """Raise a SettingError for values of another type or outside their bounds; null counts as absent."""
+        for key, value in raw.items():
+            rule = None if value is None else _broken_rule(key, value)
+            if rule is not None:
+                raise self.refused(
+                    f"has a config.json with {key}={_shortened(value)}, which {rule}"
+                )
+            if key in _NESTED and value is not None:
+                self._check_types(value)
 
     def token(self, key: str, token: Any) -> int:
         if not isinstance(token, int) or not 0 <= token < vocabulary_size(self.target.config):
@@ -198,3 +248,27 @@ class RawHead:
 
     def refused(self, rule: str) -> SettingError:
         return SettingError("draft", rule, self.settings.name)
+
+
+def _broken_rule(key: str, value: Any) -> str | None:
+    """The rule that a value of a head's configuration breaks; None where it breaks none."""
+    if key in _BOUNDS:
+        low, high = _BOUNDS[key]
+        if type(value) is not int or not low <= value <= high:
+            return f"must be an integer from {low} to {high:,}"
+    if key in _FLAGS and not isinstance(value, bool):
+        return "must be true or false"
+    if key in _LAYERS and not (
+        isinstance(value, list) and all(type(layer) is int for layer in value)
+    ):
+        return "must be a list of layers"
+    if key in _NESTED and not isinstance(value, dict):
+        return "must hold settings by name"
+    if key in _WORDS and not isinstance(value, str):
+        return "must be text"
+    return None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -25,7 +25,7 @@ from harness.drafting.dflash import BlockConfig, BlockHead
 from harness.drafting.eagle import EagleConfig, EagleHead
 from harness.drafting.medusa import MedusaConfig, MedusaHead
 from harness.models.checkpoints import Checkpoint, _ask_hub, source
-from harness.models.failures import explain
+from harness.models.failures import explain, first_line
 from harness.models.head_formats import AnyConfig, RawHead
 from harness.models.sketch import Block, Part, Sketch
 
@@ -62,15 +62,20 @@ class HeadCheckpoint:
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> AnyHead:
-        """The module, without memory for its weights."""
-        with torch.device("meta"):
-            if isinstance(self.config, EagleConfig):
-                return EagleHead(self.config)
-            return (
-                BlockHead(self.config)
-                if isinstance(self.config, BlockConfig)
-                else MedusaHead(self.config)
-            )
+        """The module, without memory for its weights. Raises SettingError for sizes that make none."""
+        try:
+            with torch.device("meta"):
+                if isinstance(self.config, EagleConfig):
+                    return EagleHead(self.config)
+                if isinstance(self.config, BlockConfig):
+                    return BlockHead(self.config)
+                return MedusaHead(self.config)
+        except (
+            Exception
+        ) as error:  # whatever the layers of transformers raise for such a configuration
+            cause = f"{type(error).__name__}: {first_line(error)}"[:200]
+            rule = f"has a config.json from which no {self.kind} head can be built ({cause})"
+            raise SettingError("draft", rule, self.settings.name) from error
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Its sizes; it stays on one device. What it borrows from the target is read, but not held."""
@@ -181,12 +186,17 @@ def read_head(
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
     files = _find_weights(settings) if weights else ()
-    found = {name: tuple(tensor.shape) for name, tensor in _read(settings, files, "meta").items()}
+    tensors = _read(settings, files, "meta")
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     head = HeadCheckpoint(
         kind, settings, reader.config(kind, found if weights else None, layers), files, raw
     )
     if weights:
         _check_tensors(head, found)
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() and name != "d2t":
+                rule = f"{name} holds integers, and weights of a head are floating-point numbers"
+                raise SettingError("draft", rule, settings.name)
     return head
 
 
@@ -213,7 +223,8 @@ def _read_json(settings: ModelSettings) -> dict[str, Any]:
     try:
         _ask_hub(settings)
         path = _fetch(settings, "config.json")
-        return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
     except Exception:  # `read_checkpoint` says why
         return {}
 
@@ -222,9 +233,7 @@ def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
             if (index := _fetch(settings, name)) is not None:
-                shards = sorted(
-                    set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-                )
+                shards = _shards(settings, index)
                 return tuple(
                     path for shard in shards if (path := _fetch(settings, shard)) is not None
                 )
@@ -234,6 +243,22 @@ def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
     raise SettingError("draft", f"holds no weights ({', '.join(_WEIGHTS)})", settings.name)
+
+
+def _shards(settings: ModelSettings, index: Path) -> list[str]:
+    """The files that an index names, in order. Raises RunError for one that names none."""
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return sorted(shards)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"draft: {index.name} of {settings.repository} is damaged") from error
+
+
+def _without_numbers(part: Any) -> Tensor:
+    """A stored tensor's shape on the meta device, with the kind of its numbers."""
+    floating = part.get_dtype().startswith(("F", "BF"))
+    dtype = torch.float32 if floating else torch.long
+    return torch.empty(part.get_shape(), dtype=dtype, device="meta")
 
 
 def _fetch(settings: ModelSettings, name: str) -> Path | None:
@@ -256,13 +281,17 @@ def _read(settings: ModelSettings, files: Sequence[Path], device: str) -> dict[s
                 with safe_open(file, framework="pt") as stored:
                     for name in stored.keys():  # noqa: SIM118
                         part = stored.get_slice(name)
-                        state[name] = (
-                            torch.empty(part.get_shape(), device=device)
-                            if device == "meta"
-                            else part[:]
-                        )
+                        state[name] = _without_numbers(part) if device == "meta" else part[:]
             else:
-                state |= torch.load(file, map_location=device, weights_only=True)
+                loaded = torch.load(file, map_location=device, weights_only=True)
+                if not isinstance(loaded, dict) or not all(
+                    isinstance(name, str) and isinstance(tensor, Tensor)
+                    for name, tensor in loaded.items()
+                ):
+                    raise RunError(
+                        f"draft: {file.name} of {settings.repository} holds no tensors by name"
+                    )
+                state |= loaded
     except pickle.UnpicklingError as error:
         raise RunError(
             f"draft: {file.name} of {settings.repository} is damaged or holds more than tensors"

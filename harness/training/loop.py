@@ -15,6 +15,11 @@ from transformers import PreTrainedModel
 
 from harness.training.losses import Lesson, lesson, loss_of
 
+
+class DamagedStateError(RuntimeError):
+    """A file that training cannot go on from."""
+
+
 # Of lessons, in host memory: each saves the target a pass in every later epoch.
 KEPT_BYTES = 2 << 30
 
@@ -77,6 +82,7 @@ def train(
 
     Args:
         checkpoint: a file that holds the state every `save_every` steps; where it exists, training goes on from it.
+            Raises DamagedStateError where it cannot.
         vocabulary_size: that both models share.
         advance: called with the loss after each step, and once for each step that the checkpoint has already.
     """
@@ -88,14 +94,11 @@ def train(
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
     loss_function = loss_of(module, target, course.chain)
     num_steps, first = course.num_steps(len(texts)), 0
+    losses: list[float] = []
     if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        module.load_state_dict(state["module"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
-        for loss in state["losses"]:
-            advance(loss)
-    losses: list[float] = state["losses"] if first else []
+        first, losses = _restored(checkpoint, module, optimizer, device)
+        for earlier in losses:
+            advance(earlier)
     kept: dict[int, Lesson] = {}
     room = KEPT_BYTES
     for step in range(first, num_steps):
@@ -122,6 +125,21 @@ def train(
             save_whole(state, checkpoint)
     module.eval().requires_grad_(False)
     return losses
+
+
+def _restored(
+    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[int, list[float]]:
+    """Put a saved state in place -> the steps done, and their losses. Raises DamagedStateError."""
+    try:
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        module.load_state_dict(state["module"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"]), [float(loss) for loss in state["losses"]]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a file may be damaged in any way
+        raise DamagedStateError(str(checkpoint)) from error
 
 
 def cast(module: nn.Module, *dtypes: torch.dtype) -> None:

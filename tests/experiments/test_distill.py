@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
 from harness.models.heads import read_head
 from harness.models.new_heads import new_head, save_head
@@ -137,6 +138,44 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
     ).read_text()
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert files[0] == files[1]
+
+
+@pytest.mark.usefixtures("models")
+def test_an_unfinished_training_with_a_damaged_file_is_one_line(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise RunError("stopped")
+
+    arguments = [*SHORT, "draft=eagle3", "epochs=1", "output=cut"]
+    with monkeypatch.context() as patched:
+        patched.setattr("harness.experiments.distill.Distill._save", stop)
+        harness(*arguments, code=1)
+    answers, state = (
+        tmp_path / "cut" / "training" / name for name in ("answers.jsonl", "state.pt")
+    )
+    whole = answers.read_text()
+    for text in ("{\n", "[]\n", "[[1], [2], [3], 4]\n", "[[1], [2], [3], [99999]]\n", whole * 2):
+        answers.write_text(text)
+        assert harness(*arguments, code=2).complaint == (
+            "output=cut: holds an unfinished training whose answers.jsonl is damaged:"
+            " resume=false begins again"
+        )
+    answers.write_text(whole)
+    torch.save({"step": 1}, state)
+    for _ in range(2):
+        assert "whose state.pt is damaged: resume=false" in harness(*arguments, code=2).complaint
+        state.write_bytes(b"PK damaged")
+    harness(*arguments, "resume=false")
+
+
+@pytest.mark.parametrize("output", ["mine", "mine/deeper"])
+def test_an_output_that_is_a_file_is_one_line(
+    harness: Harness, tmp_path: Path, output: str
+) -> None:
+    (tmp_path / "mine").write_text("text")
+    complaint = harness.refused("distill", "draft=eagle3", f"output={output}")
+    assert complaint == f"output={output}: must be a directory; mine is a file"
 
 
 @pytest.mark.usefixtures("models")

@@ -27,6 +27,7 @@ from harness.engines.protocol import Question
 from harness.models.checkpoints import Checkpoint
 from harness.models.heads import HeadCheckpoint, read_head
 from harness.models.pair import PlannedPair, plan_pair
+from harness.models.sketch import Sketch
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
@@ -369,6 +370,77 @@ def test_another_target_or_format_is_one_line(
     with pytest.raises(SettingError) as caught:
         read_head(settings(tmp_path), target(), weights=False)
     check_line(caught.value, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("speculators dflash", {"block_size": 10**9}, "block_size=1000000000, which must be an"),
+        ("speculators dflash", {"block_size": True}, "block_size=True, which must be an integer"),
+        ("Medusa", {"medusa_num_heads": 1e30}, "medusa_num_heads=1e+30, which must be an integer"),
+        (
+            "SafeAILab",
+            {"num_hidden_layers": 1e30},
+            "num_hidden_layers=1e+30, which must be an integer from 1 to 1,024",
+        ),
+        (
+            "speculators eagle3",
+            {"transformer_layer_config": OWN | {"num_hidden_layers": 10**9}},
+            "num_hidden_layers=1000000000, which must be",
+        ),
+        ("SafeAILab", {"head_dim": 10**10}, "head_dim=10000000000, which must be an integer"),
+        ("SafeAILab", {"hidden_size": "128"}, "hidden_size='128', which must be an integer"),
+        ("SafeAILab", {"rms_norm_eps": "small"}, "config.json that transformers refuses"),
+        ("SafeAILab", {"hidden_act": "nope"}, "from which no eagle3 head can be built"),
+        ("speculators eagle3", {"fc_norm": "false"}, "fc_norm='false', which must be true or"),
+        ("speculators eagle3", {"transformer_layer_config": 3}, "which must hold settings by name"),
+        ("z-lab dflash", {"dflash_config": [1]}, "dflash_config=[1], which must hold settings"),
+        ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
+        ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
+        ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),
+        ("speculators eagle3", {"speculators_model_type": [1]}, "of type [1], which is not"),
+    ],
+)
+def test_values_of_other_types_and_beyond_all_bounds_are_one_line(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
+    with pytest.raises(SettingError) as caught:
+        sketch_of_head(tmp_path)
+    check_line(caught.value, message)
+
+
+def sketch_of_head(directory: Path) -> Sketch:
+    head = read_head(settings(directory), target(), weights=False)
+    assert head is not None
+    return head.sketch(torch.float32)
+
+
+def test_integers_in_place_of_weights_are_one_line(tmp_path: Path) -> None:
+    whole = torch.zeros(WIDTH, dtype=torch.int32)
+    with pytest.raises(SettingError) as caught:
+        read_head(write_head("speculators eagle3", tmp_path, put("norm.weight", whole)), target())
+    check_line(caught.value, "norm.weight holds integers")
+
+
+@pytest.mark.parametrize("held", [[1, 2], {1: torch.ones(1)}, {"fc.weight": 3}])
+def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path) -> None:
+    write_head("Medusa", tmp_path)
+    torch.save(held, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(RunError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "holds no tensors by name")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 1, "b": "c"}}']
+)
+def test_a_damaged_index_is_one_line(text: str, tmp_path: Path) -> None:
+    write_head("speculators eagle3", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(RunError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "model.safetensors.index.json of ")
 
 
 def test_no_weights_is_one_line(tmp_path: Path) -> None:
