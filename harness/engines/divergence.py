@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.config.errors import RunError
 from harness.engines.protocol import Reference
 
 
@@ -44,12 +45,23 @@ def first_divergence(
     """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target.
 
     One that ends earlier parts there: its token is then -1, and no margin is known.
+
+    Raises:
+        RunError: a token is not in the reference's vocabulary.
     """
     for position, (wanted, got) in enumerate(itertools.zip_longest(expected, actual, fillvalue=-1)):
         if wanted != got:
             if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
+            _check_known([*expected[: position + 1], got], reference.vocabulary_size)
             logits = reference.logits([[*prompt, *expected[:position]]])[0]
             tolerance = max(reference.logit_rounding * float(logits.abs().max()), 1e-30)
             return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), tolerance)
     return None
+
+
+def _check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
+    """A server may serve another model than the one that its texts are checked with."""
+    if max(tokens) >= vocabulary_size:
+        size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
+        raise RunError(f"token {max(tokens)} is not in the model's {size}")

@@ -161,6 +161,11 @@ class LocalEngine(Engine):
         return self
 
     @property
+    def vocabulary_size(self) -> int:
+        """See `Reference`."""
+        return self._pair.vocabulary_size
+
+    @property
     def logit_rounding(self) -> float:
         """See `Reference`.
 

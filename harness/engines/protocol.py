@@ -66,10 +66,14 @@ class Reference(Protocol):
     Attributes:
         logit_rounding: how far two computations of a logit margin are apart by rounding alone, relative to the largest
             logit.
+        vocabulary_size: V, of the tokens that it knows.
     """
 
     @property
     def logit_rounding(self) -> float: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
 
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.config.commands import RecoverySettings
-from harness.config.errors import VerdictError
+from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
@@ -158,9 +158,12 @@ class Recovery(Experiment):
             arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]
         ) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
-                yield generate(
-                    engine, arm, session.ask([context.token_ids] * len(batch), batch, asked)
-                )
+                question = session.ask([context.token_ids] * len(batch), batch, asked)
+                generation = generate(engine, arm, question)
+                # The tokens of a text are not those that were drawn, nor as many.
+                if engine.tells_tokens:
+                    check_lengths(generation, asked.max_new_tokens)
+                yield generation
                 advance(None)
 
         checks: list[list[SampledCheck]] = [[] for _ in numbers]
@@ -272,6 +275,15 @@ def draws_needed(
             candidates = (round(draws * (0.5 + step / 40)) for step in range(1, 21))
             return next(number for number in candidates if number >= draws or decides(number))
     return None
+
+
+def check_lengths(generation: Generation, num_tokens: int) -> None:
+    """Raises RunError where an answer ended early: its missing tokens would look like a loss."""
+    shortest = min(map(len, generation.tokens))
+    if shortest < num_tokens:
+        reason = "draws of different lengths cannot be compared: the engine must know ignore_eos"
+        ended = f"an answer ended after {shortest} of {num_tokens} tokens"
+        raise RunError(f"{generation.arm}: {ended}, and {reason}")
 
 
 def num_counted_tokens(num_draft_tokens: NumDraftTokens) -> int:

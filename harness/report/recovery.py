@@ -61,6 +61,8 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
 
 def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
     """Why no verdict follows, and what to change."""
+    if any(row.check == "greedy" for row in undecided):
+        return "greedy texts differ, and no logits say whether rounding explains it"
     weakest = min(undecided, key=lambda row: row.power or 0)
     untested = not weakest.degrees_of_freedom
     advice = f"raise num_draws{'' if untested else ', shift'} or decoding.temperature"

@@ -13,6 +13,7 @@ CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 
 class FakeEngine:
     logit_rounding = 0.5
+    vocabulary_size = 3
 
     def logits(self, prompts: list[list[int]]) -> torch.Tensor:
         return MarkovRunner(CHAIN).start(prompts).logits

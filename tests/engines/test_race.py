@@ -47,6 +47,7 @@ class Engine:
     queues = False
     devices = ()
     logit_rounding = 0.1
+    vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0

@@ -246,3 +246,36 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(
     assert told == [dialect == "llama.cpp", False]
     # The flag that makes vLLM tell, where the server may be one.
     assert ("--per-request-spec-decode-metrics" in shown) == (dialect == "openai")
+
+
+RECOVERY = ["recovery", "engine=server", "num_prompts=2", "decoding.max_new_tokens=8"]
+
+
+def unknown_ids(event: Any) -> Any:
+    for choice in (event or {}).get("choices", ()):
+        choice["token_ids"] = [1_000_000 for _ in choice["token_ids"]]
+    return event
+
+
+def test_recovery_cannot_judge_texts_that_end_early(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
+    outcome = harness(*RECOVERY, *serve(*servers), "num_draws=1000", code=1)
+    reason = "speculative: an answer ended after 3 of 6 tokens"
+    assert f"{reason}, and draws of different lengths cannot be compared" in outcome.complaint
+
+
+def test_recovery_of_a_server_whose_texts_are_shorter(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(stop_after=3)
+    outcome = harness(*RECOVERY, *serve(*servers), "decoding=greedy", code=None)
+    assert outcome.exit_code in (1, 3)
+    assert "undecided" in outcome.stdout + outcome.stderr
+
+
+def test_recovery_refuses_tokens_that_the_model_does_not_have(
+    harness: Harness, serve: Serve
+) -> None:
+    servers = EchoServer(), EchoServer()
+    addresses = serve(*servers)
+    servers[1].twist = unknown_ids
+    outcome = harness(*RECOVERY, *addresses, "decoding=greedy", code=1)
+    assert "token 1000000 is not in the model's vocabulary" in outcome.complaint
