@@ -30,9 +30,9 @@ def run_speculative(
     return iterations, runner
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 7])
+@pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (4, 4), (7, 4)])
 @pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_greedy_output_is_the_regular_one(k: int, prompts: list[list[int]]) -> None:
+def test_greedy_output_is_the_regular_one(k: int, most: int, prompts: list[list[int]]) -> None:
     target = chain(0)
     expected = texts(autoregressive(MarkovRunner(target), request(prompts)), len(prompts))
     draft = 0.5 * target + 0.5 * chain(1)  # agrees sometimes
@@ -40,8 +40,7 @@ def test_greedy_output_is_the_regular_one(k: int, prompts: list[list[int]]) -> N
     assert texts(iterations, len(prompts)) == expected
     assert all(len(row) == 20 for row in expected)
     accepted = [count for iteration in iterations for count in iteration.num_accepted]
-    assert 0 in accepted
-    assert max(accepted) == k or k == 7
+    assert (min(accepted), max(accepted)) == (0, most)
 
 
 class Unsure(ModelDrafter):
