@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -49,6 +50,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """In CI, what was skipped, by reason: a test that never runs anywhere should be noticed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not os.environ.get("CI") or not skipped:
+        return
+    # The place and the reason of each, of which the place does not matter.
+    reasons = collections.Counter(report.longrepr[2] for report in skipped)
+    terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4} {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture
