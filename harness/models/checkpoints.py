@@ -19,7 +19,7 @@ from transformers import (
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.models.failures import explain, first_line
+from harness.models.failures import explain_configuration, first_line
 
 # Layers that keep keys and values by position (and those that keep nothing): forgetting the last tokens means cutting
 # the cache. Any other kind of layer, known or to come, folds tokens into a state that cannot give them back.
@@ -96,7 +96,7 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
             _ask_hub(settings)
             config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
         except Exception as exception:
-            raise explain(exception, role, settings) or exception from exception
+            raise explain_configuration(exception, role, settings) from exception
         _check_generation(role, settings)
     check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)

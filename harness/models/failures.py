@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import huggingface_hub
 import psutil
@@ -117,7 +118,8 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
         rule = f"must be true to run the code that {name} brings; read it first"
         return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
     meaning = next((meaning for sign, meaning in _OF_REPOSITORY.items() if sign in said), None)
-    if meaning in (None, _UNREACHABLE) and huggingface_hub.constants.HF_HUB_OFFLINE:
+    offline = huggingface_hub.constants.HF_HUB_OFFLINE and not Path(name).expanduser().is_dir()
+    if meaning in (None, _UNREACHABLE) and offline:
         meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"
@@ -125,6 +127,20 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
         None
         if meaning is None
         else RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+    )
+
+
+def explain_configuration(
+    exception: BaseException, role: str, settings: ModelSettings
+) -> HarnessError:
+    """Why no model can be made from a repository's configuration: transformers may raise anything at a damaged one."""
+    if (known := explain(exception, role, settings)) is not None:
+        return known
+    cause = " ".join(str(exception).split()) or type(exception).__name__
+    if isinstance(exception, KeyError | AttributeError | TypeError):
+        cause = f"{type(exception).__name__}: {cause}"
+    return RunError(
+        f"{role}: the configuration of {settings.repository} cannot be used: {cause[:250]}"
     )
 
 

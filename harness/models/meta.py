@@ -18,6 +18,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from harness.models.checkpoints import Checkpoint, recurrent_kind
+from harness.models.failures import explain_configuration
 from harness.models.quantization import stored_quantization
 from harness.models.sketch import Block, Part, Sketch, eight_bit_bytes, four_bit_bytes
 from harness.models.tokenizers import vocabulary_size
@@ -33,8 +34,13 @@ def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     factory: Any = AutoModelForCausalLM
     # A copy: the model writes into its configuration, and the checkpoint's is the one to load.
     config, trust = copy.deepcopy(checkpoint.config), checkpoint.settings.trust_remote_code
-    with init_empty_weights(include_buffers=True):
-        model: PreTrainedModel = factory.from_config(config, dtype=dtype, trust_remote_code=trust)
+    try:
+        with init_empty_weights(include_buffers=True):
+            model: PreTrainedModel = factory.from_config(
+                config, dtype=dtype, trust_remote_code=trust
+            )
+    except Exception as error:
+        raise explain_configuration(error, checkpoint.role, checkpoint.settings) from error
     model.tie_weights()
     return model
 

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
+from harness.models.meta import sketch_model
 from tiny_checkpoints import load_pair, make_config
 
 SaveModel = Callable[..., ModelSettings]
@@ -135,6 +136,36 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         RunError, match="not among the downloaded models, and HF_HUB_OFFLINE forbids"
     ):
         read_checkpoint("model", settings_of("someone/model"))
+
+
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        (None, "is not a valid JSON file"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_act": "nope"}, "nope"),
+        ({"num_attention_heads": 0}, "config"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line(
+    changes: dict[str, object] | None,
+    cause: str,
+    offline: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    save_model: SaveModel,
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    model = save_model()
+    file = Path(model.repository) / "config.json"
+    text = file.read_text()
+    file.write_text(json.dumps(json.loads(text) | changes) if changes else text[:40])
+    with pytest.raises(RunError) as caught:
+        sketch_model(read_checkpoint("model", model), torch.float32)
+    assert cause in str(caught.value)
+    assert "not among the downloaded" not in str(caught.value)
+    assert str(caught.value).startswith("model: ")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["./absent", "/absent", "~/absent", "a/b/c"])
