@@ -28,9 +28,9 @@ from torch import nn
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.decoding.adaptive import Adaptive
 from harness.engines import local
+from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import without_garbage_collection
-from harness.models.pair import Pair
 from harness.results.acceptance import Acceptance
 
 NUMBERS = (1, 2, 4, 6, 8)

@@ -32,8 +32,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
+from harness.engines.roofline import copy_bandwidth
 from harness.models.devices import synchronize
-from harness.models.roofline import copy_bandwidth
 from harness.report.table import Table
 from harness.runners.attention import _attention
 

@@ -13,17 +13,17 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from harness.config import names
 from harness.config.commands import LatencySettings
-from harness.config.conversion import from_config
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
+from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
+from harness.menu import names
+from harness.menu.conversion import from_config
 from harness.models.devices import synchronize
 from harness.models.fit import Demand
-from harness.models.pair import Pair, PlacedPair, plan_pair
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Column, Table, TableRow
 from harness.report.terminal import plain_console, print_document

@@ -24,7 +24,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.names import PACKAGE
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -32,12 +31,13 @@ from harness.config.settings import (
     PromptSettings,
 )
 from harness.engines.local import LocalEngine
+from harness.engines.pair import plan_pair
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console
 from harness.experiments.prompts import load_prompts
+from harness.menu.names import PACKAGE
 from harness.models.fit import Demand
-from harness.models.pair import plan_pair
 from harness.results.environment import environment_columns
 from harness.results.statistics.ratios import ratio_of_totals
 

@@ -25,11 +25,11 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.roofline import roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
-from harness.models.pair import Pair
-from harness.models.roofline import roofs
 from harness.report.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.statistics.interval import Interval

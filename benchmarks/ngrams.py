@@ -24,10 +24,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from harness.config.names import PACKAGE
 from harness.decoding.protocols import Drafter, Step
-from harness.drafting.lookup import LookupDrafter
-from harness.drafting.suffix import SuffixDrafter
+from harness.drafting.text import TextDrafter
+from harness.menu.methods.lookup import LookupText
+from harness.menu.methods.suffix import SuffixSettings, SuffixTexts
+from harness.menu.names import PACKAGE
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
 TINY = PACKAGE / "models" / "shipped" / "tiny"
@@ -108,7 +109,11 @@ def main() -> None:
         "the tiny model": AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
         "110 million": larger,
     }
-    drafters = {"lookup": LookupDrafter(), "suffix": SuffixDrafter()}
+    suffix_texts = SuffixTexts(SuffixSettings(name="suffix"))
+    drafters = {
+        "lookup": TextDrafter(lambda: LookupText(max_ngram=3, min_ngram=1)),
+        "suffix": TextDrafter(suffix_texts.new, begin_batch=suffix_texts.begin_batch),
+    }
     begun = {
         name: drafting(drafter, text, options.context, options.tokens)
         for name, drafter in drafters.items()

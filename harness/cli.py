@@ -185,7 +185,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
     if not settings:
         return []
-    from harness.config import arguments
+    from harness.menu import arguments
 
     return arguments.from_keywords(settings, _setting_names(command))
 
@@ -256,8 +256,8 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.config import names, overrides
-    from harness.config.arguments import check
+    from harness.menu import names, overrides
+    from harness.menu.arguments import check
     from harness.sweep.manifest import SweepCallback
 
     if "-sc" not in arguments:
@@ -298,7 +298,8 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
 
 
 def _setting_names(command: str) -> list[str]:
-    from harness.config import commands, conversion
+    from harness.config import commands
+    from harness.menu import conversion
 
     return conversion.setting_names(getattr(commands, COMMANDS[command].settings))
 
@@ -352,9 +353,9 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from harness.config import commands, conversion
+    from harness.config import commands
     from harness.config.machine import share_cores
-    from harness.config.settings import without_others
+    from harness.menu import conversion, records
     from harness.sweep.manifest import Manifest
 
     try:
@@ -370,7 +371,7 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     if hydra.mode is RunMode.MULTIRUN:
         sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
         # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
-        plain["draft"] = without_others(plain["draft"], Manifest.read(sweep).methods)
+        plain["draft"] = records.without_others(plain["draft"], Manifest.read(sweep).methods)
     settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
     if sweep is None and settings.job_timeout_s is not None:
         raise SettingError(
@@ -409,7 +410,8 @@ def _explained(error: Exception, command: str) -> HarnessError | None:
     """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
     if command not in COMMANDS:
         return None
-    from harness.config import commands, hydra_errors
+    from harness.config import commands
+    from harness.menu import hydra_errors
 
     return hydra_errors.explained(error, command, getattr(commands, COMMANDS[command].settings))
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import cli
-from harness.config.names import CONF
 from harness.experiments import compare
+from harness.menu.names import CONF
 
 PROMPT = "Once upon a time there was a"
 WIDTH = 92

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import harness
-from harness.config.names import PACKAGE
+from harness.menu.names import PACKAGE
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
 MEASURED = 15

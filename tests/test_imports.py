@@ -22,26 +22,41 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"config", "cli"},
     "config": set(),
     "decoding": set(),
-    "drafting": {"decoding"},
+    "menu": {"config", "decoding", "models", "drafting", "engines"},
+    "drafting": {"config", "decoding", "runners", "models"},
     "runners": {"decoding"},
-    "models": {"config", "runners", "drafting"},
+    "models": {"config", "runners"},
     "training": {"drafting", "runners"},
-    "engines": {"config", "models", "runners", "drafting", "decoding", "results"},
+    "engines": {"config", "menu", "models", "runners", "drafting", "decoding", "results"},
     "results": {"config"},
-    "report": {"config", "results"},
-    "experiments": {"config", "models", "engines", "training", "results", "report", "decoding"},
-    "serve": {"config", "models", "engines", "results", "report", "decoding"},
-    "sweep": {"config", "results", "report", "experiments"},
-    "cli": {"config", "results", "report", "experiments", "serve", "sweep"},
+    "report": {"config", "menu", "results"},
+    "experiments": {
+        "config",
+        "menu",
+        "drafting",
+        "models",
+        "engines",
+        "training",
+        "results",
+        "report",
+        "decoding",
+    },
+    "serve": {"config", "menu", "models", "engines", "results", "report", "decoding"},
+    "sweep": {"config", "menu", "results", "report", "experiments"},
+    "cli": {"config", "menu", "results", "report", "experiments", "serve", "sweep"},
     "__main__": {"cli"},
 }
 # They would bring torch along.
-IN_FUNCTIONS_ONLY = {("sweep", "experiments"), ("cli", "experiments")}
+IN_FUNCTIONS_ONLY = {
+    ("sweep", "experiments"),
+    ("cli", "experiments"),
+    *(("menu", room) for room in ("decoding", "models", "drafting", "engines")),
+}
 
 # They take seconds to import: `--help` and a wrong setting are answered without them.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
 NEVER_HEAVY = {"__init__", "config", "results", "report"}
-HEAVY_IN_FUNCTIONS_ONLY = {"sweep", "cli", "__main__"}
+HEAVY_IN_FUNCTIONS_ONLY = {"menu", "sweep", "cli", "__main__"}
 
 
 @dataclass(frozen=True)

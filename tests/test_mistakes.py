@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.models.pair import PlacedPair
+from harness.engines.pair import PlacedPair
 from in_process import Harness
 
 URL = "engine=server engine.url=http://h/v1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.names import PACKAGE
+from harness.menu.names import PACKAGE
 from in_process import Harness
 
 ODD = "odd é=#(~) x"

@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import harness
-from harness.config.names import CONF, PACKAGE
+from harness.menu.names import CONF, PACKAGE
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
 

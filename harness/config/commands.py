@@ -114,8 +114,6 @@ class DistillSettings(LatencySettings):
             "none",
         )
         assert self.draft is not None
-        learns = self.draft.method in ("model", "new_head")
-        require(learns, "draft", "has no weights to train", self.draft.name)
         plain = self.draft.quantization == "none" and self.draft.gguf_file is None
         require(plain, "draft", "must not be quantized to be trained", self.draft.name)
         own = self.draft.repository != self.model.repository

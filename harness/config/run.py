@@ -67,9 +67,6 @@ class RunSettings:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
         if self.engine.name != "local":
             self._check_other_engine()
-        rule = "needs engine=server with engine.regular_url"
-        by_server = self.draft is not None and self.draft.method == "server"
-        require(not by_server or self.engine.regular_url is not None, "draft", rule, "server")
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(
             self.engine.name != "huggingface" or self.batch_size == 1,
@@ -77,9 +74,6 @@ class RunSettings:
             rule,
             self.batch_size,
         )
-        new = self.draft is not None and self.draft.method == "new_head" and not self.TRAINS
-        rule = "is a head to be trained first: python -m harness distill"
-        require(not new, "draft", rule, self.draft and self.draft.name)
         rule = f"is a head that drafts for another model: draft={self.model.name}"
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)

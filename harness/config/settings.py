@@ -1,14 +1,14 @@
 """The parts of a run's settings: models, placement, decoding, prompts. Frozen dataclasses that hold no wrong value.
 
-`conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error names
-setting, rule and value, and the conversion adds the group that the setting is in.
+`menu/conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error
+names setting, rule and value, and the conversion adds the group that the setting is in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from harness.config.errors import SettingError
 
@@ -16,17 +16,9 @@ Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
 Rule = Literal["deepmind", "google", "block", "typical"]
-Method = Literal["model", "lookup", "suffix", "early_exit", "mtp", "server", "new_head"]
 TooLong = Literal["refuse", "skip", "truncate"]
 
 _LARGEST_K = 1024
-# Which methods a setting of the draft is for; the others are for all.
-_OF_METHODS: dict[str, tuple[Method, ...]] = {
-    "layers": ("model", "early_exit"),
-    **dict.fromkeys(("max_ngram", "min_ngram"), ("lookup",)),
-    "threshold": ("model", "suffix"),
-    **dict.fromkeys(("max_depth", "shared"), ("suffix",)),
-}
 # `auto` chooses K in every iteration, at most so many.
 NumDraftTokens = int | Literal["auto"]
 MOST_DRAFT_TOKENS = 16
@@ -80,74 +72,35 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings(ModelSettings):
-    """What proposes tokens: a draft model, a head on the target's hidden states, or a method without weights.
+    """What proposes tokens. Each way to draft has a subclass with settings of its own.
 
     Attributes:
-        method: `model` is a model or a head, which its configuration decides; `lookup` and `suffix` find what followed
-            the same tokens before; `early_exit` is the target's own first layers; `mtp` is those in its checkpoint that
-            predict several tokens; `server` is a server's own; `new_head` is for `distill` to train.
-        layers: `early_exit`: how many layers, a quarter of the target's if None; a head: the hidden states it reads,
-            where they are not those that its configuration names.
-        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
-        max_ngram, min_ngram: `lookup`: tokens that must have occurred before, at most and at least.
-        threshold: a proposal ends where an estimated chance falls below this. `suffix`: that all of it is accepted; 0.1
-            if None. A head with a confidence head (DSpark): that the token is; if None, nothing is held back.
-        max_depth: `suffix`: tokens of the longest sequence that is counted.
-        shared: `suffix`: also search the earlier answers of the run.
+        repository: as of a model; empty for a draft without weights of its own.
+        method: the way to draft.
     """
 
     repository: str = ""
-    method: Method = "model"
-    layers: tuple[int, ...] | None = None
-    sampling: Literal["target", "greedy"] = "target"
-    max_ngram: int = 3
-    min_ngram: int = 1
-    threshold: float | None = None
-    max_depth: int = 24
-    shared: bool = False
+    method: str = "model"
+
+    # Whether it has weights of its own, and so the settings of a model.
+    HAS_WEIGHTS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.method == "model":
+        if self.HAS_WEIGHTS:
             super().__post_init__()
-        require_at_least(self, min_ngram=1, max_depth=1)
-        rule = f"must be at least draft.min_ngram={self.min_ngram}"
-        require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
-        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
-        for field in fields(self):
-            own, value = _OF_METHODS.get(field.name, (self.method,)), getattr(self, field.name)
-            rule = (
-                f"is for {' and '.join(own).replace('model', 'heads')}, not for draft={self.name}"
-            )
-            require(self.method in own or value == field.default, field.name, rule, value)
-        rule = "must be one number, of the target's layers that draft"
-        require(
-            self.method != "early_exit" or len(self.layers or (1,)) == 1,
-            "layers",
-            rule,
-            self.layers,
-        )
+            return
+        rule = f"is for drafts with weights of their own, not for draft={self.name}"
+        for field in fields(ModelSettings):
+            value = getattr(self, field.name)
+            known = field.name in ("name", "repository") or value == field.default
+            require(known, field.name, rule, value)
 
-    @property
-    def least_chance(self) -> float:
-        """`threshold`, or what the method has without one."""
-        return (
-            self.threshold
-            if self.threshold is not None
-            else 0.1
-            if self.method == "suffix"
-            else 0.0
-        )
-
-
-def without_others(draft: Mapping[str, Any], methods: Collection[str]) -> dict[str, Any]:
-    """The configuration of a draft without settings that are for other ones of these methods, and not for its own."""
-    own = {draft.get("method", "model")}
-    others = {
-        key
-        for key, of in _OF_METHODS.items()
-        if not own.intersection(of) and set(of).intersection(methods)
-    }
-    return {key: value for key, value in draft.items() if key not in others}
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """The settings that this way to draft has."""
+        models = {field.name for field in fields(ModelSettings)} - {"name"}
+        hidden = set() if cls.HAS_WEIGHTS else models
+        return [field.name for field in fields(cls) if field.name not in hidden]
 
 
 @dataclass(frozen=True, kw_only=True)

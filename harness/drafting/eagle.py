@@ -92,7 +92,9 @@ class EagleHead(LayeredHead):
             states = residual + layer.mlp(layer.post_attention_layernorm(residual))
         return states
 
-    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> EagleDrafter:
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> EagleDrafter:
         """See `HeadDrafter`."""
         return EagleDrafter(self, target, warp)
 

@@ -48,7 +48,9 @@ class MedusaHead(Head):
         """Of one head."""
         return list(self.get_submodule(str(number)).children())
 
-    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> MedusaDrafter:
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> MedusaDrafter:
         """See `HeadDrafter`."""
         return MedusaDrafter(self, target, warp)
 

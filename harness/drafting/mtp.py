@@ -58,7 +58,9 @@ class MtpHead(EagleHead):
         )
         return self.shared_norm(states)
 
-    def drafter(self, target: PreTrainedModel, warp: AnyWarp) -> EagleDrafter:
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> EagleDrafter:
         """See `HeadDrafter`."""
         return (EagleDrafter if len(self.layers) == 1 else MtpDrafter)(self, target, warp)
 

@@ -23,16 +23,30 @@ class Text(Protocol):
 
 
 class TextDrafter(Drafter):
-    """Proposes deterministically what each row's text says; `new` makes an empty text, `device` is the target's."""
+    """Proposes deterministically what each row's text says.
+
+    Args:
+        new_text: makes an empty text.
+        device: the target's.
+        begin_batch: called before the texts of a new batch are made.
+    """
 
     layers = ()
 
-    def __init__(self, new: Callable[[], Text], device: torch.device | str = "cpu") -> None:
-        self._new, self._device = new, device
+    def __init__(
+        self,
+        new_text: Callable[[], Text],
+        device: torch.device | str = "cpu",
+        begin_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._new_text = new_text
+        self._device = device
+        self._begin_batch = begin_batch
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
+        self._begin_batch()
         self._rows: list[tuple[Any, list[int]]] = []  # texts, with what was proposed last
         self.add(prompts, first_tokens, step)
 
@@ -40,7 +54,7 @@ class TextDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
-            text = self._new()
+            text = self._new_text()
             text.extend([*prompt, first])
             self._rows.append((text, []))
 

@@ -19,22 +19,20 @@ from harness.config.engines import Schedule
 from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
+from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Question
 from harness.engines.stopwatches import Phases
+from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind
-from harness.models.pair import Pair, PlannedPair
-from harness.models.tokenizers import load_tokenizer, vocabulary_size
+from harness.models.tokenizers import vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Schedule) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
     drafting = planned.drafting
-    name, method = drafting and drafting.name, drafting and drafting.method
-    drafts = drafting is None or planned.shared or len(planned.checkpoints) > 1
-    rule = "must be a model, lookup or early_exit with engine=huggingface"
-    require(drafts or method in ("lookup", "early_exit"), "draft", rule, name)
-    rule = "must be constant: prompt lookup has no other"
-    require(method != "lookup" or schedule == "constant", "engine.schedule", rule, schedule)
+    name = drafting and drafting.name
+    if drafting is not None:
+        method_of(drafting).check_huggingface(planned, drafting, schedule)
     stateful = [
         one.settings.name for one in planned.checkpoints if recurrent_kind(one.config) is not None
     ]
@@ -83,18 +81,12 @@ class HuggingFaceEngine(LocalEngine):
         **options: Any,
     ):
         drafting, assistant = pair.drafting, pair.draft and pair.draft.model
-        arguments: dict[str, Any] = {"assistant_model": assistant}
-        if drafting is not None and drafting.method == "lookup":
-            arguments = {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
-        elif drafting is not None and drafting.method == "early_exit" and drafting.layers:
-            assistant, arguments = pair.target.model, {"assistant_early_exit": drafting.layers[0]}
-        elif (
-            pair.draft is not None
-            and len({vocabulary_size(m.model.config) for m in (pair.target, pair.draft)}) > 1
-        ):
-            # By these numbers `generate` tells whether both have one tokenizer.
-            other = load_tokenizer(pair.draft.settings, "draft")
-            arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
+        arguments: dict[str, Any] = {}
+        if drafting is not None:
+            method = method_of(drafting)
+            arguments = method.huggingface(pair, drafting, decoding)
+            if method.memory == "shared":
+                assistant = pair.target.model
         super().__init__(pair, decoding, **(options | {"runner": "eager"}))
         self.runner, self.setup_seconds = "generate", 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.

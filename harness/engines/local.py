@@ -24,12 +24,13 @@ from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
-from harness.engines.drafts import draft_model, drafter_maker
 from harness.engines.faults import LENIENCE, RollbackOffByOne, faulty_verification
+from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases
-from harness.models.pair import Pair
+from harness.menu.method import MakeDrafter
+from harness.menu.records import method_of
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
 from harness.models.tokenizers import vocabulary_size
@@ -109,6 +110,7 @@ class LocalEngine(Engine):
     ) -> None:
         self._pair, self._fault, self.devices = pair, fault, pair.devices
         self._device = pair.target.input_device
+        method = None if pair.drafting is None else method_of(pair.drafting)
         size, k, warp = pair.vocabulary_size, decoding.most_draft_tokens, _warp(decoding)
         slots = longest_prompt + decoding.max_new_tokens + k + 1
         auto = decoding.num_draft_tokens == "auto"
@@ -118,13 +120,14 @@ class LocalEngine(Engine):
             if pair.drafting is None and pair.draft is None
             else (1, *(count + 1 for count in numbers))
         )
-        layers = () if pair.head is None else pair.head.config.layers
+        layers = () if method is None else tuple(method.layers(pair))
         build = functools.partial(build_runner, runner=runner, vocabulary_size=size, say=say)
         shapes = (batch_size, slots, widths, (), warp, _decisions(pair, decoding, fault, widths))
         self._target, name = build(pair.target, shapes=shapes, hidden_layers=layers)
         draft_runner: Runner | None = None
         self.runner = str(name)
-        if (model := draft_model(pair)) is not None:
+        self._draft_model = None if method is None else method.model(pair)
+        if (model := self._draft_model) is not None:
             drawn: Sequence[int] = numbers
             if (
                 pair.translation is not None
@@ -152,7 +155,9 @@ class LocalEngine(Engine):
         if share_prefix:
             self._target = sharing(self._target)
             draft_runner = draft_runner and sharing(draft_runner)
-        self._make_drafter = drafter_maker(pair, draft_runner)
+        self._make_drafter: MakeDrafter | None = None
+        if method is not None:
+            self._make_drafter = method.drafter(pair.drafting, pair, draft_runner)
         self.arms: list[Arm] = self._arms()
 
     @property
@@ -231,7 +236,7 @@ class LocalEngine(Engine):
             warp = BatchWarp()
             drafter: Any = self._make_drafter(warp)
             if phases:
-                model = draft_model(self._pair)
+                model = self._draft_model
                 drafter = phases.watch(
                     "drafting", drafter, "propose", eight_bit_layers(model.model) if model else ()
                 )
@@ -294,7 +299,7 @@ def _decisions(
 ) -> dict[int, Decision]:
     """Return what the loops decide after extensions of these widths, where every row is offered all draft tokens."""
     # Only what finds its tokens in texts gives no probabilities.
-    is_deterministic = pair.drafting is not None and pair.drafting.method in ("lookup", "suffix")
+    is_deterministic = pair.drafting is not None and method_of(pair.drafting).deterministic
     warp = _warp(decoding)
     verification, lenience = _acceptance(decoding, fault)
     judge = Judge(warp, verification, lenience, is_deterministic)

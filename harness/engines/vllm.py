@@ -15,12 +15,14 @@ from harness.config.errors import RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.decoding.protocols import Iteration
+from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord, as_records
+from harness.menu.methods.model import VLLM_QUANTIZATIONS
+from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind, source
 from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
-from harness.models.pair import PlannedPair
 from harness.models.sketch import Sketch
 from harness.models.tokenizers import max_context
 
@@ -31,7 +33,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_QUANTIZATIONS = {"4bit": "bitsandbytes"}
 # Tokens in a block of its caches, at most. One block is never used.
 _BLOCK = 128
 
@@ -223,32 +224,10 @@ class VllmArm(Arm):
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
     """What `draft=` names, in vLLM's words. Its own default draws draft tokens greedily."""
-    draft: Any = planned.drafting
-    config: dict[str, Any] = {"num_speculative_tokens": decoding.num_draft_tokens}
-    if draft.method == "lookup":
-        return config | {
-            "method": "ngram",
-            "prompt_lookup_max": draft.max_ngram,
-            "prompt_lookup_min": draft.min_ngram,
-        }
-    if draft.method == "suffix":
-        cached = 10_000 if draft.shared else 0
-        config |= {
-            "suffix_decoding_max_tree_depth": draft.max_depth,
-            "suffix_decoding_max_cached_requests": cached,
-        }
-        return config | {"method": "suffix", "suffix_decoding_min_token_prob": draft.least_chance}
-    config["draft_sample_method"] = "greedy" if draft.sampling == "greedy" else "probabilistic"
-    if draft.method == "mtp":
-        return config | {"method": "mtp"}
-    kind = planned.head.kind if planned.head else "draft_model"
-    return config | {
-        "method": "eagle3" if kind == "peagle" else kind,
-        "parallel_drafting": kind == "peagle",
-        "model": source(draft),
-        "revision": draft.revision,
-        "quantization": _QUANTIZATIONS.get(draft.quantization),
-    }
+    draft = planned.drafting
+    assert draft is not None
+    words = method_of(draft).vllm(planned, draft)
+    return {"num_speculative_tokens": decoding.num_draft_tokens} | words
 
 
 def _check(settings: RunSettings, planned: PlannedPair) -> None:
@@ -262,22 +241,11 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
     if (draft := settings.draft) is not None:
-        k, rule = (
-            settings.decoding.num_draft_tokens,
-            "must be a model, a head, lookup, suffix or mtp with engine=vllm",
-        )
-        require(draft.method != "early_exit", "draft", rule, draft.name)
+        # It refuses what vLLM has no words for.
+        method_of(draft).vllm(planned, draft)
         rule = "must have the model's tokenizer with engine=vllm"
         require(planned.translation is None, "draft", rule, draft.name)
-        rule = "must be null with engine=vllm, which reads the head's"
-        require(draft.layers is None, "draft.layers", rule, draft.layers)
-        rule = "is for suffix with engine=vllm"
-        require(
-            draft.threshold is None or draft.method == "suffix",
-            "draft.threshold",
-            rule,
-            draft.threshold,
-        )
+        k = settings.decoding.num_draft_tokens
         require(
             isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k
         )
@@ -294,7 +262,7 @@ def _arguments(settings: RunSettings, planned: PlannedPair) -> dict[str, Any]:
         "model": source(model),
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
-        "quantization": _QUANTIZATIONS.get(model.quantization),
+        "quantization": VLLM_QUANTIZATIONS.get(model.quantization),
         "dtype": str(planned.sketches[0].dtype).removeprefix("torch."),
         "skip_tokenizer_init": True,
         "generation_config": "vllm",

@@ -11,9 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.commands import CompareSettings
-from harness.config.conversion import setting_names
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
-from harness.config.overrides import changed
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
@@ -24,6 +22,8 @@ from harness.experiments.compare_lines import piped_lines, typed_lines
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
 from harness.experiments.session import Experiment, Session
+from harness.menu.conversion import setting_names
+from harness.menu.overrides import changed
 from harness.report.races import rejections, verdict
 from harness.report.table import visible
 from harness.report.terminal import PLAIN_WIDTH, print_document

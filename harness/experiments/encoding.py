@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.config.run import PromptedSettings
+from harness.engines.pair import PlannedPair
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, PromptSet, listed
-from harness.models.pair import PlannedPair
 from harness.models.tokenizers import encode_prompts
 
 

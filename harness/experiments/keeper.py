@@ -10,12 +10,12 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
 from harness.engines.runner_choice import is_spoiled, resolve
 from harness.engines.server import ServerEngine
 from harness.engines.vllm import VllmEngine
 from harness.models.fit import Demand
-from harness.models.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 
 
 class PairKeeper:

@@ -14,6 +14,7 @@ from harness.config.settings import require
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.requests import RequestRecord, request_columns
+from harness.engines.roofline import Roof, roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
 from harness.experiments.profiling import profile_arms
@@ -21,7 +22,6 @@ from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.experiments.suspicion import suspicion
-from harness.models.roofline import Roof, roofs
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance, predicted_speedup

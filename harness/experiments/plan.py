@@ -15,16 +15,17 @@ from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
+from harness.drafting.translation import check_local
+from harness.engines.pair import sketch_pair
+from harness.engines.roofline import known_gpu, known_gpus
 from harness.experiments.session import Session
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.fit import Case, Demand, Memory, Misfit, Placement, fit
-from harness.models.pair import sketch_pair
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import advice_on_8bit, fit_regardless, remedies
-from harness.models.roofline import known_gpu, known_gpus
 from harness.models.sketch import device_name, offloads
-from harness.models.tokenizers import PADDING, check_local, check_sizes
+from harness.models.tokenizers import PADDING, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
 from harness.results.schema import PlanRow
@@ -72,7 +73,7 @@ class Plan:
         pair.check_context([[0] * length], new_tokens, "prompt_length", said="", value=length)
         if len(pair.checkpoints) > 1:
             (check_local if settings.weights == "stored" else check_sizes)(*pair.checkpoints)
-        self.figures["draft_layers"] = pair.drafting and pair.drafting.layers
+        self.figures["draft_layers"] = getattr(pair.drafting, "layers", None)
         demand = Demand(
             settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner
         )

@@ -16,6 +16,7 @@ from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Engine, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
@@ -24,7 +25,6 @@ from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
-from harness.models.pair import Pair, PlacedPair, plan_pair
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Document
 from harness.report.terminal import print_document
@@ -360,7 +360,7 @@ class Session:
         }
         if (placed := self.placed) is not None:
             columns["translation"] = placed.translation and placed.translation.name
-            columns["draft_layers"] = placed.drafting and placed.drafting.layers
+            columns["draft_layers"] = getattr(placed.drafting, "layers", None)
             held = [(model.dtype, model.placement.bytes_per_device) for model in placed.models]
             if placed.shared:
                 held *= 2

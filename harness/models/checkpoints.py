@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ class Checkpoint:
     random: bool = False
 
 
+# From a role and the settings of a model to its checkpoint.
+ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
+
+
 def source(settings: ModelSettings) -> str:
     """The directory or the hub repository, as transformers takes it."""
     return (
@@ -93,7 +98,7 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
             )
         _check_directory(role, settings, weights)
         try:
-            _ask_hub(settings)
+            ask_hub(settings)
             config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
         except Exception as exception:
             raise explain_configuration(exception, role, settings) from exception
@@ -187,7 +192,7 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
     raise SettingError(role, f"its generation_config.json cannot be used: {cause}", settings.name)
 
 
-def _ask_hub(settings: ModelSettings) -> None:
+def ask_hub(settings: ModelSettings) -> None:
     """Raise the hub's refusal of a repository that was never downloaded.
 
     Without a network transformers fails too, but only after half a minute of tries for each file.

@@ -188,7 +188,7 @@ def _blocks(
             full = f"{name}.{own}" if name else own
             pieces.setdefault(full if piece is None else piece, []).append(id(tensor))
             if id(tensor) not in parts:
-                parts[id(tensor)] = _part(model, module, full, tensor, name in matrices)
+                parts[id(tensor)] = part_of(model, module, full, tensor, name in matrices)
     blocks: list[tuple[list[str], list[Part], dict[str, tuple[int, int]]]] = []
     block_of: dict[int | str, int] = {}
     for name, held in pieces.items():
@@ -212,7 +212,7 @@ def _blocks(
     return tuple(Block(tuple(names), tuple(own), made) for names, own, made in blocks)
 
 
-def _part(
+def part_of(
     model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, is_matrix: bool
 ) -> Part:
     """A parameter or buffer of a module; `is_matrix` if bitsandbytes would quantize the module's weight."""

@@ -12,10 +12,8 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
-from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, source, source_arguments
 from harness.models.failures import explain, first_line
-from harness.models.translation import translation
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
@@ -60,45 +58,12 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         ) from exception
 
 
-def how_to_translate(
-    target: Checkpoint,
-    draft: Checkpoint,
-    target_tokenizer: PreTrainedTokenizerBase,
-    draft_tokenizer: PreTrainedTokenizerBase,
-) -> Translation | None:
-    """How a draft with another tokenizer is understood; None where both models mean the same token by every id.
-
-    Raises a SettingError if a model has no outputs for some of its tokens.
-
-    The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `Pair.vocabulary_size` before
-    comparing them; the rest stands for no token.
-    """
-    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
-        return translation(target_tokenizer, draft_tokenizer, vocabulary_size(target.config))
-    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
-    number, whose = max(target_tokenizer.get_vocab().values()) + 1, f"model={target.settings.name}"
-    if size != other and min(size, other) < number:
-        rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
-        raise SettingError("draft", rule, draft.settings.name)
-    return None
-
-
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise a SettingError if the vocabularies differ by more than the padding within one family."""
     size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
     if abs(size - other) > PADDING * max(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}: {other} outputs against {size}"
         raise SettingError("draft", rule, draft.settings.name)
-
-
-def check_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
-    places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
-    if all(any(place.glob("tokenizer*")) for place in places):
-        how_to_translate(
-            target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft")
-        )
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.interpolate import make_interp_spline
 
 from harness.config.amounts import amount
+from harness.menu.records import METHODS
 from harness.report import latency
 from harness.report.runs import Run
 from harness.report.table import (
@@ -340,8 +341,10 @@ def _held_back(pair: Pair) -> str | None:
 
 def _memory(pair: Pair) -> str | None:
     sizes = pair.row.draft_weight_bytes
-    known = {"lookup": "none", "suffix": "none", "early_exit": "shared"}
-    return known.get(pair.row.draft_method or "", amount(sum(sizes.values())) if sizes else None)
+    method = METHODS.all().get(pair.row.draft_method or "")
+    if method is not None and method.memory is not None:
+        return method.memory
+    return amount(sum(sizes.values())) if sizes else None
 
 
 class _Next(NamedTuple):

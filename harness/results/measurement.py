@@ -27,7 +27,7 @@ _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The rooms that decode and measure. The others change no figure.
-_MEASURING = ("decoding", "drafting", "runners", "models", "engines", "experiments")
+_MEASURING = ("menu", "decoding", "drafting", "runners", "models", "engines", "experiments")
 
 
 def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ()) -> str:

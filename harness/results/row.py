@@ -131,5 +131,5 @@ def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...],
 
 def _look_up(settings: Any, path: str) -> Any:
     return functools.reduce(
-        lambda found, name: found and getattr(found, name), path.split("."), settings
+        lambda found, name: found and getattr(found, name, None), path.split("."), settings
     )

@@ -12,9 +12,9 @@ from functools import partial
 
 from harness.config.commands import ServeSettings
 from harness.config.errors import SettingError
+from harness.engines.pair import plan_pair
 from harness.models.failures import as_run_error
 from harness.models.fit import Demand
-from harness.models.pair import plan_pair
 
 try:
     import uvicorn

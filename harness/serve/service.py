@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from harness.config.commands import ServeSettings
 from harness.engines.local import LocalArm, LocalEngine
+from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.race import told
 from harness.engines.timing import Generation, generate, run_lap
-from harness.models.pair import Pair
 from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.serve.answers import Answer, Piece
 from harness.serve.bodies import GenerationBody, Race, Sampling

@@ -53,7 +53,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """See the class."""
         # Hydra imports this class for every command: slow imports wait until there is a sweep.
-        from harness.config.names import method_of
+        from harness.menu.names import method_name
         from harness.results.files import replace_file
 
         directory = Path(config.hydra.sweep.dir)
@@ -75,7 +75,7 @@ class SweepCallback(Callback):
             if sweep.key_or_group in ("draft", "pair")
             for choice in sweep.sweep_iterator()
         ]
-        methods = sorted(set(map(method_of, drafts)))
+        methods = sorted(set(map(method_name, drafts)))
         manifest = Manifest(
             num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps], methods
         )

@@ -15,9 +15,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.cli import COMMANDS
-from harness.config import commands, conversion, names
+from harness.config import commands
 from harness.config.errors import SettingError
-from harness.config.names import CONF
+from harness.menu import conversion, names
+from harness.menu.names import CONF
 from harness.sweep.manifest import Manifest, SweepCallback
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.

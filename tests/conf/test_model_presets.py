@@ -14,10 +14,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from harness.config.conversion import from_config
 from harness.config.settings import ModelSettings
+from harness.drafting.heads import read_head
+from harness.menu.conversion import from_config
 from harness.models.checkpoints import Checkpoint
-from harness.models.heads import read_head
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

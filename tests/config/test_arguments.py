@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from harness.config.arguments import from_keywords
 from harness.config.commands import LatencySettings
-from harness.config.conversion import setting_names
+from harness.menu.arguments import from_keywords
+from harness.menu.conversion import setting_names
 
 KNOWN = setting_names(LatencySettings)
 

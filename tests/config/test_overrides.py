@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from harness.config.commands import CompareSettings
 from harness.config.errors import SettingError
-from harness.config.overrides import changed, quote_text
 from harness.config.settings import ModelSettings, PlacementSettings
+from harness.menu.overrides import changed, quote_text
 from some_settings import settings_of
 
 CHANGEABLE = [

@@ -8,7 +8,6 @@ import pytest
 
 from harness.config import commands
 from harness.config.commands import LatencySettings
-from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -17,6 +16,7 @@ from harness.config.settings import (
     PromptSettings,
 )
 from harness.experiments.tasks import TASKS
+from harness.menu.conversion import from_config, setting_names
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {
@@ -45,7 +45,7 @@ def test_a_complete_mapping_becomes_settings() -> None:
         ({"model": "7B"}, "model=7B: must be a group of settings"),
         (
             {"draft": {"name": "lookup", "method": "lookup", "layers": [3]}},
-            "draft.layers=[3]: is for heads and early_exit, not for draft=lookup",
+            "draft.layers=[3]: is for early_exit and heads, not for draft=lookup",
         ),
         (
             {"draft": {"name": "lookup", "method": "lookup", "threshold": 0.5}},

@@ -23,13 +23,13 @@ from harness.decoding.rules import verify_block
 from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
-from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.engines.faults import faulty_verification
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, decisions, drafting, pair, prepared
+from text_drafters import lookup_drafter
 
 WARPS = [GREEDY, Warp(0.7), Warp(1.0, top_k=5), Warp(1.0, top_p=0.6)]
 
@@ -102,10 +102,10 @@ def test_a_drafter_without_probabilities(plain: list[int]) -> None:
     fast = PreparedRunner(target, compiled=False, captured=True)
     fast.prepare(2, 60, (1, 4), decisions=decisions(GREEDY, is_deterministic=True))
     what = request(prompts, GREEDY, 20)
-    expected = list(speculative(EagerRunner(target), LookupDrafter(3, 1), what, 3))
+    expected = list(speculative(EagerRunner(target), lookup_drafter(), what, 3))
     num_verdicts = len(plain)
     del plain[:]
-    require_same(list(speculative(fast, LookupDrafter(3, 1), what, 3)), expected)
+    require_same(list(speculative(fast, lookup_drafter(), what, 3)), expected)
     assert 0 < len(plain) < num_verdicts, "some rows are offered less"
 
 

@@ -17,13 +17,12 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import verify
 from harness.decoding.warp import BatchWarp, RowWarp, Warp
-from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
-from harness.drafting.suffix import SuffixDrafter
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from text_drafters import lookup_drafter, suffix_drafter
 
 K = 3
 WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
@@ -69,8 +68,8 @@ def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
     return {
         "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
         "static model": lambda warp: ModelDrafter(StaticRunner(draft), warp),
-        "lookup": lambda warp: LookupDrafter(),
-        "suffix": lambda warp: SuffixDrafter(),
+        "lookup": lambda warp: lookup_drafter(),
+        "suffix": lambda warp: suffix_drafter(),
     }
 
 

@@ -18,11 +18,10 @@ from harness.decoding.protocols import Drafter, Iteration, Runner
 from harness.decoding.rules import verify_typical
 from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.warp import BatchWarp, Warp
-from harness.drafting.lookup import LookupDrafter
+from harness.drafting.early_exit import truncated
 from harness.drafting.model import ModelDrafter
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.models.boundaries import cross_once
-from harness.models.early_exit import truncated
 from harness.runners.eager import EagerRunner
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.snapshot import SnapshotRunner
@@ -31,6 +30,7 @@ from mtp_models import mtp_target
 from prepared_pairs import LAYERS, NUM_DRAFT_TOKENS, WARP, pair, prepared
 from pretended_gpus import PretendedGpus, pretended_gpus
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from text_drafters import lookup_drafter
 
 PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
 HEADS: dict[str, Callable[[], Any]] = {
@@ -85,7 +85,7 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
         own = StaticRunner(truncated(target, 2), **options)
         return StaticRunner(target, **options), ModelDrafter(own, WARP, first)
     elif kind == "recurrent":
-        return SnapshotRunner(random_model("lfm2").to(first)), LookupDrafter(3, 1, device=first)
+        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter(first)
     else:
         target, draft = pair("llama")
         make = RUNNERS.get(kind, RUNNERS["static"])

@@ -11,7 +11,8 @@ from chains import RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Step
-from harness.drafting.suffix import SuffixDrafter, SuffixText
+from harness.menu.methods.suffix import SuffixText
+from text_drafters import suffix_drafter
 
 NOTHING = Step(torch.empty(0))
 
@@ -109,8 +110,8 @@ def test_the_work_does_not_grow_with_the_text(size: int) -> None:
     indexed, steps = text([]), 0
     for _ in range(4000):
         indexed.extend([generator.randrange(size)])
-        assert len(indexed.matches[0]) <= 25
-        steps += len(indexed.matches[0])
+        assert len(indexed.matches) <= 25
+        steps += len(indexed.matches)
     assert size < 1000 or steps < 4000 * 3
     nodes, waiting = 0, [indexed.trie.root]
     while waiting:
@@ -125,7 +126,7 @@ def test_earlier_answers_are_found_only_if_asked_for() -> None:
     target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
     first, second = request([[3], [9]], length=9), request([[1, 5]], length=6)
     for shared in (False, True):
-        drafter = SuffixDrafter(shared=shared)
+        drafter = suffix_drafter(shared=shared)
         for what in (first, second):
             iterations = list(speculative(MarkovRunner(target), drafter, what, 4))
             expected = texts(autoregressive(MarkovRunner(target), what), len(what.prompts))
@@ -137,7 +138,7 @@ def test_earlier_answers_are_found_only_if_asked_for() -> None:
 
 
 def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
-    drafter = SuffixDrafter(shared=True)
+    drafter = suffix_drafter(shared=True)
     drafter.start([[0]], [4], NOTHING)
     drafter.observe([0], [5], NOTHING)
     drafter.observe([0], [6], NOTHING)
@@ -150,14 +151,14 @@ def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
 
 
 def test_prompts_are_not_answers() -> None:
-    drafter = SuffixDrafter(shared=True)
+    drafter = suffix_drafter(shared=True)
     drafter.start([[1, 2, 3, 4]], [5], NOTHING)
     drafter.start([[1, 2]], [3], NOTHING)
     assert drafter.propose(2, torch.zeros(1, 2)).lengths == [0]
 
 
 def test_earlier_answers_change_no_token() -> None:
-    drafter, target = SuffixDrafter(shared=True, threshold=0), chain(0)
+    drafter, target = suffix_drafter(shared=True, threshold=0), chain(0)
     for _ in range(3):
         what = request(RAGGED, length=30, stop=[8])
         iterations = list(speculative(MarkovRunner(target), drafter, what, 4))

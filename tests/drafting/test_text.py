@@ -15,12 +15,15 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, Proposal, Step
 from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
-from harness.drafting.lookup import LookupDrafter
-from harness.drafting.suffix import SuffixDrafter
 from harness.drafting.text import TextDrafter
+from text_drafters import lookup_drafter, suffix_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 
-EVERY = [LookupDrafter, SuffixDrafter, lambda: SuffixDrafter(threshold=0, max_depth=6, shared=True)]
+EVERY = [
+    lookup_drafter,
+    suffix_drafter,
+    lambda: suffix_drafter(threshold=0, max_depth=6, shared=True),
+]
 NAMES = ["lookup", "suffix", "shared suffix"]
 every_drafter = pytest.mark.parametrize("new", EVERY, ids=NAMES)
 
@@ -85,7 +88,7 @@ def test_rows_are_followed_and_renumbered(new: New) -> None:
     assert proposed(drafter.propose(3, torch.zeros(2, 3))) == [[], [1, 2, 3]], "6 4 9 is new"
     drafter.observe([0, 3], [4, 1], nothing)
     assert proposed(drafter.propose(1, torch.zeros(2, 1))) == [
-        [9 if isinstance(drafter, LookupDrafter) else 5],
+        [9 if new is lookup_drafter else 5],
         [2],
     ]
     drafter.observe([0, 0], [1, 1], nothing)  # rejected

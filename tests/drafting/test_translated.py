@@ -19,7 +19,7 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
-from harness.models.translation import translation
+from harness.drafting.translation import translation
 from in_process import Harness, results
 from tiny_checkpoints import make_tokenizer, spaced_tokenizer
 

@@ -12,18 +12,19 @@ from chain_pair import save_chain_pair
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
-    DraftSettings,
     ModelSettings,
     PlacementSettings,
 )
 from harness.decoding.protocols import Iteration, Origin
+from harness.drafting.early_exit import truncated
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
-from harness.models.early_exit import truncated
+from harness.menu.methods.early_exit import EarlyExitSettings
+from harness.menu.methods.lookup import LookupSettings
 from harness.models.fit import Demand
-from harness.models.pair import Pair, plan_pair
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]
@@ -59,7 +60,7 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 
 def with_lookup(pair: Pair) -> Pair:
     return dataclasses.replace(
-        pair, draft=None, drafting=DraftSettings(name="lookup", method="lookup")
+        pair, draft=None, drafting=LookupSettings(name="lookup", method="lookup")
     )
 
 
@@ -191,7 +192,7 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
 
 def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
     """As our loop does, which is a token ahead: see above."""
-    drafting = DraftSettings(name="early_exit_1", repository="", method="early_exit", layers=(1,))
+    drafting = EarlyExitSettings(name="early_exit_1", method="early_exit", layers=(1,))
     pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
     engine = HuggingFaceEngine(pair, GREEDY)
     regular, theirs = (read(arm, ask()) for arm in engine.arms)

@@ -13,12 +13,12 @@ from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalEngine, not_finite
+from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
 from harness.engines.runner_choice import resolve
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.outcomes import exact_outcomes
 from harness.models.fit import Demand
-from harness.models.pair import Pair, plan_pair
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 

@@ -17,9 +17,9 @@ from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
 from harness.models.fit import Demand
-from harness.models.pair import Pair, plan_pair
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
 

@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.vllm import speculative_config
+from harness.menu.records import draft_settings
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
 
@@ -64,7 +65,9 @@ def harness(
 def test_drafts_in_the_words_of_vllm(
     draft: dict[str, Any], kind: str | None, expected: dict[str, Any]
 ) -> None:
-    settings = DraftSettings(**{"name": "somewhere", "repository": "somewhere"} | draft)
+    place = {} if "method" in draft else {"repository": "somewhere"}
+    chosen = {"name": "somewhere"} | place | draft
+    settings = draft_settings(chosen)(**chosen)
     planned: Any = SimpleNamespace(drafting=settings, head=kind and SimpleNamespace(kind=kind))
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
     assert config["num_speculative_tokens"] == 3

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
-from harness.models.heads import read_head
-from harness.models.new_heads import new_head, save_head
+from harness.drafting.heads import read_head
+from harness.drafting.new_heads import new_head, save_head
 from in_process import Harness
 from processes import end, start
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from harness.config.commands import EvalSettings
-from harness.config.conversion import from_config
 from harness.experiments import evaluation, session
+from harness.menu.conversion import from_config
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from in_process import Harness
 from processes import end, run, start

@@ -19,6 +19,7 @@ from harness.config.commands import Fault
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
@@ -34,7 +35,6 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.recovery import draws_needed
 from harness.models.loading import LoadedModel
-from harness.models.pair import Pair
 
 PROMPT = [3, 1, 4, 1, 5]
 FAULTS = [fault for fault in get_args(Fault) if fault != "none"]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from harness.models.pair import Pair
+from harness.engines.pair import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config.names import PACKAGE
+from harness.menu.names import PACKAGE
 from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
 

@@ -225,7 +225,7 @@ def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_pa
 def test_main_memory_that_is_too_small(
     save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.models.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
+    monkeypatch.setattr("harness.engines.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
     with pytest.raises(RunError, match=r"does not fit: .*\nwhat would fit: dtype=bfloat16"):
         load(save_model())
 

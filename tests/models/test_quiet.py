@@ -36,7 +36,7 @@ def test_importing_the_room_does_nothing_and_quantized_models_run_quietly(
     result = run(f"""
         import dataclasses, logging, sys, torch
         before = logging.root.handlers[:]
-        import harness.models.pair, harness.models.devices
+        import harness.engines.pair, harness.models.devices
         assert not torch.cuda.is_initialized()
         assert not logging.getLogger("bitsandbytes.autograd._functions").filters
         assert "bitsandbytes" not in sys.modules

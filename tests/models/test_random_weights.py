@@ -14,8 +14,8 @@ from accelerate.utils import compute_module_sizes
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.engines.pair import Pair, plan_pair
 from harness.models.loading import LoadedModel
-from harness.models.pair import Pair, plan_pair
 from harness.models.random_weights import RandomTensor
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, held_bytes, load_pair, make_config
 

@@ -13,11 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
-from harness.models import meta, pair
+from harness.engines import pair
+from harness.engines.pair import plan_pair
+from harness.engines.roofline import known_gpu, roofs
+from harness.models import meta
 from harness.models.fit import Demand, fit
 from harness.models.meta import bare_model, sketch_model
-from harness.models.pair import plan_pair
-from harness.models.roofline import known_gpu, roofs
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner, map_tensors

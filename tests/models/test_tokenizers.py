@@ -10,7 +10,8 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.drafting.translated import Translation
-from harness.models.tokenizers import encode_prompts, how_to_translate, load_tokenizer, max_context
+from harness.drafting.translation import how_to_translate
+from harness.models.tokenizers import encode_prompts, load_tokenizer, max_context
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]

@@ -16,8 +16,8 @@ from chains import request
 from harness.config.settings import ModelSettings
 from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
+from harness.drafting.heads import read_head
 from harness.models.checkpoints import Checkpoint
-from harness.models.heads import read_head
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, Checked, Expected
 from small_heads import layer_config, target_model

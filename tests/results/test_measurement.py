@@ -10,12 +10,12 @@ import pytest
 from harness.config.commands import LatencySettings
 from harness.config.settings import (
     DecodingSettings,
-    DraftSettings,
     ModelSettings,
     PlacementSettings,
     PromptSettings,
     ResultSettings,
 )
+from harness.menu.methods.model import ModelDraftSettings
 from harness.results import measurement
 from harness.results.files import append_rows
 from harness.results.measurement import measured_rows, measurement_digest, newest_run
@@ -44,7 +44,7 @@ def test_what_changes_a_number_changes_the_digest(
     changed(seed=1)
     changed(num_prompts=3)
     changed(decoding=DecodingSettings(num_draft_tokens=5))
-    changed(draft=DraftSettings(name="7B", repository="a/7B", revision="other"))
+    changed(draft=ModelDraftSettings(name="7B", repository="a/7B", revision="other"))
     changed(placement=PlacementSettings(strategy="cpu"))
     (tmp_path / "prompts.txt").write_text("one\nthree\n")
     changed()

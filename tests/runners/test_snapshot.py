@@ -16,11 +16,11 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
-from harness.drafting.lookup import LookupDrafter
 from harness.drafting.model import ModelDrafter
 from harness.runners.base import RollbackError
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
+from text_drafters import lookup_drafter
 
 PROMPTS = [[5, 17, 44, 8, 61, 5, 17], [9, 30], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
 GREEDY = Warp(0.0)
@@ -78,7 +78,7 @@ def test_speculative_text_is_that_of_generate(
     model = random_model(name)
     runner = SnapshotRunner(model, keeps_first=True)
     runner.check(len(batch))
-    drafter: Drafter = LookupDrafter(3, 1)
+    drafter: Drafter = lookup_drafter()
     if method == "model":
         drafter = ModelDrafter(SnapshotRunner(similar(model)), GREEDY)
     found, accepted = texts(speculative(runner, drafter, request(batch), 4), len(batch))

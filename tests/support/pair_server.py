@@ -14,10 +14,10 @@ from typing import Any
 from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.local import LocalEngine
+from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation
 from harness.models.fit import Demand
-from harness.models.pair import Pair, plan_pair
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 _MOST = 64

@@ -7,18 +7,19 @@ from typing import Any
 
 from harness.config.settings import (
     DecodingSettings,
-    DraftSettings,
     ModelSettings,
     PlacementSettings,
     PromptSettings,
     ResultSettings,
 )
+from harness.menu.methods.model import ModelDraftSettings
 
 
 def settings_of(kind: type, **changes: Any) -> Any:
     """Settings of this kind: 13B with 7B, and what is changed."""
     parts = {
-        "model": ModelSettings(name="13B", repository="a/13B"), "draft": DraftSettings(name="7B", repository="a/7B"),
+        "model": ModelSettings(name="13B", repository="a/13B"), 
+        "draft": ModelDraftSettings(name="7B", repository="a/7B"),
         "decoding": DecodingSettings(), "placement": PlacementSettings(), "results": ResultSettings(file="results.csv"),
         "prompts": PromptSettings(name="english", file="english.txt"),
     }  # fmt: skip

@@ -12,10 +12,10 @@ from harness.config.settings import ModelSettings
 from harness.drafting.blocks import SlotCache
 from harness.drafting.dflash import BlockHead
 from harness.drafting.eagle import EagleHead
+from harness.drafting.heads import AnyHead
 from harness.drafting.medusa import MedusaHead
+from harness.drafting.new_heads import initialise, new_head
 from harness.models.checkpoints import Checkpoint
-from harness.models.heads import AnyHead
-from harness.models.new_heads import initialise, new_head
 from harness.training import losses
 from harness.training.losses import DECAY, Lesson, lesson, loss_of
 from tiny_checkpoints import as_checkpoint

@@ -9,9 +9,9 @@ from typing import Any
 
 from hydra import errors
 
-from harness.config import conversion, names
 from harness.config.errors import SettingError, nearest
 from harness.config.model_names import without_suffixes
+from harness.menu import conversion, names
 
 # The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {
@@ -61,7 +61,7 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
     known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
     if group == "model" and _names_draft(choice):
         # Every model is a draft, so Hydra looked there.
-        group, known = "draft", [*known, *names.DRAFTS]
+        group, known = "draft", [*known, *names.drafts()]
     presets = (
         f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
     )

@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from harness.config.errors import SettingError
 from harness.drafting.translated import Translation
+from harness.models.checkpoints import Checkpoint, source
+from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
 # With fewer of the draft's tokens in the target's vocabulary the draft tells its text instead of drawing from these.
 _FEWEST_IN_COMMON = 0.5
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def how_to_translate(
+    target: Checkpoint,
+    draft: Checkpoint,
+    target_tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizer: PreTrainedTokenizerBase,
+) -> Translation | None:
+    """How a draft with another tokenizer is understood; None where both models mean the same token by every id.
+
+    Raises a SettingError if a model has no outputs for some of its tokens.
+
+    The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
+    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `Pair.vocabulary_size` before
+    comparing them; the rest stands for no token.
+    """
+    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        return translation(target_tokenizer, draft_tokenizer, vocabulary_size(target.config))
+    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
+    number, whose = max(target_tokenizer.get_vocab().values()) + 1, f"model={target.settings.name}"
+    if size != other and min(size, other) < number:
+        rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
+        raise SettingError("draft", rule, draft.settings.name)
+    return None
+
+
+def check_local(target: Checkpoint, draft: Checkpoint) -> None:
+    """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
+    places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
+    if all(any(place.glob("tokenizer*")) for place in places):
+        how_to_translate(
+            target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft")
+        )
 
 
 def translation(

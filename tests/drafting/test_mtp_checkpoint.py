@@ -10,15 +10,16 @@ import torch
 from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from harness.config.errors import SettingError
-from harness.config.settings import DraftSettings, ModelSettings, PlacementSettings
+from harness.config.settings import ModelSettings, PlacementSettings
 from harness.drafting.mtp import MtpHead
+from harness.drafting.mtp_checkpoint import read_mtp
+from harness.engines.pair import plan_pair
+from harness.menu.methods.model import DrawnSettings
 from harness.models.checkpoints import Checkpoint, read_checkpoint
-from harness.models.mtp import read_mtp
-from harness.models.pair import plan_pair
 from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_tokenizer
 
-DRAFT = DraftSettings(name="mtp", method="mtp")
+DRAFT = DrawnSettings(name="mtp", method="mtp")
 
 
 def save(

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from harness.config.errors import SettingError, nearest
-from harness.config.settings import ModelSettings
+from harness.config.run import RunSettings
+from harness.config.settings import DraftSettings, ModelSettings
+from harness.menu import records
 
 SettingsType = TypeVar("SettingsType")
 
@@ -29,16 +31,46 @@ def from_config(
     values: dict[str, Any] = {}
     for key, value in config.items():
         if key not in hints:
-            suggestion = nearest(prefix + key, [prefix + name for name in hints])
-            raise SettingError(prefix + key, f"no such setting{suggestion}")
+            raise _unknown(kind, config, prefix, key)
         values[key] = _convert(hints[key], value, prefix + key)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name not in values and field.default is dataclasses.MISSING:
             raise SettingError(prefix + field.name, "must be set")
     try:
-        return kind(**values)
+        settings = kind(**values)
     except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
+    if isinstance(settings, RunSettings):
+        records.check(settings)
+    return settings
+
+
+def _names_of(kind: type) -> list[str]:
+    """The fields that a user can set."""
+    if issubclass(kind, DraftSettings):
+        return kind.setting_names()
+    return list(typing.get_type_hints(kind))
+
+
+def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
+    """The error for a setting that the class does not have; it may be one of another way to draft."""
+    if issubclass(kind, DraftSettings):
+        owners = [
+            name
+            for name, method in records.METHODS.all().items()
+            if key in method.settings.setting_names()
+        ]
+        if owners:
+            drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
+            rule = f"is for {drafts}, not for draft={config.get('name')}"
+            return SettingError(prefix + key, rule, _typed(config[key]))
+    suggestion = nearest(prefix + key, [prefix + name for name in _names_of(kind)])
+    return SettingError(prefix + key, f"no such setting{suggestion}")
+
+
+def _typed(value: Any) -> Any:
+    """A value as the error for a setting shows it."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def setting_names(kind: type, prefix: str = "") -> list[str]:
@@ -47,7 +79,11 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
     for name, hint in typing.get_type_hints(kind).items():
         names.append(prefix + name)
         for part in (hint, *typing.get_args(hint)):
-            if dataclasses.is_dataclass(part):
+            if part is DraftSettings:
+                methods = records.METHODS.all().values()
+                own = [key for method in methods for key in method.settings.setting_names()]
+                names += [f"{prefix}{name}.{key}" for key in dict.fromkeys(own)]
+            elif dataclasses.is_dataclass(part):
                 names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
     return names
 
@@ -85,7 +121,8 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         # `draft=none` arrives as a mapping whose name says so.
         if issubclass(typing.cast(type, hint), ModelSettings) and value.get("name") == "none":
             return None
-        return from_config(typing.cast(type, hint), value, setting + ".")
+        kind = records.draft_settings(value) if hint is DraftSettings else hint
+        return from_config(typing.cast(type, kind), value, setting + ".")
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise SettingError(setting, "must be a mapping", value)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from harness.config.settings import ModelSettings
+from harness.drafting.head_formats import RawHead
+from harness.drafting.heads import AnyHead, HeadCheckpoint
 from harness.drafting.medusa import MedusaHead
 from harness.models.checkpoints import Checkpoint
-from harness.models.head_formats import RawHead
-from harness.models.heads import AnyHead, HeadCheckpoint
 
 # Of Medusa heads, and one less than the queries of a DFlash block.
 NUM_TOKENS = 4

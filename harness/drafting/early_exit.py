@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,17 +46,19 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
-def with_layers(settings: DraftSettings, config: PreTrainedConfig) -> DraftSettings:
-    """The settings, which say a quarter of the layers where they said nothing. Raises SettingError for too many."""
-    layers = settings.layers or (max(1, getattr(config, "num_hidden_layers", 0) // 4),)
-    truncated_config(config, layers[0])
-    return dataclasses.replace(settings, layers=layers)
+def num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
+    """How many layers draft: those asked for, or a quarter of all. Raises SettingError for too many."""
+    total = getattr(config, "num_hidden_layers", 0)
+    number = asked[0] if asked else max(1, total // 4)
+    truncated_config(config, number)
+    return number
 
 
-def exit_sketch(target: Checkpoint, settings: DraftSettings, dtype: torch.dtype) -> Sketch:
+def exit_sketch(
+    target: Checkpoint, settings: DraftSettings, num_layers: int, dtype: torch.dtype
+) -> Sketch:
     """A draft that holds no weights of its own but a cache, and reads those of the target's first layers."""
-    assert settings.layers is not None
-    config = truncated_config(target.config, settings.layers[0])
+    config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
     caches = {name: own for block in whole.blocks for name, own in block.caches.items()}
     alone: dict[str, Any] = {

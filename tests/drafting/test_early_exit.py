@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
-from harness.config.settings import DraftSettings
 from harness.decoding.loops import speculative
+from harness.drafting.early_exit import num_layers, truncated, truncated_config
 from harness.drafting.model import ModelDrafter
-from harness.models.early_exit import truncated, truncated_config, with_layers
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
@@ -109,9 +108,8 @@ def test_a_model_that_accelerate_dispatched() -> None:
 def test_a_quarter_of_the_layers_draft_unless_it_is_said(
     total: int, asked: tuple[int, ...], layers: int
 ) -> None:
-    settings = DraftSettings(name="early_exit", method="early_exit", layers=asked)
     config = AutoConfig.for_model("llama", num_hidden_layers=total)
-    assert with_layers(settings, config).layers == (layers,)
+    assert num_layers(asked, config) == layers
 
 
 @pytest.mark.parametrize("num_layers", [0, 3, 4])

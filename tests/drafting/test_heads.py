@@ -15,18 +15,18 @@ from torch import Tensor
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
-    DraftSettings,
     ModelSettings,
     PlacementSettings,
 )
 from harness.drafting.dflash import BlockConfig
 from harness.drafting.eagle import EagleConfig
+from harness.drafting.heads import HeadCheckpoint, read_head
 from harness.drafting.medusa import MedusaConfig
 from harness.engines.local import LocalEngine
+from harness.engines.pair import PlannedPair, plan_pair
 from harness.engines.protocol import Question
+from harness.menu.methods.model import ModelDraftSettings
 from harness.models.checkpoints import Checkpoint
-from harness.models.heads import HeadCheckpoint, read_head
-from harness.models.pair import PlannedPair, plan_pair
 from harness.models.sketch import Sketch
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
@@ -250,7 +250,7 @@ def plan_head(threshold: float | None, kind: str = "speculators dspark") -> Plan
         "num_hidden_layers": LAYERS,
     }
     model = ModelSettings(name="model", repository="nobody/model", architecture=llama)
-    draft = DraftSettings(
+    draft = ModelDraftSettings(
         name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold
     )
     return plan_pair(model, draft, PlacementSettings(), "float32", weights="random")

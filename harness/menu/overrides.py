@@ -14,9 +14,9 @@ from typing import TypeVar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from harness.config.conversion import from_config, setting_names
 from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
+from harness.menu.conversion import from_config, setting_names
 
 Settings = TypeVar("Settings", bound=RunSettings)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from harness.models.pair import PlacedPair
+from harness.engines.pair import PlacedPair
 
 # Of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20

@@ -12,8 +12,8 @@ completion. The source here knows
 
 from __future__ import annotations
 
+import dataclasses
 import re
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,16 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
-from harness.config.settings import Method
+from harness.menu.records import METHODS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-_METHODS = tuple(
-    method for method in typing.get_args(Method) if method not in ("model", "new_head")
-)
-# What `draft=` takes apart from models.
-DRAFTS = ("none", *_METHODS)
-# That `distill` trains from nothing.
-_NEW_HEADS = ("eagle3", "dflash", "medusa")
+def drafts() -> list[str]:
+    """What `draft=` takes apart from models and files."""
+    return ["none", *(name for name, method in METHODS.all().items() if method.named)]
 
 
 def _model(name: str) -> dict[str, Any] | None:
@@ -62,18 +58,45 @@ def _model(name: str) -> dict[str, Any] | None:
 
 
 def _draft(name: str) -> dict[str, Any]:
-    if name in _METHODS:
-        return {"name": name, "method": name, "repository": ""}
-    if name in _NEW_HEADS:
-        return {"name": name, "method": "new_head", "repository": ""}
-    if found := re.fullmatch(r"early_exit_(\d+)", name):
-        return {"name": name, "method": "early_exit", "layers": [int(found[1])], "repository": ""}
-    return {"name": "none"} if name == "none" else {"defaults": [{"/model@_here_": name}]}
+    """The configuration of what `draft=` names, with the defaults of its method's settings."""
+    if name == "none":
+        return {"name": "none"}
+    method, chosen = _method_and_choice(name)
+    if method != "model":
+        return _defaults(method) | {"name": name, "method": method} | chosen
+    own_defaults = {"method": "model"} | _defaults("model")
+    return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 
 
-def method_of(draft: str) -> str:
+def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
+    """The method that a name stands for, and the settings that it implies."""
+    if METHODS.is_in_file(name):
+        return name, {}
+    for method, record in METHODS.all().items():
+        chosen = record.choice(name)
+        if chosen is not None and method != "model":
+            return method, chosen
+    return "model", {}
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """The defaults of a method's own settings; a model's are those of its preset's group."""
+    kind = METHODS[method].settings
+    own = {field.name: field for field in dataclasses.fields(kind)}
+    names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
+    return {name: _plain(own[name].default) for name in names}
+
+
+def _plain(default: Any) -> Any:
+    """A default as a configuration holds it."""
+    if default is dataclasses.MISSING:
+        return "???"
+    return list(default) if isinstance(default, tuple) else default
+
+
+def method_name(draft: str) -> str:
     """The method of what `draft=` names."""
-    return str(_draft(draft).get("method", "model"))
+    return _method_and_choice(draft)[0]
 
 
 def without_heads(argument: str) -> str:
@@ -131,6 +154,9 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(self._made(config_path) or {})
+        if config_path.startswith("draft/"):
+            # A sweep over drafts sets what only some of them have; `conversion` refuses what none has.
+            OmegaConf.set_struct(config, False)
         header = {"package": "_global_" if config_path.startswith("pair/") else None}
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
@@ -147,7 +173,7 @@ class NameSource(ConfigSource):
         if config_path == "" and results_filter is not ObjectType.CONFIG:
             return ["draft"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
-            return [*DRAFTS, *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
+            return [*drafts(), *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
         return []
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,24 +14,25 @@ from harness.config.amounts import amount
 from harness.config.errors import SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
-from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings, require
+from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.drafting.heads import AnyHead, HeadCheckpoint
+from harness.drafting.plan import DraftPlan
 from harness.drafting.translated import Translation
-from harness.models.checkpoints import Checkpoint, read_checkpoint
+from harness.drafting.translation import how_to_translate
+from harness.menu.methods.model import ModelDraftSettings
+from harness.menu.records import method_of
+from harness.models.checkpoints import Checkpoint, ReadCheckpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.early_exit import exit_sketch, with_layers
 from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
-from harness.models.heads import AnyHead, HeadCheckpoint, read_head
 from harness.models.loading import LoadedModel, PlacedModel
 from harness.models.meta import sketch_model
-from harness.models.mtp import read_mtp
-from harness.models.new_heads import new_head
 from harness.models.quantization import check_quantization, check_quantizer, resolve_dtype
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_tokenizer
 from harness.models.ranks import join
 from harness.models.remedies import advice_on_8bit, fit_or_explain
 from harness.models.sketch import Sketch
-from harness.models.tokenizers import how_to_translate, load_tokenizer, max_context, vocabulary_size
+from harness.models.tokenizers import load_tokenizer, max_context, vocabulary_size
 
 _SAID = {
     "intersection": "it draws from the tokens that the model has too",
@@ -56,6 +56,11 @@ class Pair:
     head: AnyHead | None = None
     drafting: DraftSettings | None = None
     translation: Translation | None = None
+
+    def __post_init__(self) -> None:
+        if self.drafting is None and self.draft is not None:
+            settings = self.draft.settings
+            object.__setattr__(self, "drafting", ModelDraftSettings(**vars(settings)))
 
     @property
     def devices(self) -> list[torch.device]:
@@ -93,19 +98,30 @@ class SketchedPair:
         checkpoints: of the target, and of the draft if it is a model with its own weights.
         sketches: of the target, and of a draft that holds anything.
         placement: the run's.
-        drafting: the settings of the draft, of any kind.
-        shared: whether the draft has the target's weights.
-        head: a draft that is a head.
+        draft_plan: what drafts; None without a draft.
         translation: of a draft with another tokenizer.
     """
 
     checkpoints: list[Checkpoint]
     sketches: list[Sketch]
     placement: PlacementSettings
-    drafting: DraftSettings | None = None
-    shared: bool = False
-    head: HeadCheckpoint | None = None
+    draft_plan: DraftPlan | None = None
     translation: Translation | None = None
+
+    @property
+    def drafting(self) -> DraftSettings | None:
+        """The settings of the draft, of any kind."""
+        return None if self.draft_plan is None else self.draft_plan.settings
+
+    @property
+    def shared(self) -> bool:
+        """Whether the draft has the target's weights."""
+        return self.draft_plan is not None and self.draft_plan.shares_target
+
+    @property
+    def head(self) -> HeadCheckpoint | None:
+        """A draft that is a head."""
+        return None if self.draft_plan is None else self.draft_plan.head
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """What is to be placed on so many free bytes."""
@@ -193,11 +209,9 @@ class PlacedPair(PlannedPair):
                 f"draft {self.models[1].checkpoint.settings.name}: another tokenizer; {_SAID[self.translation.name]}"
             )
         elif drafting is not None and len(lines) == 1:
-            how = "shares the model's weights" if self.shared else "no weights"
+            how = method_of(drafting).describe(drafting)
             if self.head is not None:
                 how = f"{self.head.kind} head, {amount(self.sketches[1].weight_bytes)}"
-            elif drafting.method == "early_exit" and drafting.layers:
-                how = f"the first {drafting.layers[0]} layers of the model"
             lines.append(f"draft {drafting.name}: {how}")
         lines += [said for sketch in self.sketches if (said := sketch.about_cache)]
         if advice := advice_on_8bit(self.sketches, self.placements):
@@ -286,57 +300,30 @@ def sketch_pair(
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
-    read: Any = (
-        random_checkpoint
-        if weights == "random"
-        else partial(read_checkpoint, weights=weights is not None)
-    )
-    drafting = (
-        draft if draft is None or isinstance(draft, DraftSettings) else DraftSettings(**vars(draft))
-    )
-    checkpoints, method = [read("model", target)], drafting and drafting.method
-    shared, head = False, None
-    if drafting is not None and method == "new_head":
-        head = new_head(drafting, checkpoints[0])
-    elif drafting is not None and method == "mtp":
-        head = read_mtp(drafting, checkpoints[0], weights=weights == "stored")
-    elif (
-        drafting is not None
-        and method == "model"
-        and not (shared := _shares_weights(target, drafting))
-    ):
-        head = read_head(
-            drafting, checkpoints[0], layers=drafting.layers, weights=weights == "stored"
-        )
-        checkpoints += [] if head else [read("draft", drafting)]
-    if drafting is not None and method == "model" and drafting.threshold is not None:
-        rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={drafting.name}"
-        require(
-            getattr(head and head.config, "confidence", False),
-            "draft.threshold",
-            rule,
-            drafting.threshold,
-        )
+    if weights == "random":
+        read: ReadCheckpoint = random_checkpoint
+    else:
+        read = partial(read_checkpoint, weights=weights is not None)
+    checkpoints = [read("model", target)]
+    plan: DraftPlan | None = None
+    if draft is not None:
+        settings = draft if isinstance(draft, DraftSettings) else ModelDraftSettings(**vars(draft))
+        plan = method_of(settings).plan(settings, checkpoints[0], read, weights == "stored")
+        if plan.checkpoint is not None:
+            checkpoints.append(plan.checkpoint)
     sketches = []
     for checkpoint in checkpoints:
         check_quantization(checkpoint)
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
-        sketches.append(
-            sketch_model(checkpoint, resolve_dtype(own.dtype or dtype, checkpoint, device))
-        )
-    if head is not None:
-        sketches.append(head.sketch(sketches[0].dtype))
-    elif drafting is not None and method == "early_exit":
-        drafting = with_layers(drafting, checkpoints[0].config)
-        sketches.append(exit_sketch(checkpoints[0], drafting, sketches[0].dtype))
+        model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
+        sketches.append(sketch_model(checkpoint, model_dtype))
+    if plan is not None:
+        method = method_of(plan.settings)
+        own_sketch = method.sketch(plan, checkpoints[0], sketches[0].dtype)
+        sketches += [] if own_sketch is None else [own_sketch]
     return SketchedPair(
-        checkpoints=checkpoints,
-        sketches=sketches,
-        placement=placement,
-        drafting=drafting,
-        shared=shared,
-        head=head,
+        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
     )
 
 
@@ -347,9 +334,3 @@ def plan_tokenizer(target: ModelSettings) -> PlannedPair:
     return PlannedPair(
         checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]
     )
-
-
-def _shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
-    """Whether a draft has the target's own settings; names may differ."""
-    names = [field.name for field in dataclasses.fields(ModelSettings) if field.name != "name"]
-    return all(getattr(draft, name) == getattr(target, name) for name in names)

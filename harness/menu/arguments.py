@@ -9,9 +9,9 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from harness.config import names
 from harness.config.errors import SettingError
-from harness.config.overrides import in_quotes
+from harness.menu import names
+from harness.menu.overrides import in_quotes
 
 # Options of Hydra's own, and whether a value follows.
 _OPTIONS = {

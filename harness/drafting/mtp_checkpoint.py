@@ -21,11 +21,11 @@ from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
 from harness.drafting.blocks import SPARE_SLOTS, SlotCache
 from harness.drafting.eagle import EagleConfig
+from harness.drafting.heads import HeadCheckpoint, fetch
 from harness.drafting.mtp import MtpHead
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain
-from harness.models.heads import HeadCheckpoint, _fetch
-from harness.models.meta import _part, bare_model
+from harness.models.meta import bare_model, part_of
 from harness.models.quantization import stored_quantization
 from harness.models.random_weights import RandomTensor
 from harness.models.sketch import Block, Sketch
@@ -46,7 +46,7 @@ class MtpCheckpoint(HeadCheckpoint):
         with init_empty_weights(include_buffers=True):
             model = MtpModel(bare, len(self.numbers))
         parts = [
-            _part(model, module, f"{name}.{own}", tensor, is_matrix=False)
+            part_of(model, module, f"{name}.{own}", tensor, is_matrix=False)
             for name, module in model.named_modules()
             if name.startswith(("layers", "shared_post_norm"))
             for own, tensor in [
@@ -172,9 +172,9 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
     """The names of all tensors of a checkpoint, and the file that tells them."""
     settings = target.settings
     try:
-        if (index := _fetch(settings, "model.safetensors.index.json")) is not None:
+        if (index := fetch(settings, "model.safetensors.index.json")) is not None:
             return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if (file := _fetch(settings, "model.safetensors")) is not None:
+        if (file := fetch(settings, "model.safetensors")) is not None:
             with safe_open(file, framework="pt") as stored:
                 return file, list(stored.keys())
     except Exception as exception:

@@ -23,10 +23,10 @@ from harness.config.settings import ModelSettings
 from harness.drafting.blocks import SPARE_SLOTS
 from harness.drafting.dflash import BlockConfig, BlockHead
 from harness.drafting.eagle import EagleConfig, EagleHead
+from harness.drafting.head_formats import AnyConfig, RawHead
 from harness.drafting.medusa import MedusaConfig, MedusaHead
-from harness.models.checkpoints import Checkpoint, _ask_hub, source
+from harness.models.checkpoints import Checkpoint, ask_hub, source
 from harness.models.failures import explain, first_line
-from harness.models.head_formats import AnyConfig, RawHead
 from harness.models.sketch import Block, Part, Sketch
 
 AnyHead = EagleHead | BlockHead | MedusaHead
@@ -60,6 +60,11 @@ class HeadCheckpoint:
     config: AnyConfig
     files: tuple[Path, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether it estimates the chance that a token is accepted."""
+        return bool(getattr(self.config, "confidence", False))
 
     def build(self) -> AnyHead:
         """The module, without memory for its weights. Raises SettingError for sizes that make none."""
@@ -221,8 +226,8 @@ def _check_tensors(head: HeadCheckpoint, found: Mapping[str, tuple[int, ...]]) -
 def _read_json(settings: ModelSettings) -> dict[str, Any]:
     """The repository's configuration; empty where there is none, or none within reach."""
     try:
-        _ask_hub(settings)
-        path = _fetch(settings, "config.json")
+        ask_hub(settings)
+        path = fetch(settings, "config.json")
         found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     except Exception:  # `read_checkpoint` says why
@@ -232,13 +237,13 @@ def _read_json(settings: ModelSettings) -> dict[str, Any]:
 def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
-            if (index := _fetch(settings, name)) is not None:
+            if (index := fetch(settings, name)) is not None:
                 shards = _shards(settings, index)
                 return tuple(
-                    path for shard in shards if (path := _fetch(settings, shard)) is not None
+                    path for shard in shards if (path := fetch(settings, shard)) is not None
                 )
         for name in _WEIGHTS:
-            if (path := _fetch(settings, name)) is not None:
+            if (path := fetch(settings, name)) is not None:
                 return (path,)
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
@@ -261,7 +266,7 @@ def _without_numbers(part: Any) -> Tensor:
     return torch.empty(part.get_shape(), dtype=dtype, device="meta")
 
 
-def _fetch(settings: ModelSettings, name: str) -> Path | None:
+def fetch(settings: ModelSettings, name: str) -> Path | None:
     """A file of the repository, downloaded if need be; None where there is none of this name."""
     path = cached_file(
         source(settings),

@@ -9,14 +9,38 @@ ordinary text two or three.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from harness.decoding.protocols import Step
-from harness.drafting.text import Text, TextDrafter
+from harness.config.settings import DraftSettings, require, require_at_least
+from harness.menu.method import MakeDrafter, TextMethod
 
 END = -1  # behind each text of a trie that has several; never proposed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixSettings(DraftSettings):
+    """Settings of `draft=suffix`.
+
+    Attributes:
+        threshold: a proposal ends where the estimated chance that all of it is accepted falls below this; 0.1 if None.
+        max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
+        shared: also search the earlier answers of the run.
+    """
+
+    threshold: float | None = None
+    max_depth: int = 24
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, max_depth=1)
+        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
+
+    @property
+    def least_chance(self) -> float:
+        """`threshold`, or what it is without one."""
+        return 0.1 if self.threshold is None else self.threshold
 
 
 class _Node:
@@ -102,67 +126,101 @@ class SuffixTrie:
         return node
 
 
-class SuffixText(Text):
+class SuffixText:
     """A row in its own trie, compared with the earlier answers in `shared` as well."""
 
     def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
         self._threshold = threshold
         self.trie = SuffixTrie(max_depth)
-        self._tries = [(self.trie, self.trie.append)] + (
-            [] if shared is None else [(shared, shared.follow)]
-        )
-        self.matches = [[trie.root] for trie, _ in self._tries]
+        self._shared = shared
+        self.matches = [self.trie.root]
+        self._shared_matches = [] if shared is None else [shared.root]
+        self._num_prompt: int | None = None
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens behind the prompt."""
+        return self.trie.tokens[self._num_prompt :]
 
     def extend(self, tokens: Iterable[int]) -> None:
+        """Append decided tokens; the first time a prompt with the token that follows it."""
         for token in tokens:
-            self.matches = [
-                go_on(held, token)
-                for (_, go_on), held in zip(self._tries, self.matches, strict=True)
-            ]
+            self.matches = self.trie.append(self.matches, token)
+            if self._shared is not None:
+                self._shared_matches = self._shared.follow(self._shared_matches, token)
+        if self._num_prompt is None:
+            self._num_prompt = len(self.trie.tokens) - 1
 
     def continuation(self, most: int) -> list[int]:
-        found = [
-            (*trie.continuation(matches, most, self._threshold), len(matches))
-            for (trie, _), matches in zip(self._tries, self.matches, strict=True)
-        ]
+        """Up to `most` tokens, of the text's own trie or of the shared one: where more are expected to be right."""
+        expected, tokens = self.trie.continuation(self.matches, most, self._threshold)
+        if self._shared is None:
+            return tokens
+        matches = self._shared_matches
+        expected_shared, others = self._shared.continuation(matches, most, self._threshold)
         # Of equals the longer match.
-        return max(found, key=itemgetter(0, 2))[1]
+        own_rank = (expected, len(self.matches))
+        return others if (expected_shared, len(matches)) > own_rank else tokens
 
 
-class SuffixDrafter(TextDrafter):
-    """Proposes the most frequent continuation of the longest match in prompt and output.
+class SuffixTexts:
+    """Makes the texts of a run, which share earlier answers where the settings say so.
 
-    Args:
-        threshold: in [0, 1]; proposes while the estimated probability that all tokens are right is at least this.
-        max_depth: the longest match, at least 1. It bounds the work per token.
-        shared: match the answers of earlier batches too. A question asked twice then finds its own answer,
-            and with the same random numbers its second answer is no independent sample.
-        device: the target's.
+    A question asked twice then finds its own answer, and with the same random numbers its second answer is no
+    independent sample.
     """
 
-    def __init__(
-        self,
-        threshold: float = 0.1,
-        max_depth: int = 24,
-        shared: bool = False,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._shared = SuffixTrie(max_depth) if shared else None
-        super().__init__(lambda: SuffixText(max_depth, threshold, self._shared), device)
-        self._answers: list[
-            tuple[SuffixText, int]
-        ] = []  # of the batch, with the lengths of their prompts
+    def __init__(self, settings: SuffixSettings) -> None:
+        self._settings = settings
+        self._shared = SuffixTrie(settings.max_depth) if settings.shared else None
+        self._batch: list[SuffixText] = []
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def new(self) -> SuffixText:
+        """An empty text."""
+        text = SuffixText(self._settings.max_depth, self._settings.least_chance, self._shared)
         if self._shared is not None:
-            # Not before their batch has ended: an answer must not depend on the other rows of its batch.
-            for text, num_prompt in self._answers:
-                matches = [self._shared.root]
-                for token in [*text.trie.tokens[num_prompt:], END]:
-                    matches = self._shared.append(matches, token)
-        super().start(prompts, first_tokens, step)
-        self._answers = [
-            (text, len(prompt)) for (text, _), prompt in zip(self._rows, prompts, strict=True)
-        ]
+            self._batch.append(text)
+        return text
+
+    def begin_batch(self) -> None:
+        """Learn the answers of the batch before.
+
+        Not earlier: an answer must not depend on the other rows of its batch.
+        """
+        if self._shared is None:
+            return
+        for text in self._batch:
+            matches = [self._shared.root]
+            for token in [*text.answer, END]:
+                matches = self._shared.append(matches, token)
+        self._batch = []
+
+
+class Suffix(TextMethod):
+    """Proposes the most frequent continuation of the longest match in prompt and output."""
+
+    name = "suffix"
+    summary = (
+        "the most frequent continuations of the longest known suffix, as far as they are likely"
+    )
+    settings = SuffixSettings
+
+    def drafter(self, settings: SuffixSettings, pair: Any, runner: Any) -> MakeDrafter:
+        """See `Method.drafter`. All drafters share the answers that were learned."""
+        from harness.drafting.text import TextDrafter
+
+        texts = SuffixTexts(settings)
+        device = pair.target.input_device
+        return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
+
+    def vllm(self, planned: Any, settings: SuffixSettings) -> dict[str, Any]:
+        """See `Method.vllm`."""
+        return {
+            "method": "suffix",
+            "suffix_decoding_max_tree_depth": settings.max_depth,
+            "suffix_decoding_max_cached_requests": 10_000 if settings.shared else 0,
+            "suffix_decoding_min_token_prob": settings.least_chance,
+        }
+
+
+RECORD = Suffix()

@@ -1,0 +1,160 @@
+"""A draft model, or a head on the target's hidden states; the configuration in a repository says which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.config.errors import SettingError
+from harness.config.settings import DraftSettings, ModelSettings, require
+from harness.menu.method import MakeDrafter, Method
+
+if TYPE_CHECKING:
+    from harness.drafting.plan import DraftPlan
+
+Sampling = Literal["target", "greedy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSettings(DraftSettings):
+    """Settings of every draft that draws its tokens from a distribution.
+
+    Attributes:
+        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
+    """
+
+    sampling: Sampling = "target"
+
+    def warp(self, of_target: Any) -> Any:
+        """The warp that draft tokens are drawn with, where the target's have this one."""
+        from harness.decoding.warp import Warp
+
+        return Warp(0) if self.sampling == "greedy" else of_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDraftSettings(DrawnSettings):
+    """Settings of a draft model or a head.
+
+    Attributes:
+        layers: of a head: the hidden states it reads, where they are not those that its configuration names.
+        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that a token is accepted
+            falls below this; None holds nothing back.
+    """
+
+    layers: tuple[int, ...] | None = None
+    threshold: float | None = None
+
+    HAS_WEIGHTS = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.threshold is None or 0 <= self.threshold <= 1
+        require(known, "threshold", "must be in [0, 1]", self.threshold)
+
+
+class ModelDraft(Method):
+    """A model of its own, or a head."""
+
+    name = "model"
+    summary = (
+        "token by token; a head in the format of its writer, a model also with another tokenizer"
+    )
+    settings = ModelDraftSettings
+    trains = True
+    named = False
+
+    def plan(
+        self, settings: ModelDraftSettings, target: Any, read: Any, weights: bool
+    ) -> DraftPlan:
+        """See `Method.plan`."""
+        from harness.drafting.heads import read_head
+        from harness.drafting.plan import DraftPlan
+
+        if shares_weights(target.settings, settings):
+            plan = DraftPlan(settings, shares_target=True)
+        elif head := read_head(settings, target, layers=settings.layers, weights=weights):
+            plan = DraftPlan(settings, head=head)
+        else:
+            plan = DraftPlan(settings, checkpoint=read("draft", settings))
+        if settings.threshold is not None and not (plan.head and plan.head.has_confidence):
+            rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
+            raise SettingError("draft.threshold", rule, settings.threshold)
+        return plan
+
+    def describe(self, settings: Any) -> str:
+        """See `Method.describe`; it is said of a draft that is the target."""
+        return "shares the model's weights"
+
+    def model(self, pair: Any) -> Any:
+        """See `Method.model`."""
+        return pair.draft
+
+    def drafter(self, settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
+        """See `Method.drafter`."""
+        from harness.drafting.model import ModelDrafter
+        from harness.drafting.translated import TranslatedDrafter
+
+        device = pair.target.input_device
+        if pair.head is not None:
+            target, chance = pair.target.model, settings.threshold or 0.0
+            return lambda warp: pair.head.drafter(target, settings.warp(warp), chance)
+        if (translation := pair.translation) is not None:
+            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
+        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+
+    def vllm(self, planned: Any, settings: ModelDraftSettings) -> dict[str, Any]:
+        """See `Method.vllm`."""
+        from harness.models.checkpoints import source
+
+        require(
+            settings.layers is None,
+            "draft.layers",
+            "must be null with engine=vllm, which reads the head's",
+            settings.layers,
+        )
+        rule = "is for suffix with engine=vllm"
+        require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
+        kind = "draft_model" if planned.head is None else planned.head.kind
+        return {
+            "method": "eagle3" if kind == "peagle" else kind,
+            "parallel_drafting": kind == "peagle",
+            "draft_sample_method": vllm_sampling(settings),
+            "model": source(settings),
+            "revision": settings.revision,
+            "quantization": VLLM_QUANTIZATIONS.get(settings.quantization),
+        }
+
+    def huggingface(self, pair: Any, settings: Any, decoding: Any) -> dict[str, Any]:
+        """See `Method.huggingface`."""
+        from harness.models.tokenizers import load_tokenizer, vocabulary_size
+
+        arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
+        widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
+        if len(widths) > 1:
+            # By these numbers `generate` tells whether both have one tokenizer.
+            other = load_tokenizer(pair.draft.settings, "draft")
+            arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
+        return arguments
+
+    def check_huggingface(self, planned: Any, settings: Any, schedule: str) -> None:
+        """See `Method.check_huggingface`."""
+        if planned.head is not None:
+            super().check_huggingface(planned, settings, schedule)
+
+
+VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
+
+
+def vllm_sampling(settings: DrawnSettings) -> str:
+    """How vLLM draws draft tokens. Its own default is greedy."""
+    return "greedy" if settings.sampling == "greedy" else "probabilistic"
+
+
+def shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
+    """Whether a draft has the target's own settings; names may differ."""
+    names = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
+    return all(getattr(target, name) == getattr(draft, name) for name in names)
+
+
+RECORD = ModelDraft()

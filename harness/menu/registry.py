@@ -1,0 +1,137 @@
+"""Finds records by name: in this package, in packages that are installed, and in files of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from harness.config.errors import SettingError, nearest
+
+
+class Record:
+    """What a user can name; `name` is how."""
+
+    name: str
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+# `./my_method.py:MyMethod`
+_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
+
+
+class Registry(Generic[AnyRecord]):
+    """Records of one kind.
+
+    A built-in record is the `RECORD` of a module that has the record's name. An installed package offers one as an
+    entry point of the group. `./file.py:Name` names a class, or an object, in a file.
+
+    Args:
+        setting: that names a record, for errors: `draft`.
+        base: class of the records.
+        package: with a module for each built-in record.
+        group: of entry points.
+    """
+
+    def __init__(self, setting: str, base: type[AnyRecord], package: str, group: str) -> None:
+        self._setting = setting
+        self._base = base
+        self._package = package
+        self._group = group
+        self._loaded: dict[str, AnyRecord] = {}
+
+    def names(self) -> list[str]:
+        """Every name that needs no file, the built-in ones first."""
+        return list(dict.fromkeys([*self._built_in(), *self._installed()]))
+
+    def is_in_file(self, name: str) -> bool:
+        """Whether the name is of the form `./file.py:Name`."""
+        return _IN_FILE.fullmatch(name) is not None
+
+    def __getitem__(self, name: str) -> AnyRecord:
+        """The record of this name.
+
+        Raises:
+            SettingError: there is none, or its module cannot be loaded.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def all(self) -> dict[str, AnyRecord]:
+        """Every record that needs no file, by name. One that cannot be loaded is left out."""
+        records = {}
+        for name in self.names():
+            try:
+                records[name] = self[name]
+            except SettingError:
+                continue
+        return records
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the record belongs to this project."""
+        return name in self._built_in()
+
+    def _load(self, name: str) -> AnyRecord:
+        in_file = _IN_FILE.fullmatch(name)
+        installed = self._installed()
+        try:
+            if in_file:
+                module = _module_of(Path(in_file["file"]))
+                found = getattr(module, in_file["attribute"])
+            elif self.is_built_in(name):
+                found = importlib.import_module(f"{self._package}.{name}").RECORD
+            elif name in installed:
+                found = installed[name].load()
+            else:
+                rule = f"no such name{nearest(name, self.names())}"
+                raise SettingError(self._setting, rule, name)
+        except SettingError:
+            raise
+        except Exception as error:
+            rule = f"cannot be loaded: {type(error).__name__}: {error}"
+            raise SettingError(self._setting, rule, name) from error
+        return self._checked(name, found)
+
+    def _checked(self, name: str, found: Any) -> AnyRecord:
+        """The record itself; a class is instantiated."""
+        if inspect.isclass(found) and issubclass(found, self._base):
+            found = found()
+        if not isinstance(found, self._base):
+            rule = f"must be a {self._base.__name__} of harness"
+            raise SettingError(self._setting, rule, name)
+        if not self.is_built_in(name):
+            found.name = name
+        return found
+
+    def _built_in(self) -> list[str]:
+        package = importlib.import_module(self._package)
+        return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self._group)}
+
+
+def _module_of(file: Path) -> ModuleType:
+    """The module in a file, imported by its name, so that processes started from here can import it too."""
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    directory = str(path.parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [os.environ.get("PYTHONPATH"), directory])
+        )
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != path:
+        raise ImportError(f"another module is called {path.stem}: rename the file")
+    return module

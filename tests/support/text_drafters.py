@@ -1,0 +1,23 @@
+"""Drafters that read text alone, with chosen settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.drafting.text import TextDrafter
+from harness.menu.methods.lookup import LookupSettings, LookupText
+from harness.menu.methods.suffix import SuffixSettings, SuffixTexts
+
+
+def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
+    """As `draft=lookup` makes them."""
+    chosen = LookupSettings(name="lookup", method="lookup", **settings)
+    return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram), device)
+
+
+def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
+    """As `draft=suffix` makes them; it learns the answers of one batch when the next begins."""
+    texts = SuffixTexts(SuffixSettings(name="suffix", method="suffix", **settings))
+    return TextDrafter(texts.new, device, texts.begin_batch)
