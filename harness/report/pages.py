@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness.report.table import Document
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # An underscore within a word is no emphasis, and names are full of them.
-_SPECIAL = re.compile(r"([\\`*\[\]<>|~$#&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def html_page(
@@ -37,11 +38,11 @@ def markdown(title: str, headlines: Document, parts: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown must not interpret; line ends become `<br>`."""
-    escaped = _SPECIAL.sub(
-        r"\\\1", _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
-    )
-    return escaped.replace("\n", "<br>")
+    """Text that Markdown must not interpret, neither as HTML nor as a link; line ends become `<br>`."""
+    lines = _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+    escaped = _SPECIAL.sub(r"\\\1", lines)
+    # Entities, because not every renderer takes a backslash before HTML.
+    return html.escape(escaped, quote=False).replace("\n", "<br>")
 
 
 def _render(template: str, **content: Any) -> str:

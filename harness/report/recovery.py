@@ -257,7 +257,7 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
             explained = "within" if row.verdict == "lossless" else "beyond"
             found += (
                 f"; where it differs most, at token {row.divergence_position}, the logit margin"
-                f" {abs(row.logit_margin):.2g} is {explained} the rounding of {row.dtype}, {row.logit_tolerance:.2g}"
+                f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g}"
             )
         findings.append(found)
     if sampled := _of(rows, "sampled"):
@@ -302,8 +302,13 @@ def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
         f" chance of {_share(weakest)}."
     )
     rounding = max(row.rounding or 0 for row in sampled)
-    attributed = f"The tests attribute a χ² of up to {rounding:.2g} to the rounding of {row.dtype}."
+    attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
     return [Line(text, "dim"), *([Line(attributed, "dim")] if rounding >= 0.01 else [])]
+
+
+def _rounding(row: RecoveryRow) -> str:
+    """A server does not tell its number format."""
+    return f"the rounding of {row.dtype}" if row.dtype else "rounding"
 
 
 def _p_value(value: float) -> str:

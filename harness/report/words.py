@@ -79,7 +79,7 @@ def smaller_batch(row: Any) -> str | None:
     """A note that the last batch was smaller; None where all batches were full."""
     smallest, full = row.smallest_batch, row.batch_size
     return (
-        f"The last batch had {smallest} rows instead of {full}."
+        f"The last batch had {smallest} row{'' if smallest == 1 else 's'} instead of {full}."
         if smallest and full and smallest < full
         else None
     )

@@ -122,7 +122,7 @@ def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...],
         if type is bool:
             return {"True": True, "False": False}[cell]
         value = json.loads(cell) if type in (list, dict) else type(cell)
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return None
     return (
         value if isinstance(value, type) and (type is not float or math.isfinite(value)) else None

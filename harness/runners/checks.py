@@ -7,6 +7,7 @@ or blocks, can be wrong for long texts alone: what is read is longer than each o
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -150,5 +151,7 @@ def require_close(
         error, size = float((one.float() - other.float()).norm()), float(other.float().norm())
         # Probabilities of tokens may all be 0.
         if not error <= (_TOLERANCE if precise else _COARSE_TOLERANCE) * size:
+            if not math.isfinite(error):
+                raise UnsupportedModelError("gives outputs that are not finite numbers")
             share = f"{error / size:.1%}" if size else "all"
             raise UnsupportedModelError(f"gives outputs that {otherwise} by {share}")

@@ -235,7 +235,7 @@ def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str
         "batch_size=5: needs as many prompts: num_prompts=5, where 4 are"
     )
     assert (
-        "The last batch had 1 rows instead of 3."
+        "The last batch had 1 row instead of 3."
         in harness("latency", *pair, *QUICK, "batch_size=3").stdout
     )
     assert list(results()["smallest_batch"]) == [1, 1]

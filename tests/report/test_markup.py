@@ -37,7 +37,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     assert "&lt;i&gt;" in page
     assert "<i>" not in page
     markdown = (tmp_path / "results" / "report.md").read_text()
-    assert "math \\[/no\\_think\\] \\<b\\>\\&amp;\\</b\\> \\*x\\*" in markdown.replace(
+    assert "math \\[/no\\_think\\] &lt;b&gt;&amp;amp;&lt;/b&gt; \\*x\\*" in markdown.replace(
         "no_think", "no\\_think"
     )
     assert not {"\x1b", "\x07"} & set(page + markdown)

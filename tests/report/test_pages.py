@@ -203,8 +203,9 @@ def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a|b", r"a\|b"), ("tiny_draft", "tiny_draft"), ("_a_", r"\_a\_"), ("<b>", r"\<b\>"), ("a\r\nb", "a<br>b"),
-        ("*x*", r"\*x\*"), ("\x00", " "), ("$1$", r"\$1\$"), ("&lt;", r"\&lt;"), ("\\", "\\\\"),
+        ("a|b", r"a\|b"), ("tiny_draft", "tiny_draft"), ("_a_", r"\_a\_"), ("<b>", "&lt;b&gt;"), ("a\r\nb", "a<br>b"),
+        ("*x*", r"\*x\*"), ("\x00", " "), ("$1$", r"\$1\$"), ("&lt;", "&amp;lt;"), 
+        ("[x](javascript:y)", r"\[x\]\(javascript:y)"), ("\\", "\\\\"),
     ],
 )  # fmt: skip
 def test_markdown_interprets_nothing(text: str, expected: str) -> None:

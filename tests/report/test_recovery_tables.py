@@ -98,6 +98,13 @@ def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
     assert "lenience 0.9 is lossy by definition" in summary.sentence
 
 
+def test_a_server_tells_no_number_format() -> None:
+    parted = {"divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
+    sentence = summarise(rows(parted | {"dtype": None})).sentence
+    assert "within rounding, 0.3" in sentence
+    assert "None" not in sentence
+
+
 def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     parted = {
         "identical_prompts": 14,
