@@ -212,7 +212,24 @@ def _rows(file: Path, found: Findings) -> Sequence[Row] | None:
         found.notes.append(f"{file} has the columns of no command and was left out")
         return None
     found.files[file] = len(contents.rows)
+    found.notes += contents.unread
+    found.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
     return contents.rows
+
+
+def _implausible(rows: Sequence[Row]) -> list[str]:
+    """Notes about speed-ups outside their intervals, which no run writes."""
+    notes = []
+    for row in rows:
+        if not isinstance(row, LatencyRow):
+            continue
+        speedup, low, high = row.speedup, row.speedup_low, row.speedup_high
+        if speedup is None or low is None or high is None or low <= speedup <= high:
+            continue
+        notes.append(
+            f"run {row.run}: a speed-up of {speedup:g} is outside its interval, {low:g} to {high:g}"
+        )
+    return notes
 
 
 def _prompts(rows: Iterable[Row]) -> dict[str | None, list[LatencyPromptRow]]:
@@ -225,7 +242,8 @@ def _directory(row: RunRow, file: Path | None) -> Path | None:
     named = [root / row.directory for root in roots] if row.directory else []
     if file and (file.parent / "environment.json").exists():
         named.append(file.parent)
-    return next((directory for directory in named if directory.is_dir()), None)
+    # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+    return next((directory for directory in named if os.path.isdir(directory)), None)
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,6 +179,8 @@ def in_words(row: RunRow, column: str) -> str | None:
         return ""
     if isinstance(value, list | tuple):
         return phrase.format(", ".join(map(str, value)))
+    if isinstance(value, dict):
+        return phrase.format(json.dumps(value))
     text = (
         str(value).lower()
         if isinstance(value, bool)

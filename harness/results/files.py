@@ -40,11 +40,19 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Contents(NamedTuple):
-    """What a CSV file holds: the kind of its rows (None: not ours), its whole rows, and a line about each other row."""
+    """What a CSV file holds.
+
+    Attributes:
+        kind: of its rows; None: not ours.
+        rows: those that are whole.
+        torn: a line about each other row.
+        unread: a line about each whole row with cells that are not what their columns hold, and so are None.
+    """
 
     kind: type[Row] | None
     rows: list[Row]
     torn: list[str]
+    unread: Sequence[str] = ()
 
 
 def write_rows(path: str | Path, rows: Sequence[Row]) -> None:
@@ -119,15 +127,24 @@ def read_file(path: Path) -> Contents:
     """
     reader = _reader(_whole_content(path))
     header: list[str] = next(reader, [])
-    kind, rows, torn = kind_of(header), [], []
+    kind, rows, torn, unread = kind_of(header), [], [], []
     for cells in reader if kind else ():
         if kind and len(cells) == len(header):
-            rows.append(kind.parse(dict(zip(header, cells, strict=True))))
+            named = dict(zip(header, cells, strict=True))
+            row = kind.parse(named)
+            rows.append(row)
+            lost = [
+                name
+                for name in kind.columns()
+                if named.get(name) not in (None, "", "nan") and getattr(row, name) is None
+            ]
+            if lost:
+                unread.append(f"{path}, line {reader.line_num}: {', '.join(lost)} cannot be read")
         elif cells:
             torn.append(
                 f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out"
             )
-    return Contents(kind, rows, torn)
+    return Contents(kind, rows, torn, unread)
 
 
 def read_answers(path: Path) -> list[AnswerRow]:

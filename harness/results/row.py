@@ -56,8 +56,8 @@ class Row:
     def columns(cls) -> dict[str, Mapping[str, Any]]:
         """Column names in the file's order, each with its text, unit, path and kind.
 
-        `type` is that of its values (str, int, float, bool, list or dict), `words` are those that may stand in
-        place of a number, and `optional` says if they may be None.
+        `type` is that of its values (str, int, float, bool, list or dict), `hint` the same with the types of entries,
+        `words` are those that may stand in place of a number, and `optional` says if they may be None.
         """
         hints = typing.get_type_hints(cls)
         found = {f.name: {**f.metadata, **_value_type(hints[f.name])} for f in fields(cls)}
@@ -108,12 +108,15 @@ def _value_type(hint: Any) -> dict[str, Any]:
     kind = next(part for part in parts if part is not types.NoneType)
     return {
         "type": typing.get_origin(kind) or kind,
+        "hint": kind,
         "optional": types.NoneType in parts,
         "words": words,
     }
 
 
-def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...], **_: Any) -> Any:
+def _parsed(
+    cell: str | None, type: Any, hint: Any, optional: bool, words: tuple[str, ...], **_: Any
+) -> Any:
     if not cell:
         return cell if type is str and not optional else None
     if cell in words:
@@ -124,9 +127,26 @@ def _parsed(cell: str | None, type: Any, optional: bool, words: tuple[str, ...],
         value = json.loads(cell) if type in (list, dict) else type(cell)
     except (KeyError, ValueError, RecursionError):
         return None
-    return (
-        value if isinstance(value, type) and (type is not float or math.isfinite(value)) else None
-    )
+    return value if _fits(value, hint) else None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a column's type, entries of lists and mappings included; numbers must be finite."""
+    origin, entries = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, part) for part in entries)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(entry, entries[0]) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(entry, entries[1]) for entry in value.values())
+    if hint is Any:
+        return True
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        # JSON has whole numbers without a point.
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, hint)
 
 
 def _look_up(settings: Any, path: str) -> Any:

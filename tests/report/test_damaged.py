@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.report.command import build, write
+from harness.report.table import Line
 from report_files import eval_run, latency_run
 from report_files import write as write_runs
 
@@ -47,3 +48,18 @@ def test_one_damaged_column_after_another(command: str, damage: str, tmp_path: P
     report = build([file])
     assert report.parts
     write(report, tmp_path)
+
+
+def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
+    file = write_runs(tmp_path / "latency.csv", latency_run(2), latency_run(4))
+    file.write_text(file.read_text().replace("100.0", "fast", 1))
+    notes = [part.text for part in build([file]).parts if isinstance(part, Line)]
+    assert f"{file}, line 2: ms_per_token cannot be read" in notes
+
+
+def test_a_speedup_outside_its_interval_is_noted(tmp_path: Path) -> None:
+    run = latency_run(4, 2.0, speedup_low=3.0, speedup_high=4.0)
+    file = write_runs(tmp_path / "latency.csv", run, latency_run(2))
+    notes = [part.text for part in build([file]).parts if isinstance(part, Line)]
+    expected = f"{file}: run {run[0].run}: a speed-up of 2 is outside its interval, 3 to 4"
+    assert expected in notes

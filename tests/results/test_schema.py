@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,17 @@ from harness.results.schema import (
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = {str: "a, b", int: 3, float: 0.1, bool: True, list: [1, None], dict: {"cuda:0": 4}}
+VALUES: dict[Any, Any] = {str: "a, b", int: 3, float: 0.1, bool: True, Any: "x"}
+
+
+def value_of(hint: Any) -> Any:
+    """A value of a column's type, entries included; None among those that may be None."""
+    entries = typing.get_args(hint)
+    if typing.get_origin(hint) is list:
+        return [value_of(entries[0])]
+    if typing.get_origin(hint) is dict:
+        return {"cuda:0": value_of(entries[1])}
+    return VALUES.get(hint)
 
 
 def test_the_description_of_the_columns_is_current() -> None:
@@ -33,7 +45,7 @@ def test_the_description_of_the_columns_is_current() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_column_comes_back(kind: type[Row]) -> None:
-    row = kind(**{name: VALUES[about["type"]] for name, about in kind.columns().items()})
+    row = kind(**{name: value_of(about["hint"]) for name, about in kind.columns().items()})
     cells = {name: str(cell) for name, cell in row.cells().items()}
     assert kind.parse(cells) == row
     assert next(iter(cells)) == "run"
