@@ -35,7 +35,7 @@ from torch.utils.benchmark import Timer
 from harness.engines.roofline import copy_bandwidth
 from harness.models.devices import synchronize
 from harness.report.table import Table
-from harness.runners.attention import _attention
+from harness.runners.attention import packed_attention
 
 # Query heads, key heads, width.
 HEADS = ((32, 32, 128), (32, 8, 128), (64, 8, 128))
@@ -95,7 +95,7 @@ class Inputs:
         }
 
     def _pack(self, keys: Tensor, values: Tensor) -> Tensor:
-        return _attention(torch.nn.Identity(), self.queries, keys, values, self.packed_mask)[
+        return packed_attention(torch.nn.Identity(), self.queries, keys, values, self.packed_mask)[
             0
         ].transpose(1, 2)
 

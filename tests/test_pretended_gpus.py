@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.transfer import to_device, to_host
-from harness.runners.graphs import FixedCall, Recorder
+from harness.runners.graphs import FixedCall, GraphRecorder
 from pretended_gpus import PretendedGpus, pretended_gpus
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -65,7 +65,7 @@ def test_what_waits_is_noted_and_cannot_be_captured(
         return (numbers,)
 
     with pytest.raises(RuntimeError, match="the host would wait"):
-        FixedCall(call, (numbers,), Recorder(FIRST))
+        FixedCall(call, (numbers,), GraphRecorder(FIRST))
 
 
 def test_numbers_arrive_when_they_are_waited_for(two: PretendedGpus) -> None:
@@ -85,7 +85,7 @@ def test_a_graph_does_what_was_captured(two: PretendedGpus) -> None:
         held.add_(numbers)
         return (held * factor,)
 
-    fixed = FixedCall(call, (torch.ones(3, device=FIRST),), Recorder(FIRST))
+    fixed = FixedCall(call, (torch.ones(3, device=FIRST),), GraphRecorder(FIRST))
     assert all(value != value for output in fixed._outputs for value in output.tolist()), (
         "nothing is computed yet"
     )

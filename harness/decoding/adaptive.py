@@ -1,10 +1,11 @@
-"""How many tokens to draft: chosen in every iteration from what drafting yielded and cost until then.
+"""Chooses how many tokens to draft, in every iteration, by what drafting yielded and cost so far.
 
-An iteration that asks for K tokens yields 1 + s_1 + ... + s_K tokens of a row, where s_j is the chance that at least j
-draft tokens are accepted. The K with the most tokens per second is chosen; 0 is regular decoding.
+An iteration that asks for K tokens yields 1 + s_1 + ... + s_K tokens of a row, where s_j is the
+chance that at least j draft tokens are accepted. The K with the most tokens per second is chosen; 0
+is regular decoding.
 
-Other programs may slow iterations down for a while, with any number of draft tokens. So each time is divided by the
-machine's pace at that moment before times are compared.
+Other programs may slow iterations down for a while, with any number of draft tokens. So each time
+is divided by the machine's pace at that moment before times are compared.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-# What an iteration's figures still count in the next one: acceptance changes with the text, costs with the context.
+# The weight of an iteration's figures in the next one: acceptance changes with the text, costs with
+# the context.
 _MEMORY = 0.99
 
-# Before anything is known. What was learned fades to this as well, so that a draft which did not pay is tried again.
+# The acceptance before anything is known. Estimates fade back to it, so that a draft which did not
+# pay is tried again.
 _PRIOR = 0.8
 
-# Costs are known only of what was tried, perhaps at a bad moment. So of this many iterations one drafts nothing and one
-# at least twice as much as seems best; at the beginning, when every moment counts much, more often.
+# A cost is known only where it was tried, perhaps at a bad moment. So of this many iterations one
+# drafts nothing and one at least twice as much as seems best; more often at the beginning.
 _ROUND = 128
 
-# The first iterations, after which there is an estimate of every cost.
+# The draft tokens of the first iterations, after which there is an estimate of every cost.
 _FIRST = (0, 1, 0, 4)
 
 # The pace of the machine is the median over this many iterations.
@@ -33,21 +36,21 @@ _PACE_WINDOW = 7
 
 
 class DraftLength(Protocol):
-    """Chooses the number of draft tokens. What it knows must come from finished iterations alone."""
+    """Chooses the number of draft tokens, from finished iterations alone."""
 
     most: int
 
     def choose(self, num_rows: int) -> int:
-        """K of the iteration that begins now, 0 to `most`."""
+        """Return K of the iteration that begins now, 0 to `most`."""
         ...
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """How it ended: how many tokens each row was asked for, and accepted."""
+        """Learn how many tokens each row was asked for, and accepted."""
         ...
 
 
 class Constant(DraftLength):
-    """The same number every time."""
+    """Chooses the same number every time."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.most = num_draft_tokens
@@ -56,13 +59,14 @@ class Constant(DraftLength):
         return self.most
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
 
 class Adaptive(DraftLength):
-    """The number that yields the most tokens per second, by the measured acceptance and the measured costs.
+    """Chooses the number that yields the most tokens per second, by measured acceptance and costs.
 
-    It never reads tokens, and of an offer no more than was accepted; so the output keeps the target's distribution.
+    It never reads tokens, and of an offer no more than was accepted; so the output keeps the
+    target's distribution.
 
     Args:
         choices: the numbers to choose from, ascending, beginning with 0.
@@ -72,7 +76,8 @@ class Adaptive(DraftLength):
     def __init__(
         self, choices: Sequence[int], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._choices, self._clock = list(choices), clock
+        self._choices = list(choices)
+        self._clock = clock
         self.most = self._choices[-1]
         self._accepted = _Chain(self.most)
         self._costs: dict[int, _Costs] = {}
@@ -116,10 +121,14 @@ class Adaptive(DraftLength):
 
 
 class _Chain:
-    """How often the draft token at each place is accepted, if those before it are; one that is not offered never is."""
+    """Estimates how often the draft token at each place is accepted, if those before it are.
+
+    A token that is not offered is not accepted.
+    """
 
     def __init__(self, most: int) -> None:
-        self._accepted, self._tried = [0.0] * most, [0.0] * most
+        self._accepted = [0.0] * most
+        self._tried = [0.0] * most
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         self._accepted = [_MEMORY * count for count in self._accepted]
@@ -130,16 +139,17 @@ class _Chain:
                 self._accepted[place] += (place < accepted) / len(limits)
 
     def rates(self) -> list[float]:
-        """By place. What is not known of one is taken from the place before it."""
-        found, before = [], _PRIOR
+        """Return the rate of each place; where little is known, close to the place before it."""
+        rates: list[float] = []
+        rate = _PRIOR
         for accepted, tried in zip(self._accepted, self._tried, strict=True):
-            before = (accepted + before) / (tried + 1)
-            found.append(before)
-        return found
+            rate = (accepted + rate) / (tried + 1)
+            rates.append(rate)
+        return rates
 
 
 class _Costs:
-    """Seconds of an iteration at the machine's usual pace, for about one number of rows."""
+    """Estimates the seconds of an iteration at the machine's usual pace, for a number of rows."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -152,21 +162,24 @@ class _Costs:
             self._paces.append(seconds / self.at(asked))
             seconds /= statistics.median(self._paces)
         self.num_seen += 1
-        (self._drafted if asked else self._step).add(asked, seconds)
+        line = self._drafted if asked else self._step
+        line.add(asked, seconds)
 
     def at(self, asked: int) -> float:
-        return (self._drafted if asked and self._drafted.weight else self._step).at(asked)
+        line = self._drafted if asked and self._drafted.weight else self._step
+        return line.at(asked)
 
 
 class _Line:
-    """A straight line through noisy points, of which the latest count most."""
+    """Fits a straight line to noisy points, of which the latest count most."""
 
     def __init__(self) -> None:
         self.weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         if self.weight and y < self.at(x) / 2:
-            # The points were wrong: the first iterations of a kind may have to prepare something.
+            # The old points were too slow: the first iterations of a kind may have to prepare
+            # something.
             self.weight = self._x = self._y = self._xx = self._xy = 0.0
         elif self.weight > 4:
             # Something else had the processor.
@@ -178,7 +191,7 @@ class _Line:
         self._xy = _MEMORY * self._xy + x * y
 
     def at(self, x: float) -> float:
-        """Level where one x alone is known, and never falling."""
+        """Return y at x. The line never falls, and is level while a single x is known."""
         mean_x, mean_y = self._x / self.weight, self._y / self.weight
         variance = self._xx / self.weight - mean_x * mean_x
         slope = (self._xy / self.weight - mean_x * mean_y) / variance if variance > 1e-9 else 0.0

@@ -1,4 +1,6 @@
-"""The rows of a running batch: what each was asked for, how far it is, and how rows leave and join between turns."""
+"""The rows of a running batch: what each was asked for, how far it is, and how rows leave and join
+between turns.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
 
     def cut(self, tokens: list[int], num_generated: int) -> tuple[list[int], bool]:
-        """Return the tokens that a row with `num_generated` tokens may take, and whether it then ends."""
+        """Return the tokens that a row with `num_generated` tokens may take, and whether it then
+        ends.
+        """
         tokens = tokens[: self.max_new_tokens - num_generated]
         for index, token in enumerate(tokens):
             if token in self.stop_tokens:
@@ -52,8 +56,8 @@ class Change:
 
     Attributes:
         ended: numbers of rows that end here, even if their request goes on.
-        joining: requests whose prompts join the batch; their first tokens are the next record. Their
-            rows are numbered on from the last that ever joined.
+        joining: requests whose prompts join the batch; their first tokens are the next record.
+            Their rows are numbered on from the last that ever joined.
     """
 
     ended: Collection[int] = ()
@@ -67,7 +71,8 @@ class Change:
 
 Records = Generator[Iteration, Change | None, None]
 
-# Lets several processes go on with the same numbers: returns rank 0's copy of a tensor on every rank.
+# Lets several processes go on with the same numbers: returns rank 0's copy of a tensor on every
+# rank.
 Agree = Callable[[Tensor], Tensor]
 
 
@@ -77,7 +82,8 @@ def itself(numbers: Tensor) -> Tensor:
 
 
 class Progress(NamedTuple):
-    """How far each row is when a turn begins. The numbers may still be on their way from the device.
+    """How far each row is when a turn begins. The numbers may still be on their way from the
+    device.
 
     Attributes:
         num_generated, num_iterations: of each row until now.
@@ -149,19 +155,18 @@ class Rows:
         )
 
     def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
-        """Append the rows of some requests, with the first tokens that the logits [B, V] after their prompts give."""
+        """Append the rows of some requests, with the first tokens that the logits [B, V] after
+        their prompts give.
+        """
         self.vocabulary_size = logits.shape[-1]
+        parts = logits.split([len(request.prompts) for request in joining])
         begun: list[Row] = []
-        for request, after_prompts in zip(
-            joining, logits.split([len(request.prompts) for request in joining]), strict=True
-        ):
+        for request, after_prompts in zip(joining, parts, strict=True):
             drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
             for token in self.agree(drawn).tolist():
-                number = self.num_joined + len(begun)
+                self.check_finite(token, 0)
                 _, ended = request.cut([token], 0)
-                begun.append(Row(number, request, token, ended))
-        tokens = [row.last_token for row in begun]
-        self.check_finite(tokens, [0] * len(tokens))
+                begun.append(Row(self.num_joined + len(begun), request, token, ended))
         self._append_uniforms([request.uniforms for request in joining])
         self.members = [*self.members, *begun]
         self.num_joined += len(begun)
@@ -169,17 +174,16 @@ class Rows:
         num_rows = len(begun)
         return Iteration(
             [row.number for row in begun],
-            [[token] for token in tokens],
+            [[row.last_token] for row in begun],
             [[Origin.TARGET]] * num_rows,
             [[]] * num_rows,
             [0] * num_rows,
         )
 
-    def check_finite(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        """Raise a NonFiniteError for a token that does not exist, which is what is drawn from nan."""
-        for token, position in zip(tokens, positions, strict=True):
-            if token >= self.vocabulary_size:
-                raise NonFiniteError("model", position)
+    def check_finite(self, token: int, position: int) -> None:
+        """Raise a NonFiniteError for a token that does not exist: that is drawn from nan."""
+        if token >= self.vocabulary_size:
+            raise NonFiniteError("model", position)
 
     def all_outlast(self, count: int) -> bool:
         """Return whether every row goes on after any `count` further tokens."""
@@ -204,7 +208,9 @@ class Rows:
             self._set_warps()
 
     def uniforms_from(self, positions: Sequence[int], count: int) -> Tensor:
-        """Return `count` uniforms per row, starting at each row's own position: [B, count, len(Purpose)]."""
+        """Return `count` uniforms per row, starting at each row's own position: [B, count,
+        len(Purpose)].
+        """
         uniforms = self.uniforms
         if not isinstance(positions, Arriving) and len(set(positions)) == 1:
             start = positions[0]

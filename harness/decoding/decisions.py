@@ -1,4 +1,4 @@
-"""What follows a forward pass of the target: functions of its logits, which a runner can prepare with the pass.
+"""Decisions after a forward pass of the target, which a runner can prepare with the pass.
 
 Decisions compare by value, and none of them synchronises with the device.
 """
@@ -20,7 +20,9 @@ Number = TypeVar("Number")
 
 
 class Decision(Protocol):
-    """Decides from logits [B, n, V] after each token of an extension, and from further tensors [B, ...]."""
+    """Decides from logits [B, n, V] after each token of an extension, and from further tensors [B,
+    ...].
+    """
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return tensors [B, ...], computed without waiting for the device."""
@@ -78,9 +80,10 @@ class Figures(NamedTuple, Generic[Number]):
 class Judge(Decision):
     """Speculative decoding: warp and verify.
 
-    The inputs are draft tokens [B, K], the two uniforms of an `Offer`, the draft's probabilities unless it is
-    deterministic, and the lengths of the rows' offers if they are ragged. The outputs are packed `Figures`, and the
-    probabilities [B, K] of each draft token under the target and under the drafter.
+    The inputs are draft tokens [B, K], the two uniforms of an `Offer`, the draft's probabilities
+    unless it is deterministic, and the lengths of the rows' offers if they are ragged. The outputs
+    are packed `Figures`, and the probabilities [B, K] of each draft token under the target and
+    under the drafter.
     """
 
     warp: Warp | RowWarp
@@ -107,18 +110,12 @@ class Judge(Decision):
         return figures, verdict.target_probability, verdict.draft_probability
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of whole offers: ragged ones are not prepared."""
         num_rows, width, vocabulary_size = logits.shape
-        num_draft_tokens = width - 1
-        device = logits.device
-        inputs = [
-            torch.zeros(num_rows, num_draft_tokens, dtype=torch.long, device=device),
-            torch.full((num_rows, num_draft_tokens), 0.5, device=device),
-            torch.full((num_rows, width), 0.5, device=device),
-        ]
-        if not self.is_deterministic:
-            shape = (num_rows, num_draft_tokens, vocabulary_size)
-            inputs.append(torch.full(shape, 1 / vocabulary_size, device=device))
-        if self.is_ragged:
-            lengths = torch.full((num_rows,), num_draft_tokens, device=device)
-            inputs.append(lengths)
-        return tuple(inputs)
+        draft_tokens = logits.new_zeros((num_rows, width - 1), dtype=torch.long)
+        halves = logits.new_full((num_rows, width), 0.5, dtype=torch.float32)
+        inputs = (draft_tokens, halves[:, 1:], halves)
+        if self.is_deterministic:
+            return inputs
+        share = 1 / vocabulary_size
+        return *inputs, torch.full_like(logits[:, 1:], share, dtype=torch.float32)

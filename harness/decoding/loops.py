@@ -29,8 +29,8 @@ def autoregressive(
 
     Args:
         ahead: queue each step before the host reads the tokens of the one before it, where these
-            cannot end a row and the consumer sends no `Change`. It changes no record, only when each
-            is yielded.
+            cannot end a row and the consumer sends no `Change`. It changes no record, only when
+            each is yielded.
         agree: for several processes that decode together, see `batch.Agree`.
     """
     rows = Rows(BatchWarp(), agree)
@@ -59,46 +59,40 @@ def speculative(
     ahead: bool = False,
     agree: Agree = itself,
 ) -> Records:
-    """Speculative decoding: up to K proposed tokens, one forward pass of the target over them, one verdict.
-
-    Near the end of a generation fewer tokens are proposed, so that the cache never holds more than
-    prompt and `max_new_tokens`.
+    """Speculative decoding: up to K proposed tokens, one target pass over them, one verdict.
 
     Args:
         num_draft_tokens: K, or what chooses it before every iteration; 0 is an iteration of regular
             decoding.
         verification: takes what `verify` takes; it is not called where no row is offered a token.
-        redraw: propose and accept with new random numbers in every iteration. It is needed for a rule
-            whose decision depends on the tokens that it discards, as block verification does; see
-            `decoding.randomness`.
+        redraw: propose and accept with new random numbers in every iteration. It is needed for a
+            rule whose decision depends on the tokens that it discards, as block verification does;
+            see `decoding.randomness`.
         warp: the drafter's, if rows with other settings may join.
         ahead, agree: as in `autoregressive`; an iteration is queued behind another one if K is a
             number and no row can end within two.
     """
     rows = Rows(warp or BatchWarp(), agree)
     num_tokens_ahead: int | None = None
-    if isinstance(num_draft_tokens, int):
-        num_tokens_ahead = 2 * num_draft_tokens + 1 if ahead else None
-        num_draft_tokens = Constant(num_draft_tokens)
     draft_length = num_draft_tokens
-    speculation = Speculation(
-        target, drafter, rows, lenience, verification, redraw, draft_length.most
-    )
+    if isinstance(draft_length, int):
+        num_tokens_ahead = 2 * draft_length + 1 if ahead else None
+        draft_length = Constant(draft_length)
+    steps = Speculation(target, drafter, rows, lenience, verification, redraw, draft_length.most)
 
+    # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
     def draft_and_verify(progress: Progress) -> Turn:
-        limits = speculation.limits(draft_length.choose(len(rows.members)), progress)
-        uniforms = speculation.uniforms(limits, progress)
-        proposal = speculation.propose(limits, uniforms.draft)
-        return speculation.verify(proposal, uniforms, limits, progress)
+        limits = steps.limits(draft_length.choose(len(rows.members)), progress)
+        uniforms = steps.uniforms(limits, progress)
+        proposal = steps.propose(limits, uniforms.draft)
+        return steps.verify(proposal, uniforms, limits, progress)
 
-    def roll_back_and_learn(
-        turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]
-    ) -> None:
-        # The token before the proposal stays, and the accepted ones. The next token has not been read yet.
+    def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+        # The token before the proposal stays, and so do those accepted. The next is not read yet.
         target.keep(added(num_accepted, 1))
         if rows.going_on():
             drafter.observe(num_accepted, next_tokens, turn.step)
         draft_length.observe(turn.limits, num_accepted)
 
-    turns = Turns(rows, draft_and_verify, roll_back_and_learn, num_tokens_ahead)
+    turns = Turns(rows, draft_and_verify, roll_back, num_tokens_ahead)
     yield from decode_batch(request, rows, turns, target, drafter)

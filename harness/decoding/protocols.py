@@ -1,4 +1,7 @@
-"""The two seams: a runner hides the KV cache, a drafter hides how tokens are proposed. And the record loops yield."""
+"""The two seams, Runner and Drafter, and the records that loops yield.
+
+A runner hides the KV cache, a drafter hides how tokens are proposed.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from harness.decoding.warp import AnyWarp
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a forward pass gives: logits after each prompt [B, V] (`start`) or each new token [B, n, V] (`extend`).
+    """The outputs of a forward pass: logits [B, V] after prompts, or [B, n, V] after each new
+    token.
 
-    `hidden` has the states of the layers that the runner captures, None if it captures none: [B, n, L, D], or for
-    prompts [B, longest, L, D], right-aligned: a row's last token is at [:, -1], the padding before its first undefined.
+    `hidden` has the states of the layers that the runner captures, None if it captures none: [B, n,
+    L, D], or for prompts [B, longest, L, D], right-aligned: a row's last token is at [:, -1], the
+    padding before its first undefined.
     """
 
     logits: Tensor
@@ -27,14 +32,14 @@ class Step:
 
 
 class Runner(Protocol):
-    """A batch of sequences that can be extended and rolled back. Implementations inherit from it."""
+    """A batch of sequences that can be extended and rolled back, to inherit from."""
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Begin a new batch with the token ids of B prompts."""
         ...
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Add the token ids of more prompts as rows behind the others; the step is theirs. Call `keep` first."""
+        """Add rows with these prompts behind the others; the step is theirs. Call `keep` first."""
         ...
 
     def extend(self, tokens: Tensor) -> Step:
@@ -42,50 +47,61 @@ class Runner(Protocol):
         ...
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Of the tokens extended since the last `keep` or `start`, row b keeps the first counts[b].
+        """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
+        `start`.
 
         The counts may be `transfer.Arriving`.
         """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, renumbered in this order. Call `keep` first after an extension."""
+        """Continue with these rows only, renumbered in this order. Call `keep` first after an
+        extension.
+        """
         ...
 
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        """Extend by tokens [B, n], then draw K tokens per row and extend by all but the last; see `randomness.draw`."""
+        """Extend by tokens [B, n], draw K tokens per row and extend by all but the last.
+
+        See `randomness.draw`.
+        """
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
     def decide(
         self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
-        """Extend by tokens [B, n] -> also what a decision makes of the logits and the inputs; see `decisions`."""
+        """Extend by tokens [B, n], and decide from the logits and the inputs; see `decisions`."""
         step = self.extend(tokens)
         return step, decision(step.logits, *inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a drafter proposes."""
+    """Draft tokens for each row.
 
-    tokens: Tensor  # [B, K], K >= 0
-    probabilities: Tensor | None = (
-        None  # [B, K, V] float32, what the tokens were drawn from; None: deterministic
-    )
-    lengths: Sequence[int] | None = (
-        None  # how many of the K tokens each row is offered, 0 to K; None: all
-    )
+    Attributes:
+        tokens: [B, K], K >= 0.
+        probabilities: [B, K, V] float32, what the tokens were drawn from; None if the drafter is
+            deterministic.
+        lengths: how many of the K tokens each row is offered, 0 to K; None for all.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor | None = None
+    lengths: Sequence[int] | None = None
 
 
 class Drafter(Protocol):
-    """A way to propose tokens. The target's runner must capture `layers`, whose hidden states it reads."""
+    """A way to propose tokens. It reads the hidden states of `layers`, which the target's runner
+    captures.
+    """
 
     layers: tuple[int, ...]
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """Begin a new batch: B prompts, the token the target decided after each, and the target's `start`."""
+        """Begin a new batch: B prompts, the token decided after each, the target's step."""
         ...
 
     def add(
@@ -95,15 +111,16 @@ class Drafter(Protocol):
         ...
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """Propose up to K tokens per row; `uniforms` [B, K] are the random numbers to draw them with, K >= 1."""
+        """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
         ...
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """Of the last proposal row b keeps the first num_accepted[b] tokens, and next_tokens[b] follows them.
+        """Learn that row b keeps the first num_accepted[b] proposed tokens, and next_tokens[b]
+        follows.
 
-        `step` is the target's, over the token before the proposal and then the longest offer: its first
-        num_accepted[b] + 1 entries in row b count. There is no call after the last iteration. Both lists may be
-        `transfer.Arriving`.
+        `step` is the target's, over the token before the proposal and then the longest offer: its
+        first num_accepted[b] + 1 entries in row b count. There is no call after the last iteration.
+        Both lists may be `transfer.Arriving`.
         """
         ...
 
@@ -122,13 +139,14 @@ class NonFiniteError(ArithmeticError):
 
     def __init__(self, role: str, position: int) -> None:
         super().__init__(f"logits of the {role} are not finite at new token {position}")
-        self.role, self.position = role, position
+        self.role = role
+        self.position = position
 
 
 class Origin(StrEnum):
     """Where a token comes from."""
 
-    TARGET = "target"  # drawn from the target where no draft token was offered: regular decoding, first tokens
+    TARGET = "target"  # drawn from the target where no draft token was offered
     DRAFT = "draft"  # proposed by the drafter and accepted
     RECOVERED = "recovered"  # drawn from the residual after a rejection
     BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
@@ -136,11 +154,13 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one turn of a loop decided. All lists are parallel to `rows`, the rows of the batch that had not ended.
+    """The tokens that one turn of a loop decided. All lists are parallel to `rows`, which had not
+    ended.
 
     Attributes:
         rows: positions in the batch that was started.
-        tokens: the tokens each row gained, at least one, cut after a stop token or at the length limit.
+        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
+            limit.
         origins: where each of `tokens` comes from.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.

@@ -1,11 +1,13 @@
 """Randomness as data: uniforms made before the loop, and sampling as a pure function of them.
 
-Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer does not depend on
-the batch it ran in, on the order, or on how often an iteration was repeated; and tests can feed chosen numbers.
+Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer
+does not depend on the batch it ran in, on the order, or on how often an iteration was repeated; and
+tests can feed chosen numbers.
 
-A position that is proposed again after an earlier rejection reuses its draft uniform. That is sound: a rejection at
-position t depends on the uniforms up to t alone, so those of the discarded positions after it are still uniform. That
-does not hold for block verification, whose rejection at t depends on the tokens after it too: see `loops.speculative`.
+A position that is proposed again after an earlier rejection reuses its draft uniform. That is
+sound: a rejection at position t depends on the uniforms up to t alone, so those of the discarded
+positions after it are still uniform. That does not hold for block verification, whose rejection at
+t depends on the tokens after it too: see `loops.speculative`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Up to so many weights are scanned at once, and more in blocks.
+# Up to this many weights are scanned at once, and more in blocks.
 _SCANNED, _BLOCK = 4096, 512
 
 
 class Purpose(IntEnum):
-    """Which decision at a position a uniform is for: the last index of the tensor `uniforms` returns."""
+    """The decision at a position that a uniform is for: the last index of `uniforms`."""
 
     DRAFT = 0  # draw the proposed token
     ACCEPT = 1  # accept or reject it
@@ -32,7 +34,9 @@ class Purpose(IntEnum):
 def uniforms(
     seed: int, prompt_indices: Sequence[int], num_positions: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Uniforms in [0, 1), float32 [B, num_positions, len(Purpose)], for the prompts with these indices."""
+    """Make uniforms in [0, 1), float32 [B, num_positions, len(Purpose)], for the prompts with these
+    indices.
+    """
     rows = [
         # Position first, so that a longer stream begins with the shorter one's numbers.
         np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index]))).random(
@@ -44,29 +48,33 @@ def uniforms(
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one index per row from unnormalised weights [..., V] with uniforms [...] -> [...] (int64).
+    """Draw one index per row from unnormalised weights [..., V] with uniforms [...] -> [...]
+    (int64).
 
-    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is never drawn. Weights
-    that are nan give V.
+    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
+    never drawn. Weights that are nan give V.
     """
-    # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep their order.
+    # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep
+    # their order.
     size = weights.shape[-1]
     if size <= _SCANNED:
         cumulative = weights.cumsum(-1, dtype=torch.float64)
         return torch.searchsorted(
             cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True
         ).squeeze(-1)
-    # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times as long.
+    # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times
+    # as long.
     whole = size // _BLOCK * _BLOCK
-    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them first.
+    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them
+    # first.
     sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if whole < size:
         sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True)], dim=-1)
     cumulative = sums.cumsum(-1, dtype=torch.float64)
     wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, wanted, right=True)
-    found = block < cumulative.shape[-1]
-    block = block.where(found, 0)
+    is_finite = block < cumulative.shape[-1]
+    block = block.where(is_finite, 0)
     index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     within = (
         weights.gather(-1, index.clamp(max=size - 1)).double().where(index < size, 0).cumsum(-1)
@@ -75,11 +83,14 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     place = torch.searchsorted(within, wanted - before, right=True)
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
-    return (block * _BLOCK + torch.minimum(place, last)).where(found, size).squeeze(-1)
+    return (block * _BLOCK + torch.minimum(place, last)).where(is_finite, size).squeeze(-1)
 
 
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """As `inverse_cdf`, but always an index that exists, even of weights that are nan: a GPU survives no other."""
+    """Draw as `inverse_cdf`, but always an index that exists: a GPU survives no other.
+
+    Weights that are nan give V - 1.
+    """
     return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
 
 
@@ -91,8 +102,8 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw K tokens per row after tokens [B, n], with uniforms [B, K], K >= 1, one after the other.
 
-    `extend` appends tokens [B, n] and returns the logits [B, n, V] after each. Nothing here waits for the device.
-    Returns tokens [B, K], and the distributions [B, K, V] they were drawn from.
+    `extend` appends tokens [B, n] and returns the logits [B, n, V] after each. Nothing here waits
+    for the device. Returns tokens [B, K], and the distributions [B, K, V] they were drawn from.
     """
     drawn: list[Tensor] = []
     probabilities: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The steps of a speculative iteration: random numbers, a proposal, and the target's verdict on it."""
+"""The steps of a speculative iteration: random numbers, a proposal, the target's verdict."""
 
 from __future__ import annotations
 
@@ -42,19 +42,25 @@ class Speculation:
     most_draft_tokens: int
 
     def limits(self, num_draft_tokens: int, progress: Progress) -> list[int]:
-        """Return how many tokens to draft for each row: no more than it may still take."""
+        """Return how many tokens to draft for each row: no more than it may still take.
+
+        So the cache never holds more than prompt and `max_new_tokens`.
+        """
         members = self.rows.members
         if isinstance(progress.num_generated, Arriving):  # far from the end
             return [num_draft_tokens] * len(members)
-        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted than is missing.
-        # Each row has its own limit, however many tokens the others need: an answer must not depend on its batch.
+        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted
+        # than is missing. Each row has its own limit, however many tokens the others need: an
+        # answer must not depend on its batch.
         return [
             min(num_draft_tokens, row.request.max_new_tokens - count - 1)
             for row, count in zip(members, progress.num_generated, strict=True)
         ]
 
     def uniforms(self, limits: Sequence[int], progress: Progress) -> TurnUniforms:
-        """Return the rows' next random numbers, or with `redraw` such as no iteration has used before."""
+        """Return the rows' next random numbers, or with `redraw` such as no iteration has used
+        before.
+        """
         rows = self.rows
         most = max(limits)
         draft, accept, target = rows.uniforms_from(progress.num_generated, most + 1).unbind(-1)
@@ -67,7 +73,9 @@ class Speculation:
         return TurnUniforms(first_columns(draft, most), first_columns(accept, most), target)
 
     def propose(self, limits: Sequence[int], uniforms: Tensor) -> Proposal:
-        """Ask the drafter -> what each row is offered: no more than its limit, and in as few columns as possible."""
+        """Ask the drafter -> what each row is offered: no more than its limit, and in as few
+        columns as possible.
+        """
         rows = self.rows
         if not max(limits):
             nothing = torch.empty(len(limits), 0, dtype=torch.long, device=rows.uniforms.device)
@@ -90,7 +98,9 @@ class Speculation:
         limits: Sequence[int],
         progress: Progress,
     ) -> Turn:
-        """Queue the target's forward pass over the last token of each row and the proposal, and its verdict."""
+        """Queue the target's forward pass over the last token of each row and the proposal, and its
+        verdict.
+        """
         rows = self.rows
         lengths = proposal.lengths or [0]
         width = max(lengths)

@@ -1,4 +1,7 @@
-"""Verification by coin: how fast would a pair be if its draft agreed this often? The output follows no model."""
+"""Verification by coin: how fast would a pair be if its draft agreed this often?
+
+The output follows no model.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from harness.decoding.verify import Offer, Verdict, accepted_prefix
 
 @dataclass(frozen=True)
 class AcceptByCoin:
-    """Accepts each draft token with probability `bias` in [0, 1], which becomes the conditional acceptance rate.
+    """Accepts each draft token with probability `bias` in [0, 1].
 
-    Lenience is ignored. It does as much work as `verify`, so that times can be measured with it.
+    `bias` becomes the conditional acceptance rate. Lenience is ignored. It does as much work as
+    `verify`, so that times can be measured with it.
     """
 
     bias: float

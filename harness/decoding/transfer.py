@@ -13,10 +13,10 @@ from torch import Tensor
 def to_device(
     numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str
 ) -> Tensor:
-    """Whole numbers [n] or [B, n] as a tensor (int64) on `device`.
+    """Copy whole numbers [n] or [B, n] to a tensor (int64) on `device`.
 
-    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a copy from pinned
-    memory is queued behind it instead.
+    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a
+    copy from pinned memory is queued behind it instead.
     """
     if isinstance(numbers, Arriving):
         return numbers.tensor.to(device)
@@ -29,7 +29,8 @@ def to_device(
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[Any]]:
-    """Begin to copy a tensor; the result waits for this copy and returns the numbers, as `tolist` does.
+    """Begin to copy a tensor; the result waits for this copy and returns the numbers, as `tolist`
+    does.
 
     `tolist` itself would wait for everything that is queued when it is called.
     """
@@ -47,17 +48,20 @@ def to_host(tensor: Tensor) -> Callable[[], list[Any]]:
 
 
 class Arriving(Sequence[int]):
-    """Whole numbers that a device has decided: reading one waits until all have arrived, `to_device` does not.
+    """Whole numbers that a device has decided. Reading waits until all have arrived, `to_device`
+    does not.
 
-    So code that knows nothing of it is right, and code that reads none is fast.
+    Code that knows nothing of this class is right, and code that reads no number is fast.
 
     Attributes:
         tensor: [n] on the device.
-        most: none is larger.
+        most: the largest number that can arrive.
     """
 
     def __init__(self, tensor: Tensor, read: Callable[[], Sequence[int]], most: int) -> None:
-        self.tensor, self.most, self._read = tensor, most, read
+        self.tensor = tensor
+        self.most = most
+        self._read = read
 
     @functools.cached_property
     def _numbers(self) -> Sequence[int]:
@@ -71,12 +75,12 @@ class Arriving(Sequence[int]):
 
 
 def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
-    """Sums [n]; without waiting for numbers that arrive."""
+    """Return sums [n], without waiting for numbers that arrive."""
     if more == 0:
         return numbers
     terms = [more] * len(numbers) if isinstance(more, int) else more
     if not isinstance(numbers, Arriving):
-        return [one + other for one, other in zip(numbers, terms, strict=True)]
+        return [number + term for number, term in zip(numbers, terms, strict=True)]
     summand = more if isinstance(more, int) else to_device(more, numbers.tensor.device)
     return Arriving(
         numbers.tensor + summand, lambda: added(list(numbers), terms), numbers.most + max(terms)
@@ -84,7 +88,7 @@ def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
 
 
 def at_most(numbers: Sequence[int], largest: int) -> Sequence[int]:
-    """Numbers [n], the larger ones cut to `largest`; without waiting for numbers that arrive."""
+    """Cut numbers [n] to at most `largest`, without waiting for numbers that arrive."""
     if isinstance(numbers, Arriving):
         tensor = numbers.tensor.clamp(max=largest)
         return Arriving(tensor, lambda: at_most(list(numbers), largest), min(numbers.most, largest))
@@ -92,10 +96,10 @@ def at_most(numbers: Sequence[int], largest: int) -> Sequence[int]:
 
 
 def first_columns(tensor: Tensor, count: int) -> Tensor:
-    """The first `count` of [B, n, ...] along n; the tensor itself where that is all, which costs nothing."""
+    """Return the first `count` of [B, n, ...] along n; the tensor itself where that is all."""
     return tensor if tensor.shape[1] == count else tensor[:, :count]
 
 
 def most(numbers: Sequence[int]) -> int:
-    """The largest; of numbers that arrive, an upper bound."""
+    """Return the largest number; an upper bound of numbers that arrive."""
     return numbers.most if isinstance(numbers, Arriving) else max(numbers)

@@ -20,7 +20,8 @@ from harness.decoding.verify import Verdict
 
 @dataclass(frozen=True)
 class Turn:
-    """An iteration that is queued on the device, and what was decided, which the host may not have read.
+    """An iteration that is queued on the device, and what was decided, which the host may not have
+    read.
 
     Attributes:
         step: the forward pass of the target.
@@ -47,7 +48,8 @@ class Turn:
         return [figures.num_accepted for figures in self.figures]
 
     def arriving(self, vocabulary_size: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return `num_accepted` and `next_tokens` without waiting, for a device that goes on with them.
+        """Return `num_accepted` and `next_tokens` without waiting, for a device that goes on with
+        them.
 
         A token that does not exist is replaced by one that does: no model survives to be fed it.
         """
@@ -79,22 +81,22 @@ class Turn:
         return Iteration(rows.numbers, taken, origins, proposed, self.num_accepted, self.verdict)
 
     def _check_finite(self, rows: Rows) -> None:
-        """Raise a NonFiniteError for the first token whose logits were nan, the target's before the draft's."""
+        """Raise a NonFiniteError for the first token of a row whose logits were nan."""
         # A rule need not look at the target's probability of a token to accept it.
         width = max(self.lengths)
-        generated = rows.progress.num_generated
-        for figures, position in zip(self.figures, generated, strict=True):
+        for row, figures in zip(rows.members, self.figures, strict=True):
+            position = row.num_generated
             if figures.num_finite < width:
                 raise NonFiniteError("model", position + figures.num_finite)
-        for figures, position in zip(self.figures, generated, strict=True):
             if figures.num_finite_drafted < width:
                 raise NonFiniteError("draft", position + figures.num_finite_drafted)
-        next_tokens = [figures.next_token for figures in self.figures]
-        rows.check_finite(next_tokens, added(generated, self.num_accepted))
+            rows.check_finite(figures.next_token, position + figures.num_accepted)
 
 
 def regular_turn(target: Runner, rows: Rows, next_tokens: Sequence[int], uniforms: Tensor) -> Turn:
-    """Queue one forward pass over the last token of each row, and draw the next ones with uniforms [B]."""
+    """Queue one forward pass over the last token of each row, and draw the next ones with uniforms
+    [B].
+    """
     last_tokens = to_device(next_tokens, rows.uniforms.device).unsqueeze(1)
     step, (drawn,) = target.decide(last_tokens, Draw(rows.warp.current), uniforms)
     drawn = rows.agree(drawn)
@@ -115,10 +117,10 @@ class Turns:
 
     Args:
         queue: queues a turn behind the given progress of the rows.
-        settle: rolls back and learns, given a turn with its `num_accepted` and `next_tokens`, both of which may be
-            `transfer.Arriving`.
-        num_tokens_ahead: queue each turn before the host reads the one before it, while every row goes on after this
-            many tokens. None: never.
+        settle: rolls back and learns, given a turn with its `num_accepted` and `next_tokens`, both
+            of which may be `transfer.Arriving`.
+        num_tokens_ahead: queue each turn before the host reads the one before it, while every row
+            goes on after this many tokens. None: never.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From logits to probabilities: the one place where this happens, for the target and for every drafter alike."""
+"""Turns logits into probabilities, for the target and for every drafter alike, and nowhere else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.decoding.transfer import to_device
 class Warp:
     """Temperature, then top-k, then top-p, in the order transformers applies them.
 
-    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, the first one on a tie.
-    `top_k=0` and `top_p=1` change nothing.
+    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, the first one on
+    a tie. `top_k=0` and `top_p=1` change nothing.
     """
 
     temperature: float = 1.0
@@ -24,13 +24,15 @@ class Warp:
     top_p: float = 1.0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of any floating type -> float32 probabilities [..., V]; nan where a logit is nan or inf."""
+        """Turn logits [..., V] of any type into float32 probabilities [..., V]; nan where a logit
+        is nan or inf.
+        """
         logits = logits.float()
         if self.temperature == 0:
             largest, likeliest = logits.max(-1, keepdim=True)
             # 0, or nan like the softmax of logits that are not finite.
-            none = 0 * largest
-            return none.expand_as(logits).clone().scatter_(-1, likeliest, none + 1)
+            zero = 0 * largest
+            return zero.expand_as(logits).clone().scatter_(-1, likeliest, zero + 1)
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
@@ -40,7 +42,8 @@ class Warp:
         if self.top_p < 1:
             descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
             top_p = max(self.top_p, 1e-30)  # less is 0 in float32
-            # A token stays if the mass of all likelier ones has not reached top_p yet; so the likeliest always stays.
+            # A token stays if the mass of all likelier ones has not reached top_p yet; so the
+            # likeliest always stays.
             likelier_mass = descending.cumsum(-1) - descending
             kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(
                 -1, order, likelier_mass < top_p
@@ -68,12 +71,16 @@ class RowWarp:
 
 
 class BatchWarp:
-    """The warp of a running batch. A loop replaces `current` as rows join and leave, and its drafter shares it."""
+    """The warp of a running batch. A loop replaces `current` as rows join and leave, and its
+    drafter shares it.
+    """
 
     current: Warp | RowWarp = Warp()
 
     def set_rows(self, rows: Sequence[Warp]) -> None:
-        """Take a warp for each row: a plain `Warp` where they are all equal, which runners may have prepared."""
+        """Take a warp for each row: a plain `Warp` where they are all equal, which runners may have
+        prepared.
+        """
         self.current = rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
 
     def __call__(self, logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Speculative decoding with a mistake planted on purpose, which a test of losslessness must catch.
 
-Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. Faulty rules
-compare by value and the faulty runner hands its calls on, so that a fault runs on the same prepared code as the real
-arm.
+Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is
+raised. Faulty rules compare by value and the faulty runner hands its calls on, so that a fault runs
+on the same prepared code as the real arm.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def faulty_verification(fault: Fault, warp: Warp, verification: Verification) ->
 
 @dataclass(frozen=True)
 class ResidualWarpedTwice:
-    """The residual, made of warped distributions, goes through temperature, top-k and top-p once more."""
+    """The residual, made of warped distributions, goes through temperature, top-k and top-p once
+    more.
+    """
 
     verification: Verification
     warp: Warp
@@ -79,12 +81,15 @@ class BonusFromWrongPosition:
 
 @dataclass(frozen=True)
 class DraftProbabilitiesIgnored:
-    """A draft token is accepted with its probability under the target, and recovered from the target as it is."""
+    """A draft token is accepted with its probability under the target, and recovered from the
+    target as it is.
+    """
 
     verification: Verification
 
     def __call__(self, offer: Offer) -> Verdict:
-        # With a draft probability of 1 everywhere no residual is left, and the target itself is then taken.
+        # With a draft probability of 1 everywhere no residual is left, and the target itself is
+        # then taken.
         ones = torch.ones_like(offer.target_probabilities[:, :-1])
         return self.verification(dataclasses.replace(offer, draft_probabilities=ones))
 

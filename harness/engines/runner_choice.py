@@ -16,7 +16,7 @@ from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.graphs import Recorder
+from harness.runners.graphs import GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
@@ -97,7 +97,7 @@ def build_runner(
 
 def is_spoiled() -> bool:
     """Whether this process should measure nothing more, because a CUDA graph could not be captured in it."""
-    return Recorder.has_failed
+    return GraphRecorder.has_failed
 
 
 def _eager_runner(

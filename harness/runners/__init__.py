@@ -1,1 +1,3 @@
-"""Runners: transformers models behind `decoding.protocols.Runner`, from plain to compiled and captured."""
+"""Runners: transformers models behind `decoding.protocols.Runner`, from plain to compiled and
+captured.
+"""

@@ -1,7 +1,9 @@
-"""Attention over a cache of fixed size in which heads that share their keys count as more queries of one head.
+"""Attention over a cache of fixed size in which heads that share their keys count as more queries
+of one head.
 
-transformers copies keys and values for each such head wherever there are a mask and several queries. Over a long
-context that takes longer than the attention itself, and every kernel computes the same without.
+transformers copies keys and values for each such head wherever there are a mask and several
+queries. Over a long context that takes longer than the attention itself, and every kernel computes
+the same without.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-# Names of attention in transformers: its own, and the one below.
+# Names of attention in transformers: torch's own, and the function below.
 PLAIN, PACKED = "sdpa", "sdpa_packed"
 
 
 def pack_heads(model: PreTrainedModel) -> int:
-    """Make a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys -> heads per key, else 1.
+    """Make a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys.
 
-    With other masks, and without one, the model computes what it did before.
+    Returns the heads per key, 1 if they share none. With other masks, and without one, the model
+    computes what it did before.
     """
     shares: set[Any] = {
         getattr(module, "num_key_value_groups", None) for module in model.modules()
@@ -32,7 +35,7 @@ def pack_heads(model: PreTrainedModel) -> int:
         return 1
     (heads_per_key,) = shares
     if heads_per_key > 1 and implementation != PACKED:
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, _attention)
+        ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
         model.set_attn_implementation(PACKED)
         # Layers that two models share have the configuration of one of them.
@@ -42,7 +45,7 @@ def pack_heads(model: PreTrainedModel) -> int:
     return int(heads_per_key)
 
 
-def _attention(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -51,7 +54,9 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries [B, heads, n, D], keys and values [B, key heads, S, D] -> [B, n, heads, D], as transformers asks for."""
+    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D] -> [B, n, heads,
+    D].
+    """
     (num_rows, num_heads, num_queries, size), num_key_heads = query.shape, key.shape[1]
     packed = num_heads // num_key_heads * num_queries
     # Without a mask several queries are a prompt's, each of which sees those before it.
@@ -67,7 +72,8 @@ def _attention(
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split before they are joined.
+    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split
+    # before they are joined.
     output = output.view(num_rows, num_key_heads, -1, num_queries, output.shape[-1]).permute(
         0, 3, 1, 2, 4
     )

@@ -1,4 +1,4 @@
-"""What the runners over transformers models share: how a model is called, and which tokens each row has."""
+"""The base of runners over transformers models: calls of the model, and the tokens of each row."""
 
 from __future__ import annotations
 
@@ -19,53 +19,61 @@ from harness.decoding.transfer import to_device
 
 
 class RollbackError(RuntimeError):
-    """The model keeps state outside the KV cache, so that tokens it has seen cannot be taken back."""
+    """The model keeps state outside the KV cache, so that it cannot take tokens back."""
 
 
 class Options(TypedDict, total=False):
-    """Of every runner over a transformers model."""
+    """Options of every runner over a transformers model.
 
-    vocabulary_size: (
-        int | None
-    )  # logits are cut to it; embeddings are often padded differently in target and draft
-    device: (
-        torch.device | None
-    )  # where tokens go in and logits come out; the model's own by default
-    # What `Step.hidden` holds, as indices into transformers' `hidden_states`: i is the input of layer i, 0 the
-    # embeddings, and the last one the output after the final norm.
+    Attributes:
+        vocabulary_size: logits are cut to it; embeddings are often padded differently in target and
+            draft.
+        device: where tokens go in and logits come out; the model's own by default.
+        hidden_layers: the layers in `Step.hidden`, as indices into transformers' `hidden_states`: i
+            is the input of layer i, 0 the embeddings, and the last one the output after the final
+            norm.
+    """
+
+    vocabulary_size: int | None
+    device: torch.device | None
     hidden_layers: tuple[int, ...]
 
 
 class CacheRunner(Runner):
-    """A `Runner` over a decoder-only transformers model, in evaluation mode, whose only state is its KV cache."""
+    """A `Runner` over a decoder-only transformers model, in evaluation mode, whose only state is
+    its KV cache.
+    """
 
     def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:
-        self._model, self._options = model, options
+        self._model = model
+        self._options = options
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
+        # Makes the model compute the logits of the last token alone, if it can.
+        self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         self._cache: Any = DynamicCache()
         self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Raises RollbackError if the model does not fill the cache."""
-        if not prompts or not all(prompts):
-            raise ValueError("every prompt needs at least one token")
-        # Without the model's configuration no layer drops slots behind a sliding window: a roll-back may need them.
+        """Raise RollbackError if the model does not fill the cache."""
+        require_tokens(prompts)
+        # Without the model's configuration no layer drops slots behind a sliding window: a
+        # roll-back may need them.
         self._cache = DynamicCache()
-        self._lengths, self._num_extended = list(map(len, prompts)), 0
+        self._lengths = list(map(len, prompts))
+        self._num_extended = 0
         # Many samples of one prompt: it is read once.
-        outputs = self._read(
-            prompts[:1] if all(prompt == prompts[0] for prompt in prompts) else prompts
-        )
+        are_equal = all(prompt == prompts[0] for prompt in prompts)
+        outputs = self._read(prompts[:1] if are_equal else prompts)
         layers, width = self._cache.layers, max(self._lengths)
-        if not layers or not all(
+        is_filled = all(
             type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers
-        ):
-            raise RollbackError(
-                f"{type(self._model).__name__} does not keep its state in a KV cache"
-            )
+        )
+        if not layers or not is_filled:
+            name = type(self._model).__name__
+            raise RollbackError(f"{name} does not keep its state in a KV cache")
         self._begin()
         return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
 
@@ -73,9 +81,9 @@ class CacheRunner(Runner):
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._num_extended:
             raise ValueError("keep what was extended before adding rows")
-        if not prompts or not all(prompts):
-            raise ValueError("every prompt needs at least one token")
-        before, self._cache = self._cache, DynamicCache()
+        require_tokens(prompts)
+        before = self._cache
+        self._cache = DynamicCache()
         outputs = self._read(prompts)
         num_before = len(self._lengths)
         self._lengths = [*self._lengths, *map(len, prompts)]
@@ -102,15 +110,21 @@ class CacheRunner(Runner):
 
     @abstractmethod
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """Run the model over prompts into the empty `_cache` -> the tensors of a Step, for these prompts."""
+        """Run the model over prompts into the empty `_cache` -> the tensors of a Step, for these
+        prompts.
+        """
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin a batch of as many rows as `_lengths` from `_cache`, which has one row if all prompts are equal."""
+        """Begin a batch of as many rows as `_lengths` from `_cache`, which has one row if all
+        prompts are equal.
+        """
 
     @abstractmethod
     def _append(self, before: Cache, num_before: int) -> None:
-        """Add the rows in `_cache` behind the first `num_before` of `_lengths`, whose `_cache` was `before`."""
+        """Add the rows in `_cache` behind the first `num_before` of `_lengths`, whose `_cache` was
+        `before`.
+        """
 
     @abstractmethod
     def _roll_back(self, dropped: Sequence[int]) -> None:
@@ -121,13 +135,21 @@ class CacheRunner(Runner):
         """Continue with these rows; `_lengths` already does."""
 
 
+def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError for an empty prompt, and for none."""
+    if not prompts or not all(prompts):
+        raise ValueError("every prompt needs at least one token")
+
+
 _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
 def run_model(
     model: PreTrainedModel, options: Options, tokens: Tensor, cache: Cache, **arguments: Any
 ) -> tuple[Tensor, ...]:
-    """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their states [B, n, L, D]."""
+    """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
+    states [B, n, L, D].
+    """
     output = model(
         input_ids=tokens, past_key_values=cache, use_cache=True, **arguments, **capturing(options)
     )
@@ -135,38 +157,41 @@ def run_model(
 
 
 def capturing(options: Options) -> dict[str, Any]:
-    """What a model is called with so that the layers are captured."""
+    """Return the arguments with which a model returns the states of the captured layers."""
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
-    # A list keeps these alone. Before 5.23 transformers returned other layers for a list than it was given.
+    # A list keeps these alone. Before 5.23 transformers returned other layers than the list asked
+    # for.
     return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
 
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
-    """See `run_model`."""
-    logits, layers = (
-        output.logits[..., : options.get("vocabulary_size")],
-        options.get("hidden_layers", ()),
-    )
+    """Take from a model's output what `run_model` returns."""
+    logits = output.logits[..., : options.get("vocabulary_size")]
+    layers = options.get("hidden_layers", ())
     if not layers:
         return (logits,)
     # The layers of one model may be on several devices.
-    return logits, torch.stack(
-        [output.hidden_states[layer].to(logits.device) for layer in layers], dim=2
-    )
+    states = [output.hidden_states[layer].to(logits.device) for layer in layers]
+    return logits, torch.stack(states, dim=2)
 
 
 def stacked(above: Tensor, below: Tensor) -> Tensor:
-    """States [B, heads, slots, D] of some rows above those of others, padded on the left to the same width."""
+    """Put states [B, heads, slots, D] of some rows above those of others, padded on the left to the
+    same width.
+    """
     width = max(above.shape[2], below.shape[2])
-    return torch.cat(
-        [nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (above, below)]
-    )
+    padded = [
+        nn.functional.pad(states, (0, 0, width - states.shape[2], 0)) for states in (above, below)
+    ]
+    return torch.cat(padded)
 
 
 def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Move the first lengths[b] states of row b to the right end: [B, longest, ...] -> the same shape."""
+    """Move the first lengths[b] states of row b to the right end: [B, longest, ...] -> the same
+    shape.
+    """
     num_rows, width = states.shape[:2]
     if min(lengths) == width:
         return states

@@ -1,9 +1,11 @@
-"""The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding begins.
+"""The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding
+begins.
 
-The prepared shapes are an extension by one token, one by K + 1 tokens, each also with what the target decides after it,
-and a draft's whole phase of K steps with its sampling. A smaller extension is filled up to a prepared shape; one that
-fits none runs eagerly over the same cache.
-Compiling fuses the many small kernels of norms and rotary embeddings; capturing removes the host's work for the rest.
+The prepared shapes are an extension by one token, one by K + 1 tokens, each also with what the
+target decides after it, and a draft's whole phase of K steps with its sampling. A smaller extension
+is filled up to a prepared shape; one that fits none runs eagerly over the same cache. Compiling
+fuses the many small kernels of norms and rotary embeddings; capturing removes the host's work for
+the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.runners.base import Options
 from harness.runners.checks import compare_with_plain, refusing, require_close
-from harness.runners.graphs import FixedCall, Recorder
+from harness.runners.graphs import FixedCall, GraphRecorder
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
@@ -48,9 +50,9 @@ class _Shape(NamedTuple):
 class PreparedRunner(StaticRunner):
     """A `StaticRunner` that runs prepared shapes fast. Before `prepare` it behaves like one.
 
-    `compiled` and `captured` say whether `prepare` compiles the forward pass and whether it captures CUDA graphs (on a
-    CPU it does not); `setup_seconds` is the time this took. Raises UnsupportedModelError if the model needs a plainer
-    runner.
+    `compiled` and `captured` say whether `prepare` compiles the forward pass and whether it
+    captures CUDA graphs (on a CPU it does not); `setup_seconds` is the time this took. Raises
+    UnsupportedModelError if the model needs a plainer runner.
     """
 
     def __init__(
@@ -88,37 +90,29 @@ class PreparedRunner(StaticRunner):
         warp: Warp | None = None,
         decisions: Mapping[int, Decision] | None = None,
     ) -> None:
-        """Compile and capture all shapes that decoding needs, and compare the outputs with the model's own.
+        """Compile and capture all shapes that decoding needs, and compare the outputs with the
+        model's own.
 
         Args:
             batch_size: the most rows of a batch.
             num_slots: the most tokens of a row, draft tokens beyond its end included.
-            widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not been fed.
+            widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not
+                been fed.
             num_drawn: each K of a draft; a target draws nothing.
             warp: for the tokens drawn.
-            decisions: what is decided after an extension, by its width. They are captured, not compiled: on a CPU that
-                takes seconds, and saves about 1 % of an iteration.
+            decisions: what is decided after an extension, by its width. They are captured, not
+                compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
             UnsupportedModelError: if it cannot be captured, or then gives other outputs.
         """
         self.check(num_slots)
-        self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
-        # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is not.
-        num_halvings = 0 if self._compiled else batch_size.bit_length() - 1
-        sizes = sorted(batch_size >> halving for halving in range(num_halvings + 1))
-        self._views = {size: self._prepared.first_rows(size) for size in sizes}
-        self._widths = sorted(set(widths))
-        self._num_drawn = sorted(set(num_drawn))
         self._warp = warp or Warp()
         self._decisions = decisions if decisions and self._captured else {}
-        self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
-        self._passes = {
-            (size, width): functools.partial(self._forward, view)
-            for size, view in self._views.items()
-            for width in self._widths
-        }
+        self._num_drawn = sorted(set(num_drawn))
+        self._widths = sorted(set(widths))
+        self._allocate(batch_size, num_slots)
         started = time.perf_counter()
         if self._compiled:
             with refusing(CompilationError, "cannot be compiled"):
@@ -128,6 +122,21 @@ class PreparedRunner(StaticRunner):
         self.setup_seconds = time.perf_counter() - started
         # Prepared shapes see all slots: a model that counts from their end shows it at any length.
         compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
+
+    def _allocate(self, batch_size: int, num_slots: int) -> None:
+        """Make the slots, and a forward pass over them for each number of rows and tokens."""
+        self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
+        # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a
+        # compilation is not.
+        num_halvings = 0 if self._compiled else batch_size.bit_length() - 1
+        sizes = sorted(batch_size >> halving for halving in range(num_halvings + 1))
+        self._views = {size: self._prepared.first_rows(size) for size in sizes}
+        self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
+        self._passes = {
+            (size, width): functools.partial(self._forward, view)
+            for size, view in self._views.items()
+            for width in self._widths
+        }
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._prepared is not None and self._has_room(self._prepared, prompts):
@@ -190,7 +199,8 @@ class PreparedRunner(StaticRunner):
         if not isinstance(counts, Arriving) or self._slots is not self._prepared:
             super().keep(counts)
             return
-        # Prepared shapes take starts from the device. Of an earlier verdict the host has read the lengths by now.
+        # Prepared shapes take starts from the device. Of an earlier verdict the host has read the
+        # lengths by now.
         self._lengths = added(counts, list(self._lengths))
         self._num_extended = 0
 
@@ -199,9 +209,7 @@ class PreparedRunner(StaticRunner):
         return self._slots is self._prepared and self._fits(num_tokens)
 
     def _prepared_rows(self, num_rows: int) -> int:
-        size = self._least(self._views, num_rows)
-        assert size is not None
-        return size
+        return next(size for size in self._views if size >= num_rows)
 
     @staticmethod
     def _least(prepared: Iterable[int], needed: int) -> int | None:
@@ -210,7 +218,9 @@ class PreparedRunner(StaticRunner):
     def _extend_and_decide(
         self, tokens: Tensor, starts: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run a prepared pass over tokens [B, n] from starts [B] on, and the decision -> the outputs of both."""
+        """Run a prepared pass over tokens [B, n] from starts [B] on, and the decision -> the
+        outputs of both.
+        """
         width = tokens.shape[1]
         outputs = self._passes[tokens.shape](tokens, starts, self._counts[width])
         logits = outputs[0]
@@ -230,9 +240,10 @@ class PreparedRunner(StaticRunner):
 
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
-        # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth. The tensors are
-        # the same in every pass, so that their sizes need no check. A product and its sum are one instruction. Whether
-        # g++ knows the processor's instructions is not tried out, which takes it 3 s: if not, the first kernel fails.
+        # Without tuning Triton's products of a matrix and a vector stay below the memory's
+        # bandwidth. The tensors are the same in every pass, so that their sizes need no check. A
+        # product and its sum are one instruction. Whether g++ knows the processor's instructions is
+        # not tried out, which takes it 3 s: if not, the first kernel fails.
         options = {
             "coordinate_descent_tuning": self._device.type == "cuda",
             "size_asserts": False,
@@ -249,9 +260,9 @@ class PreparedRunner(StaticRunner):
 
     def _fix_calls(self) -> None:
         """Prepare the calls of each shape, the largest first."""
-        recorder: Recorder | None = None
+        recorder: GraphRecorder | None = None
         if self._captured and self._device.type == "cuda":
-            recorder = Recorder(self._device)
+            recorder = GraphRecorder(self._device)
         for size, width in reversed(self._passes):
             tokens, starts, num_real = self._example(size, width)
             forward = self._passes[size, width]
@@ -267,7 +278,7 @@ class PreparedRunner(StaticRunner):
 
     def _fix(
         self,
-        recorder: Recorder | None,
+        recorder: GraphRecorder | None,
         example: tuple[Tensor, Tensor],
         shape: _Shape,
         call: TensorCall,
@@ -279,7 +290,8 @@ class PreparedRunner(StaticRunner):
             return
         tokens, starts = example
         fixed = FixedCall(call, (tokens, starts, *inputs), recorder)
-        # Other inputs than the recorded ones: a graph that does nothing still has the outputs of its warm-up.
+        # Other inputs than the recorded ones: a graph that does nothing still has the outputs of
+        # its warm-up.
         fixed.clear()
         others = (tokens + 1, starts + 1, *inputs)
         difference = "captured differ from those before"
@@ -287,7 +299,9 @@ class PreparedRunner(StaticRunner):
         self._calls[shape] = fixed
 
     def _example(self, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens [B, n], starts [B] and the number of real tokens [], for a pass that is only compared."""
+        """Return tokens [B, n], starts [B] and the number of real tokens [], for a pass that is
+        only compared.
+        """
         starts = torch.zeros(size, dtype=torch.long, device=self._device)
         tokens = torch.arange(size * width, device=self._device).view(size, width) % 16
         return tokens, starts, torch.full((), width, device=self._device)

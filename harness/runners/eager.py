@@ -1,8 +1,10 @@
-"""The plain runner: an unmodified transformers model, called eagerly, its cache compacted after each verdict.
+"""The plain runner: an unmodified transformers model, called eagerly, its cache compacted after
+each verdict.
 
-Rows keep different numbers of tokens, yet a transformers cache is one rectangle. So every row's slots are at its right
-end, with left padding before them, and a 2-D mask and explicit positions to match. Keeping the same count in all rows
-is a crop; keeping different ones is a gather of whole slots. Sliding windows are exact on right-aligned rows.
+Rows keep different numbers of tokens, yet a transformers cache is one rectangle. So every row's
+slots are at its right end, with left padding before them, and a 2-D mask and explicit positions to
+match. Keeping the same count in all rows is a crop; keeping different ones is a gather of whole
+slots. Sliding windows are exact on right-aligned rows.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from harness.runners.checks import compare_with_plain, longest_span
 
 
 class EagerRunner(CacheRunner):
-    """A `Runner` over any decoder-only transformers model whose only state is its KV cache; see `CacheRunner`."""
+    """A `Runner` over any decoder-only transformers model whose only state is its KV cache; see
+    `CacheRunner`.
+    """
 
     def check(self, num_rows: int, num_slots: int | None = None) -> None:
-        """Compare the outputs over a window, chunk or block of attention with the model's own. Starts a new batch.
+        """Compare the outputs over a window, chunk or block of attention with the model's own.
+        Starts a new batch.
 
-        `num_slots` are the most tokens of a row; None: any number. A model without windows is taken as it is.
+        `num_slots` are the most tokens of a row; None: any number. A model without windows is taken
+        as it is.
 
         Raises UnsupportedModelError if they differ by more than rounding.
         """
@@ -42,12 +48,11 @@ class EagerRunner(CacheRunner):
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         width = max(map(len, prompts))
-        starts = [
-            len(prompt) - width for prompt in prompts
-        ]  # so that positions end at the prompt's own length
+        # Positions end at the prompt's own length.
+        starts = [len(prompt) - width for prompt in prompts]
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
-        logits, *hidden = self._forward(to_device(padded, self._device), starts, **only_last)
+        tokens = to_device(padded, self._device)
+        logits, *hidden = self._forward(tokens, starts, **self._only_last)
         return logits[:, -1], *hidden
 
     def _begin(self) -> None:
@@ -56,7 +61,8 @@ class EagerRunner(CacheRunner):
 
     def _append(self, before: Any, num_before: int) -> None:
         for new, old in zip(self._cache.layers, before.layers, strict=True):
-            new.keys, new.values = stacked(old.keys, new.keys), stacked(old.values, new.values)
+            new.keys = stacked(old.keys, new.keys)
+            new.values = stacked(old.values, new.values)
 
     @torch.inference_mode()
     def _roll_back(self, dropped: Sequence[int]) -> None:
@@ -79,13 +85,14 @@ class EagerRunner(CacheRunner):
     def _forward(
         self, tokens: Tensor, starts: Sequence[int], **arguments: Any
     ) -> tuple[Tensor, ...]:
-        """Run the model over tokens [B, n] after the cache; row b has starts[b] tokens before them."""
-        num_slots, num_new = self._cache.get_seq_length(), tokens.shape[1]
+        """Read tokens [B, n] after the cache; row b has starts[b] tokens before them."""
+        num_slots = self._cache.get_seq_length()
+        num_new = tokens.shape[1]
         if any(start != num_slots for start in starts):
-            # Slots before a row's first token are padding; in a prompt they have negative positions.
-            first_slots = to_device(
-                [num_slots - start for start in starts], self._device
-            ).unsqueeze(1)
+            # Slots before a row's first token are padding; in a prompt they have negative
+            # positions.
+            num_padding = [num_slots - start for start in starts]
+            first_slots = to_device(num_padding, self._device).unsqueeze(1)
             slots = torch.arange(num_slots + num_new, device=self._device)
             arguments["attention_mask"] = (slots >= first_slots).long()
             if "position_ids" in self._parameters:
@@ -94,13 +101,12 @@ class EagerRunner(CacheRunner):
             return run_model(self._model, self._options, tokens, self._cache, **arguments)
 
     def _gather_right(self, ends: Sequence[int]) -> None:
-        """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the longest row."""
+        """Move each row's slots so that slot ends[b] - 1 becomes the last, in the width of the
+        longest row.
+        """
         width = max(self._lengths)
-        sources = (
-            to_device(ends, self._device).unsqueeze(1)
-            - width
-            + torch.arange(width, device=self._device)
-        )
+        starts = to_device(ends, self._device).unsqueeze(1) - width
+        sources = starts + torch.arange(width, device=self._device)
         sources.clamp_(min=0)  # padding; any slot will do
         for layer in self._cache.layers:
             layer.keys = _take_slots(layer.keys, sources)
@@ -108,12 +114,11 @@ class EagerRunner(CacheRunner):
 
 
 def _take_slots(states: Tensor, sources: Tensor) -> Tensor:
-    """states [B, heads, slots, D] and sources [B, width] -> [B, heads, width, D]."""
+    """Take the slots sources [B, width] of states [B, heads, slots, D] -> [B, heads, width, D]."""
     # Whole slots of D numbers are copied: several times faster than gathering numbers one by one.
     num_rows, num_heads, num_slots, dimension = states.shape
     sources = sources.to(states.device)
     heads = torch.arange(num_rows * num_heads, device=states.device).view(num_rows, num_heads, 1)
     flat = (heads * num_slots + sources.unsqueeze(1)).flatten()
-    return (
-        states.reshape(-1, dimension).index_select(0, flat).view(num_rows, num_heads, -1, dimension)
-    )
+    taken = states.reshape(-1, dimension).index_select(0, flat)
+    return taken.view(num_rows, num_heads, -1, dimension)

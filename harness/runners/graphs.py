@@ -1,7 +1,8 @@
-"""A call of one shape on fixed buffers, and as a CUDA graph: recorded once, replayed without work on the host.
+"""Calls of one shape on fixed buffers, also as CUDA graphs: recorded once, replayed without work on
+the host.
 
-After the torch documentation of CUDA graphs: warm up on a side stream, capture, then write inputs into the captured
-ones and replay.
+After the torch documentation of CUDA graphs: warm up on a side stream, capture, then write inputs
+into the captured ones and replay.
 """
 
 from __future__ import annotations
@@ -16,29 +17,33 @@ from torch import Tensor
 
 Call = Callable[[], tuple[Tensor, ...]]
 
-# Before a capture: after these, kernels are loaded, workspaces allocated, and autotuning is done.
+# Calls before a capture, after which kernels are loaded, workspaces allocated, and autotuning is
+# done.
 _NUM_WARMUPS = 3
 
 
-class Recorder:
-    """Records CUDA graphs on one device. They share memory, so no two of them may run at the same time.
+class GraphRecorder:
+    """Records CUDA graphs on one device. They share memory, so no two of them may run at the same
+    time.
 
-    `has_failed` is whether a capture has failed in this process: torch's allocator and random generators may then go on
-    as if it lasted.
+    `has_failed` is whether a capture has failed in this process: torch's allocator and random
+    generators may then go on as if it lasted.
     """
 
     has_failed: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # torch's own stream for captures is on whichever device captured first; elsewhere it records an empty graph.
+        # torch's own stream for captures is on whichever device captured first; elsewhere it
+        # records an empty graph.
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Call) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        """The graph of `call`, and the outputs that a replay overwrites.
+        """Return the graph of `call`, and the outputs that a replay overwrites.
 
-        Raises the first error of `call`; RuntimeError before the capture begins if it waits for the device.
+        Raises the first error of `call`; RuntimeError before the capture begins if it waits for the
+        device.
         """
         failure: Exception | None = None
         with torch.cuda.device(self._device):
@@ -59,8 +64,9 @@ class Recorder:
                         failure = error
                         raise
             except Exception as error:
-                Recorder.has_failed = True
-                # Ending a broken capture fails too, with an error that says less, and leaves the side stream current.
+                GraphRecorder.has_failed = True
+                # Ending a broken capture fails too, with an error that says less, and leaves the
+                # side stream current.
                 raise (failure or error) from None
             finally:
                 torch.cuda.set_stream(current)
@@ -69,7 +75,7 @@ class Recorder:
 
 @contextmanager
 def _waiting_refused() -> Iterator[None]:
-    """Let torch raise an error where the host would wait for the device, which breaks a capture and what follows it."""
+    """Make torch raise an error where the host would wait, which breaks a capture."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -79,11 +85,12 @@ def _waiting_refused() -> Iterator[None]:
 
 
 class FixedCall:
-    """A function of tensors, called on fixed buffers, compiled for them or recorded as a CUDA graph.
+    """A function of tensors, called on fixed buffers, compiled for them or recorded as a CUDA
+    graph.
 
     Args:
-        call: to be recorded it must not wait for the device, and must find everything but `inputs` at the same
-            addresses every time. It then runs several times, on copies of `inputs`.
+        call: to be recorded it must not wait for the device, and must find everything but `inputs`
+            at the same addresses every time. It then runs several times, on copies of `inputs`.
         compiler: makes another call of the call on the buffers.
     """
 
@@ -91,7 +98,7 @@ class FixedCall:
         self,
         call: Callable[..., tuple[Tensor, ...]],
         inputs: tuple[Tensor, ...],
-        recorder: Recorder | None = None,
+        recorder: GraphRecorder | None = None,
         compiler: Callable[[Call], Call] | None = None,
     ) -> None:
         self._inputs = tuple(tensor.clone() for tensor in inputs)
@@ -104,7 +111,7 @@ class FixedCall:
             self._graph, self._outputs = recorder(self._call)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The function of `inputs`; later calls leave the results alone."""
+        """Call the function; later calls leave the results alone."""
         for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer.copy_(tensor)
         if self._graph is None:

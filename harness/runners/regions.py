@@ -1,7 +1,8 @@
-"""A model's forward pass compiled for given tensors, equal layers once.
+"""Compiles a model's forward pass over given tensors, with equal layers compiled once.
 
-The graph of a forward pass is cut where a layer begins and ends, and parts that compute the same share their code: the
-regional compilation of PyTorch's recipes, without a new compilation for each layer's index.
+The graph of a forward pass is cut where a layer begins and ends, and parts that compute the same
+share their code: the regional compilation of PyTorch's recipes, without a new compilation for each
+layer's index.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch.utils._pytree import tree_map_only
 
 from harness.runners.graphs import Call
 
-# A product of more rows than this is a library's. Matrices of so many numbers stay in a core's cache.
+# A product of more rows than this is left to a library. Matrices of so many numbers stay in a
+# core's cache.
 _FEW_ROWS, _CACHED = 8, 1 << 17
 
 # Compiled parts, by what they compute: models of the same sizes share them.
@@ -34,37 +36,55 @@ _compiled: dict[str, Callable[..., Any]] = {}
 def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Call:
     """Compile a call of a model, with options of inductor: a pass over the same tensors every time.
 
-    The result neither looks for the tensors again nor checks them, which takes a tenth of a small model's pass.
+    The result neither looks for the tensors again nor checks them, which takes a tenth of a small
+    model's pass.
 
-    Raises an error of torch where the call depends on values of tensors: of these there are none while it is traced.
+    Raises an error of torch where the call depends on values of tensors: while it is traced they
+    have none.
     """
-    with _marked(model), _PlainTensors():
-        graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
-    fake = detect_fake_mode([node.meta.get("val") for node in graph.graph.nodes])
-    assert fake is not None
-    inputs: dict[str, fx.Node] = {}  # one for each tensor, however often the call uses it
-    for node in graph.graph.find_nodes(op="get_attr"):
-        if node.target not in inputs:
-            with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
-                inputs[node.target] = graph.graph.placeholder(node.target)
-            # Compiled code outlives the model, and must not keep its weights.
-            inputs[node.target].meta["val"] = fake.from_tensor(getattr(graph, node.target))
-        node.replace_all_uses_with(inputs[node.target])
-        graph.graph.erase_node(node)
-    calls = (node for node in graph.graph.nodes if node.op == "call_function")
-    runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
-    number = {node: index for index, (_, run) in enumerate(runs) for node in run}
-    whole = split_module(graph, graph, number.__getitem__)
+    with _layers_marked(model), _PlainTensors():
+        traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
+    _tensors_to_inputs(traced)
+    whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
         signature = _signature(part.graph)
         if signature not in _compiled:
             _compiled[signature] = _compile(part, options)
-        node.op, node.target = "call_function", _compiled[signature]
+        node.op = "call_function"
+        node.target = _compiled[signature]
     whole.recompile()
-    tensors = (getattr(graph, node.target) for node in graph.graph.find_nodes(op="placeholder"))
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    tensors = [getattr(traced, node.target) for node in placeholders]
     return functools.partial(whole.forward, *tensors)
+
+
+def _tensors_to_inputs(traced: fx.GraphModule) -> None:
+    """Make each tensor that a graph refers to an input, one for each tensor, however often it is
+    used.
+    """
+    graph = traced.graph
+    fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    assert fake is not None
+    inputs: dict[str, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        name = node.target
+        if name not in inputs:
+            with graph.inserting_before(next(iter(graph.nodes))):
+                inputs[name] = graph.placeholder(name)
+            # Compiled code outlives the model, and must not keep its weights.
+            inputs[name].meta["val"] = fake.from_tensor(getattr(traced, name))
+        node.replace_all_uses_with(inputs[name])
+        graph.erase_node(node)
+
+
+def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
+    """Make a part of each run of consecutive nodes that are of the same layer, or of none."""
+    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
+    part_of = {node: number for number, (_, run) in enumerate(runs) for node in run}
+    return split_module(traced, traced, part_of.__getitem__)
 
 
 def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -83,13 +103,14 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
     code: Any = compile_fx(part, examples, config_patches=dict(options))
 
     def run(*inputs: Tensor) -> Any:
-        return code(*inputs)[0] if is_single else code(*inputs)
+        outputs = code(*inputs)
+        return outputs[0] if is_single else outputs
 
     return run
 
 
 class _PlainTensors(TorchFunctionMode):
-    """Operations see quantized weights as what these hold: fake tensors know no subclasses."""
+    """Shows operations the plain tensors in quantized weights: fake tensors know no subclasses."""
 
     def __torch_function__(
         self,
@@ -98,24 +119,25 @@ class _PlainTensors(TorchFunctionMode):
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        args, kwargs = tree_map_only(
-            nn.Parameter, lambda weight: weight.as_subclass(Tensor), (args, kwargs or {})
-        )
+        def plain(weight: nn.Parameter) -> Tensor:
+            return weight.as_subclass(Tensor)
+
+        args, kwargs = tree_map_only(nn.Parameter, plain, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
 @contextmanager
-def _marked(model: nn.Module) -> Iterator[None]:
-    """While a model is traced, each node's metadata get the path of its layer: of a numbered module in no other."""
-    layers = [
-        (path, module)
-        for path, module in model.named_modules()
-        if re.fullmatch(r"(\D+\.)?\d+", path)
-    ]
+def _layers_marked(model: nn.Module) -> Iterator[None]:
+    """Write the path of its layer into the metadata of each node that is traced.
+
+    A layer is a numbered module that is in no other.
+    """
     with ExitStack() as hooks:
-        for path, layer in layers:
-            hooks.callback(layer.register_forward_pre_hook(lambda *_: _mark(None)).remove)
-            hooks.callback(layer.register_forward_hook(lambda *_, path=path: _mark(path)).remove)
+        for path, module in model.named_modules():
+            if not re.fullmatch(r"(\D+\.)?\d+", path):
+                continue
+            hooks.callback(module.register_forward_pre_hook(lambda *_: _mark(None)).remove)
+            hooks.callback(module.register_forward_hook(lambda *_, path=path: _mark(path)).remove)
         yield
 
 
@@ -130,7 +152,8 @@ def _mark(layer: str | None) -> None:
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rows [n, D] and a matrix [D, N] -> [n, N]; few rows on a CPU as sums, which inductor puts into its kernels.
+    """Multiply rows [n, D] by a matrix [D, N] -> [n, N]; few rows on a CPU as sums, which inductor
+    fuses.
 
     A library's product of few rows takes up to twice as long, and is a call between two kernels.
     """
@@ -141,7 +164,8 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
     if matrix.numel() <= _CACHED:
         return (rows.unsqueeze(1) * matrix.t()).sum(-1)
-    # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in one loop.
+    # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in
+    # one loop.
     return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
 
@@ -153,7 +177,7 @@ _PRODUCTS = {torch.ops.aten.mm.default: product, torch.ops.aten.addmm.default: _
 
 
 def _signature(graph: fx.Graph) -> str:
-    """Equal for graphs that compute the same from inputs of the same kinds."""
+    """Describe a graph: equal for graphs that compute the same from inputs of the same kinds."""
     numbers: dict[fx.Node, str] = {}
     lines = []
     for node in graph.nodes:
@@ -161,8 +185,7 @@ def _signature(graph: fx.Graph) -> str:
             example = node.meta["val"]
             lines.append(f"{example.shape} {example.stride()} {example.dtype} {example.device}")
         else:
-            lines.append(
-                f"{node.op} {node.target} {map_arg((node.args, node.kwargs), numbers.__getitem__)}"
-            )
+            arguments = map_arg((node.args, node.kwargs), numbers.__getitem__)
+            lines.append(f"{node.op} {node.target} {arguments}")
         numbers[node] = f"%{len(numbers)}"
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""Prompts that begin alike, as few-shot questions do: their common beginning is read once for the whole batch."""
+"""Prompts that begin alike, as few-shot questions do: their common beginning is read once for the
+whole batch.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from harness.runners.wrapped import WrappedRunner
 
 
 class SharedPrefixRunner(WrappedRunner):
-    """A `Runner` around another one: `start` reads the common beginning once, then the rest of each prompt.
+    """A `Runner` around another one: `start` reads the common beginning once, then the rest of each
+    prompt.
 
     The other runner reads a batch of equal prompts once, and drops what pads the shorter ends.
     """
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         smallest, largest = min(map(list, prompts)), max(map(list, prompts))
-        # What these two share, all prompts share. A prompt's last token is left over: the logits after it are needed.
+        # What these two share, all prompts share. A prompt's last token is left over: the logits
+        # after it are needed.
         common = takewhile(lambda pair: pair[0] == pair[1], zip(smallest, largest, strict=False))
         num_shared = min(len(list(common)), min(map(len, prompts)) - 1)
         if len(prompts) == 1 or num_shared == 0:
@@ -44,5 +48,5 @@ class SharedPrefixRunner(WrappedRunner):
 
 
 def sharing(runner: Runner) -> Runner:
-    """A `SharedPrefixRunner`, unless ends of different lengths would be read again in every pass."""
+    """Wrap a runner, unless ends of different lengths would be read again in every pass."""
     return runner if isinstance(runner, SnapshotRunner) else SharedPrefixRunner(runner)

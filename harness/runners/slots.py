@@ -1,8 +1,9 @@
 """A KV cache of fixed size, and how an unmodified transformers model runs over it.
 
-A row's token at position p is in slot p of that row, independent of the other rows. So a roll-back only changes the
-row's length, positions and sliding windows need no bookkeeping (a mask that compares slots compares positions), and
-slots from a row's length on have no influence, and are overwritten.
+A row's token at position p is in slot p of that row, independent of the other rows. So a roll-back
+only changes the row's length, positions and sliding windows need no bookkeeping (a mask that
+compares slots compares positions), and slots from a row's length on have no influence, and are
+overwritten.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class UnsupportedModelError(RuntimeError):
-    """A model that needs the eager runner. The message says why and completes a sentence that begins with its name."""
+    """A model that needs the eager runner. The message says why and completes a sentence that
+    begins with its name.
+    """
 
 
 @dataclass(frozen=True)
 class Slots:
-    """For B rows of S slots, the keys and the values of each layer in turn, [B, heads, S, D] each.
+    """Keys and values of B rows of S slots.
 
-    Attention reads the first `num_seen` slots of each row; None for all of them. A head's slots are next to each other,
-    as it reads them: from main memory that takes half the time.
+    Attributes:
+        buffers: in turn the keys and the values of each layer, [B, heads, S, D] each. A head's
+            slots are next to each other, as attention reads them: from main memory that takes half
+            the time.
+        num_seen: attention reads the first so many slots of each row; None for all of them.
     """
 
     buffers: list[Tensor]
@@ -41,13 +47,12 @@ class Slots:
 
     @classmethod
     def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
-        """Empty buffers for keys and values such as these, [1 or more, heads, n, D]."""
-        return cls(
-            [
-                state.new_zeros(num_rows, state.shape[1], num_slots, state.shape[3])
-                for state in states
-            ]
-        )
+        """Allocate empty buffers for keys and values such as these, [1 or more, heads, n, D]."""
+        buffers: list[Tensor] = []
+        for state in states:
+            _, num_heads, _, size = state.shape
+            buffers.append(state.new_zeros(num_rows, num_heads, num_slots, size))
+        return cls(buffers)
 
     @property
     def num_rows(self) -> int:
@@ -59,41 +64,49 @@ class Slots:
 
     @property
     def width(self) -> int:
-        """Slots of a row that attention reads."""
+        """How many slots of a row attention reads."""
         return self.num_slots if self.num_seen is None else self.num_seen
 
     def first_rows(self, num_rows: int) -> Slots:
-        """The same memory, of the first rows only."""
+        """Return the first rows, in the same memory."""
         if num_rows == self.num_rows:
             return self
         return replace(self, buffers=[buffer[:num_rows] for buffer in self.buffers])
 
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
-        """Copy states [n, heads, m, D] into the first m slots of n rows, or states [1, heads, m, D] into all rows'."""
+        """Copy states [n, heads, m, D] into the first m slots of n rows, or states [1, heads, m, D]
+        into all rows'.
+        """
         for buffer, new in zip(self.buffers, states, strict=True):
             buffer[first_row:, :, : new.shape[2]] = new
 
     def select(self, rows: Tensor, num_used: int) -> None:
-        """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of each."""
+        """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of
+        each.
+        """
         for buffer in self.buffers:
-            buffer[: len(rows), :, :num_used] = buffer[:, :, :num_used][rows.to(buffer.device)]
+            used = buffer[:, :, :num_used]
+            used[: len(rows)] = used[rows.to(buffer.device)]
 
 
-# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or indices of rows, heads
-# and slots, by device and number of heads.
+# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or
+# indices of rows, heads and slots, by device and number of heads.
 _Places = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's buffers [B, heads, S, D] as transformers expects them, for one forward pass."""
+    """Shows one layer's buffers [B, heads, S, D] to transformers, for one forward pass."""
 
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
 
     def __init__(self, keys: Tensor, values: Tensor, places: _Places, width: int) -> None:
         super().__init__()
-        self.keys, self.values = self._buffers = keys, values
-        self._places, self._width = places, width
+        self.keys = keys
+        self.values = values
+        self._buffers = (keys, values)
+        self._places = places
+        self._width = width
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -102,7 +115,9 @@ class _SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """States [B, heads, n, D] of new tokens -> those of all slots that are seen, [B, heads, S, D] each."""
+        """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
+        heads, S, D].
+        """
         keys, values = self._buffers
         return self._write(keys, key_states), self._write(values, value_states)
 
@@ -110,7 +125,8 @@ class _SlotLayer(CacheLayerMixin):
         if isinstance(self._places, int):
             buffer.narrow(2, self._places, states.shape[2]).copy_(states)
         else:
-            # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it back.
+            # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it
+            # back.
             buffer.index_put_(self._places[buffer.device, buffer.shape[1]], states)
         return buffer.narrow(2, 0, self._width)
 
@@ -123,12 +139,15 @@ class _SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def get_seq_length(self) -> int:
-        """For models that make a mask where they are given none. Where rows differ they are given one."""
+        """Return the tokens before these, for models that make a mask. Where rows differ they are
+        given one.
+        """
         return self._places if isinstance(self._places, int) else 0
 
 
 class SlotForward:
-    """A forward pass over slots, as a function of tensors alone, so that it can be compiled and captured.
+    """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
+    captured.
 
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
@@ -152,47 +171,49 @@ class SlotForward:
 
         Args:
             starts: a number where it is the same for all rows, which is faster.
-            num_real: [], only so many of the n tokens count. The others fill the shape up and take the position of the
-                last one that counts, so that no position is outside of the model's context. None: all.
-            arguments: for the model, besides.
+            num_real: [], only so many of the n tokens count. The others fill the shape up and take
+                the position of the last one that counts, so that no position is outside of the
+                model's context. None: all.
+            arguments: more of them for the model.
         """
         num_tokens, device = tokens.shape[1], tokens.device
+        # A single query sees all slots that attention reads, unless rows differ, and kernels are
+        # faster without a mask.
+        needs_masks = self._needs_masks or num_tokens > 1
         places: _Places
         if isinstance(starts, int):
             written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
             places = starts
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
-            # The layers of one model may be on several devices, and differ in their heads.
-            places = {
-                (on, heads): _indices(written.to(on), heads)
-                for on, heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}
-            }
-        # A single query sees all slots that attention reads, unless rows differ, and kernels are faster without a mask.
-        needs_masks = self._needs_masks or num_tokens > 1 or not isinstance(starts, int)
-        positions = (
-            written if num_real is None else torch.minimum(written, written[:, :1] + num_real - 1)
-        )
+            places = _indices(written, slots)
+            needs_masks = True
+        positions = written
+        if num_real is not None:
+            last_real = written[:, :1] + num_real - 1
+            positions = torch.minimum(written, last_real)
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
+        layers: list[Any] = [
+            _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
+        ]
         return run_model(
             self._model,
             self._options,
             tokens,
-            Cache(layers=[_SlotLayer(keys, values, places, slots.width) for keys, values in pairs]),
+            Cache(layers=layers),
             attention_mask=self._masks(written, slots) if needs_masks else None,
             position_ids=positions,
             **arguments,
         )
 
     def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
-        """Additive masks [1 or B, 1, n, S] for queries in the slots `written` [1 or B, n], one per type of layer.
+        """Make additive masks [1 or B, 1, n, S] for queries in slots [1 or B, n], one for each type
+        of layer.
 
         Where heads are packed, there are n queries for each head that shares its keys.
         """
-        queries, dtype = (
-            written.repeat(1, self._heads_per_key)[:, None, :, None],
-            slots.buffers[0].dtype,
-        )
+        queries = written.repeat(1, self._heads_per_key)[:, None, :, None]
+        dtype = slots.buffers[0].dtype
         index = torch.arange(slots.width, device=written.device)
         masks = {}
         for name, window in self._windows.items():
@@ -203,24 +224,36 @@ class SlotForward:
         return masks.pop("") if "" in masks else masks
 
 
-def _indices(written: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots [B, n] of rows -> indices of rows, heads and slots, which together are [B, heads, n]."""
-    rows, heads = (torch.arange(size, device=written.device) for size in (len(written), num_heads))
-    return rows.view(-1, 1, 1), heads.view(-1, 1), written.unsqueeze(1)
+def _indices(
+    written: Tensor, slots: Slots
+) -> dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]:
+    """Return indices of rows, heads and slots for new tokens in slots [B, n], which together are
+    [B, heads, n].
+
+    The layers of one model may be on several devices, and differ in their heads.
+    """
+    places = {}
+    for device, num_heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}:
+        rows = torch.arange(len(written), device=device).view(-1, 1, 1)
+        heads = torch.arange(num_heads, device=device).view(-1, 1)
+        places[device, num_heads] = (rows, heads, written.to(device).unsqueeze(1))
+    return places
 
 
 def _windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """The sliding window of each type of layer, None without one; under the name "" if the model takes a single mask.
+    """Return the sliding window of each type of layer, None without one; under the name "" where
+    all share a mask.
 
-    Mirrors how `generate` chooses masks for static caches, `transformers.masking_utils.create_masks_for_generate`.
+    Mirrors how `generate` chooses masks for static caches,
+    `transformers.masking_utils.create_masks_for_generate`.
     """
     config = model.config.get_text_config()
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError("takes no positions")
     if getattr(config, "alibi", False):
         raise UnsupportedModelError("reads positions from its mask (ALiBi)")
-    own = getattr(type(model), "create_masks_for_generate", None)
-    if own is not getattr(GenerationMixin, "create_masks_for_generate", None):
+    makes_masks = getattr(type(model), "create_masks_for_generate", None)
+    if makes_masks is not getattr(GenerationMixin, "create_masks_for_generate", None):
         raise UnsupportedModelError("makes its own masks")
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)

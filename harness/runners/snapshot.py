@@ -1,10 +1,12 @@
-"""Models that fold tokens into a state (Mamba, linear attention, short convolutions): rolled back by snapshot.
+"""Models that fold tokens into a state (Mamba, linear attention, short convolutions): rolled back
+by snapshot.
 
-A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the copy counts, and the
-accepted tokens are read again together with the next extension, in the same forward pass.
+A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the
+copy counts, and the accepted tokens are read again together with the next extension, in the same
+forward pass.
 
-All rows of a state have read the same number of tokens. What a row has kept beyond that is read again in every pass,
-padded on the right, where padding has no influence on what comes before it.
+All rows of a state have read the same number of tokens. What a row has kept beyond that is read
+again in every pass, padded on the right, where padding has no influence on what comes before it.
 """
 
 from __future__ import annotations
@@ -22,31 +24,43 @@ from transformers import Cache, PreTrainedModel
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import to_device
-from harness.runners.base import Options, RollbackError, captured, capturing, stacked
+from harness.runners.base import (
+    Options,
+    RollbackError,
+    captured,
+    capturing,
+    require_tokens,
+    stacked,
+)
 from harness.runners.checks import filler, longest_span, refusing
 from harness.runners.slots import UnsupportedModelError
 
-# Names in transformers: of what a model hands on from one call to the next, and of attention's part of it.
+# Names in transformers: of what a model hands on from one call to the next, and of attention's part
+# of it.
 _STATES = ("past_key_values", "cache_params", "state")
 _KEYS = ("keys", "values")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
 
-# The error that is allowed in the influence of earlier tokens on the logits, and the error that is rounding in the
-# logits themselves: in float32, and in all coarser types.
+# The error that is allowed in the influence of earlier tokens on the logits, and the error that is
+# rounding in the logits themselves: in float32, and in all coarser types.
 _TOLERANCE, _COARSE_TOLERANCE = (0.01, 2e-6), (0.1, 0.02)
 
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """The state of a model after `num_read` tokens of each row, padding included, by its names in transformers."""
+    """The state of a model after `num_read` tokens of each row, padding included, by its names in
+    transformers.
+    """
 
     values: dict[str, Any]
     num_read: int = 0
 
     def copied(self) -> RecurrentState:
-        """Copy the state, but not its keys and values: models replace those, and never write into them."""
+        """Copy the state, but not its keys and values: models replace those, and never write into
+        them.
+        """
 
         def copied(name: str, tensor: Tensor) -> Tensor:
             return tensor if name in _KEYS else tensor.clone()
@@ -62,7 +76,9 @@ class RecurrentState:
         return RecurrentState(map_tensors(selected, self.values), self.num_read)
 
     def above(self, below: RecurrentState) -> RecurrentState:
-        """Join the rows of two states. Keys and values of the one that has read less get padding on their left."""
+        """Join the rows of two states. Keys and values of the one that has read less get padding on
+        their left.
+        """
 
         def joined(name: str, *tensors: Tensor) -> Tensor:
             return stacked(*tensors) if name in _KEYS else torch.cat(tensors)
@@ -99,9 +115,11 @@ def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "")
 
 
 class SnapshotRunner(Runner):
-    """A `Runner` over any transformers model: the state that the model makes for itself is given back to it.
+    """A `Runner` over any transformers model: the state that the model makes for itself is given
+    back to it.
 
-    Not every model reads several tokens as it reads them one by one, or keeps padding out of its state: see `check`.
+    Not every model reads several tokens as it reads them one by one, or keeps padding out of its
+    state: see `check`.
     """
 
     def __init__(
@@ -112,10 +130,12 @@ class SnapshotRunner(Runner):
         keeps_first: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        """Without `takes_back` tokens are read one by one, as every model can.
+        """Wrap a model.
 
-        With `keeps_first` the first token of an extension is always kept, as a target's is; one alone, as in regular
-        decoding, then needs no copy of the state.
+        Args:
+            takes_back: False to read tokens one by one, as every model can.
+            keeps_first: the first token of an extension is always kept, as a target's is; one
+                alone, as in regular decoding, then needs no copy of the state.
         """
         self._model = model
         self._options = options
@@ -133,9 +153,8 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Raises RollbackError for a model that hands no state on."""
-        if not prompts or not all(prompts):
-            raise ValueError("every prompt needs at least one token")
+        """Raise RollbackError for a model that hands no state on."""
+        require_tokens(prompts)
         width = max(map(len, prompts))
         self._padding = [width - len(prompt) for prompt in prompts]
         self._unread = [[] for _ in prompts]
@@ -193,7 +212,7 @@ class SnapshotRunner(Runner):
         return Step(*(output[rows, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Raises RollbackError for a token that was said to be kept always."""
+        """Raise RollbackError for a token that was promised to be kept."""
         num_extended = self._extended.shape[1]
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
@@ -226,9 +245,11 @@ class SnapshotRunner(Runner):
     def check(self, num_rows: int, num_slots: int | None = None) -> None:
         """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
 
-        `num_slots` are the most tokens of a row: of windows that no row exceeds, nothing is read. None: any number.
+        `num_slots` are the most tokens of a row: of windows that no row exceeds, nothing is read.
+        None: any number.
 
-        Raises UnsupportedModelError if the influence of earlier tokens differs by more than rounding.
+        Raises UnsupportedModelError if the influence of earlier tokens differs by more than
+        rounding.
         """
         span = longest_span(self._model.config, num_slots)
         for num_before in dict.fromkeys([0, span]):
@@ -251,7 +272,9 @@ class SnapshotRunner(Runner):
             texts = [[*text, *new[:count]] for text, new, count in kept]
 
     def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
-        """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind those before."""
+        """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
+        those before.
+        """
         is_quantized = getattr(self._model, "hf_quantizer", None) is not None
         is_precise = self._model.dtype == torch.float32 and not is_quantized
         tolerance, rounding = _TOLERANCE if is_precise else _COARSE_TOLERANCE
@@ -272,7 +295,9 @@ class SnapshotRunner(Runner):
     def _forward(
         self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False
     ) -> tuple[RecurrentState, tuple[Tensor, ...]]:
-        """Read tokens [B, n] -> the state after them, which may be the old one written over, and the outputs."""
+        """Read tokens [B, n] -> the state after them, which may be the old one written over, and
+        the outputs.
+        """
         arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
         positions = slots[state.num_read :]
@@ -305,7 +330,9 @@ class SnapshotRunner(Runner):
         return state
 
     def _unread_and_extended(self) -> Tensor:
-        """Return the unread tokens of each row and then the extended ones [B, n], padded on the right."""
+        """Return the unread tokens of each row and then the extended ones [B, n], padded on the
+        right.
+        """
         if not any(self._unread):
             return self._extended
         longest, num_extended = max(map(len, self._unread)), self._extended.shape[1]

@@ -1,7 +1,9 @@
-"""A runner whose KV cache has a fixed size: every row keeps its own slots, and a roll-back only changes lengths.
+"""A runner whose KV cache has a fixed size: every row keeps its own slots, and a roll-back only
+changes lengths.
 
-Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row has. This runner runs
-the model eagerly, on any shape; `runners.compiled` compiles and captures the same passes.
+Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
+has. This runner runs the model eagerly, on any shape; `runners.compiled` compiles and captures the
+same passes.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 
-# Slots are allocated in multiples of this.
+# Slots are allocated in multiples of this number.
 BUCKET = 128
 
-# In numbers: 16 bytes in half precision.
+# The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
 
-# Before the first batch, and while there is none.
+# The slots before the first batch, and while there is none.
 _NONE = Slots([])
 
 
 class StaticRunner(CacheRunner):
-    """A `Runner` over any transformers model that takes explicit positions and masks, wholly on a CPU or on GPUs.
+    """A `Runner` over any transformers model that takes explicit positions and masks, wholly on a
+    CPU or on GPUs.
 
     Raises UnsupportedModelError if the model needs the eager runner.
     """
@@ -42,7 +45,9 @@ class StaticRunner(CacheRunner):
     def __init__(
         self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]
     ) -> None:
-        """`num_slots` are allocated for each row where its prompt needs no more, and are enough for as many tokens."""
+        """`num_slots` are allocated for each row where its prompt needs no more, and are enough for
+        as many tokens.
+        """
         super().__init__(model, **options)
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
         if places & {"cpu", "disk"} and places != {"cpu"}:
@@ -63,23 +68,23 @@ class StaticRunner(CacheRunner):
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         # Each token is drawn after the last one; logits after the others take as long again.
-        only_last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
-        return draw(lambda new: self._extend(new, **only_last)[0], tokens, uniforms, warp)
+        return draw(lambda new: self._extend(new, **self._only_last)[0], tokens, uniforms, warp)
 
     def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         num_rows, num_tokens = tokens.shape
         if not self._fits(num_tokens):
             self._grow(num_tokens)
         longest = max(self._lengths) + self._num_extended
-        num_seen, alike = longest + num_tokens, min(self._lengths) == max(self._lengths)
-        if num_tokens > 1 or not alike:
-            # The mask hides the rest. A GPU's kernel copies a mask of another width, in every layer.
-            num_seen = -(-num_seen // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        are_equal = min(self._lengths) == max(self._lengths)
+        starts = longest if are_equal else self._starts(num_rows)
+        num_seen = longest + num_tokens
+        if num_tokens > 1 or not are_equal:
+            # The mask hides the rest. A GPU's kernel copies a mask of another width, in every
+            # layer.
+            num_seen = _to_multiple(num_seen, _MASK_ALIGNMENT)
         slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
         with without_plans():
-            outputs = self._forward(
-                slots, tokens, longest if alike else self._starts(num_rows), **arguments
-            )
+            outputs = self._forward(slots, tokens, starts, **arguments)
         self._num_extended += num_tokens
         return outputs
 
@@ -87,9 +92,11 @@ class StaticRunner(CacheRunner):
     def check(self, num_slots: int | None = None) -> None:
         """Compare the outputs with the model's own: see `compare_with_plain`. Starts a new batch.
 
-        `num_slots` are the most of a row: of windows that no row exceeds, nothing is read. None: any number.
+        `num_slots` are the most of a row: of windows that no row exceeds, nothing is read. None:
+        any number.
 
-        Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses its masks.
+        Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
+        its masks.
         """
         # A mask may end some slots behind the longest row.
         most = None if num_slots is None else num_slots + _MASK_ALIGNMENT
@@ -101,45 +108,48 @@ class StaticRunner(CacheRunner):
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         lengths = list(map(len, prompts))
-        # Padding follows a prompt, which therefore never sees it: positions and masks are the model's own.
-        padded = [
-            [*prompt, *list(prompt[-1:]) * (max(lengths) - len(prompt))] for prompt in prompts
-        ]
-        lasts = [length - 1 for length in lengths]
+        longest = max(lengths)
+        # Padding follows a prompt, which therefore never sees it: positions and masks are the
+        # model's own.
+        padded = [[*prompt, *[prompt[-1]] * (longest - len(prompt))] for prompt in prompts]
+        tokens = to_device(padded, self._device)
+        last_places = [length - 1 for length in lengths]
         arguments: dict[str, Any] = {}
         if "logits_to_keep" in self._parameters:
-            ends = sorted(set(lasts))
-            arguments["logits_to_keep"] = torch.tensor(
-                ends
-            )  # on the CPU, as hidden states may be on another GPU
-            lasts = [ends.index(last) for last in lasts]
-        tokens = to_device(padded, self._device)
+            computed = sorted(set(last_places))
+            # On the CPU, as hidden states may be on another GPU.
+            arguments["logits_to_keep"] = torch.tensor(computed)
+            last_places = [computed.index(place) for place in last_places]
         with without_plans():
             logits, *hidden = run_model(
                 self._model, self._options, tokens, self._cache, **arguments
             )
-        logits = logits[
-            torch.arange(len(prompts), device=self._device), to_device(lasts, self._device)
-        ]
+        rows = torch.arange(len(prompts), device=self._device)
+        logits = logits[rows, to_device(last_places, self._device)]
         return logits, *(right_aligned(states, lengths) for states in hidden)
 
     def _begin(self) -> None:
         states = self._take_read()
+        num_rows = len(self._lengths)
         if self._slots is _NONE:
             num_slots = round_up(max(*self._lengths, self._reserved - 1) + 1)
-            self._slots = Slots.like(states, len(self._lengths), num_slots)
-        self._slots.first_rows(len(self._lengths)).write(states)
+            self._slots = Slots.like(states, num_rows, num_slots)
+        self._slots.first_rows(num_rows).write(states)
 
     def _append(self, before: Any, num_before: int) -> None:
-        states, old = self._take_read(), self._slots
-        if len(self._lengths) > old.num_rows or max(self._lengths) >= old.num_slots:
+        states = self._take_read()
+        old = self._slots
+        num_rows = len(self._lengths)
+        if num_rows > old.num_rows or max(self._lengths) >= old.num_slots:
             num_slots = max(old.num_slots, round_up(max(self._lengths) + 1))
-            self._slots = Slots.like(states, len(self._lengths), num_slots)
+            self._slots = Slots.like(states, num_rows, num_slots)
             self._slots.first_rows(num_before).write(old.first_rows(num_before).buffers)
-        self._slots.first_rows(len(self._lengths)).write(states, num_before)
+        self._slots.first_rows(num_rows).write(states, num_before)
 
     def _take_read(self) -> list[Tensor]:
-        """What `_read` has put into the cache, in turn the keys and the values of each layer, [B, heads, n, D] each."""
+        """Take out of the cache, in turn, the keys and the values of each layer, [B, heads, n, D]
+        each.
+        """
         states = [state for layer in self._cache.layers for state in (layer.keys, layer.values)]
         self._cache = DynamicCache()
         return states
@@ -164,12 +174,18 @@ class StaticRunner(CacheRunner):
         self._slots.write(old.buffers)
 
     def _starts(self, num_rows: int) -> Tensor:
-        """The next slot of each row [B], on the device; rows that have ended write from slot 0, which nobody reads."""
+        """Return the next slot of each row [B], on the device; rows that have ended write from slot
+        0, unread.
+        """
         starts = to_device(added(self._lengths, self._num_extended), self._device)
         num_ended = num_rows - len(starts)
         return nn.functional.pad(starts, (0, num_ended)) if num_ended else starts
 
 
 def round_up(num_slots: int) -> int:
-    """To whole buckets."""
-    return -(-num_slots // BUCKET) * BUCKET
+    """Round a number of slots up to whole buckets."""
+    return _to_multiple(num_slots, BUCKET)
+
+
+def _to_multiple(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,4 +1,4 @@
-"""A runner around another one, which does everything that a subclass does not do differently."""
+"""A runner around another one: a subclass changes some calls, all others are handed on."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chains import GREEDY, RAGGED, fields, request
 from harness.config.commands import Fault
 from harness.decoding.batch import Request
-from harness.decoding.decisions import Draw, Judge
+from harness.decoding.decisions import Draw, Figures, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
@@ -127,6 +127,16 @@ def test_what_was_not_prepared_is_decided_plainly(plain: list[int]) -> None:
             found.append(list(speculative(runner, drafter, request_, 3, **options)))
         assert len(plain) == len(found[1]) - 1
         require_same(found[1], found[0])
+
+
+def test_figures_keep_their_names_when_they_are_packed() -> None:
+    target, draft = torch.tensor([[0.5, torch.nan]]), torch.tensor([[0.25, 0.5]])
+    verdict = Verdict(torch.tensor([1]), torch.tensor([7]), target, draft)
+    (row,) = Figures.pack(verdict, torch.tensor([[3, 4]])).tolist()
+    expected = Figures(
+        num_accepted=1, next_token=7, num_finite=1, num_finite_drafted=2, draft_tokens=[3, 4]
+    )
+    assert Figures.unpack(row) == expected
 
 
 def test_what_makes_decisions_equal() -> None:

@@ -21,7 +21,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.graphs import Recorder
+from harness.runners.graphs import GraphRecorder
 from harness.runners.regions import product
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
@@ -294,5 +294,5 @@ def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
     norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
     with pytest.raises(UnsupportedModelError, match="cannot be captured: "):
         prepared(model)
-    assert not Recorder.has_failed
+    assert not GraphRecorder.has_failed
     torch.rand(1, device="cuda:0")  # which a failed capture leaves broken

@@ -13,7 +13,7 @@ from torch import Tensor
 from architectures import random_model
 from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
-from harness.runners.graphs import FixedCall, Recorder
+from harness.runners.graphs import FixedCall, GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -90,7 +90,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     names = "CUDAGraph Stream current_stream device get_sync_debug_mode graph graph_pool_handle set_stream"
     for name in [*names.split(), "set_sync_debug_mode", "stream"]:
         monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
-    monkeypatch.setattr(Recorder, "has_failed", False)
+    monkeypatch.setattr(GraphRecorder, "has_failed", False)
     return stand_in
 
 
@@ -105,7 +105,7 @@ def test_warm_up_and_capture_are_on_one_side_stream_of_the_device(
         return ()
 
     before = dict(cuda.current)
-    recorder = Recorder(device)
+    recorder = GraphRecorder(device)
     recorder(call)
     recorder(call)
     assert len(set(used)) == 1
@@ -133,11 +133,11 @@ def test_a_failed_capture_raises_the_first_error_and_leaves_its_stream(
 
     before = dict(cuda.current)
     with pytest.raises(type(error)) as raised:
-        Recorder(GPUS[1])(call)
+        GraphRecorder(GPUS[1])(call)
     assert raised.value is error
     assert cuda.current == before
     assert num_calls > 1
-    assert Recorder.has_failed
+    assert GraphRecorder.has_failed
 
 
 def test_a_call_that_waits_is_refused_before_it_breaks_a_capture(cuda: Cuda) -> None:
@@ -148,11 +148,11 @@ def test_a_call_that_waits_is_refused_before_it_breaks_a_capture(cuda: Cuda) -> 
 
     before = dict(cuda.current)
     with pytest.raises(RuntimeError, match="synchronizing"):
-        Recorder(GPUS[0])(call)
+        GraphRecorder(GPUS[0])(call)
     assert not cuda.captured_on
     assert cuda.current == before
     assert cuda.sync_debug_mode == 0
-    assert not Recorder.has_failed
+    assert not GraphRecorder.has_failed
 
 
 def test_an_error_at_the_end_of_a_capture_is_raised(
@@ -167,7 +167,7 @@ def test_an_error_at_the_end_of_a_capture_is_raised(
     monkeypatch.setattr(torch.cuda, "graph", graph)
     before = dict(cuda.current)
     with pytest.raises(RuntimeError, match="at the end"):
-        Recorder(GPUS[0])(tuple)
+        GraphRecorder(GPUS[0])(tuple)
     assert cuda.current == before
 
 

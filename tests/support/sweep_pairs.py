@@ -44,8 +44,8 @@ class WickedForCausalLM(LlamaForCausalLM):
             if misbehaviour == "hang":
                 time.sleep(3600)
             if misbehaviour == "capture":
-                from harness.runners.graphs import Recorder
-                Recorder.has_failed = True
+                from harness.runners.graphs import GraphRecorder
+                GraphRecorder.has_failed = True
                 print("in process", os.getpid())
         return super().forward(input_ids=input_ids, **others)
 """
