@@ -76,13 +76,18 @@ def share_cores(num_processes: int) -> None:
         num_processes: that compute at the same time, each with the same share.
     """
     global _shared
-    if os.environ.get("OMP_NUM_THREADS") != _shared:
+    if threads_are_set():
         return
     os.environ.pop("OMP_NUM_THREADS", None)
     share = max(1, num_usable_cores() // num_processes)
     # Without a limit torch knows best: it leaves out the second thread of a core.
     _shared = str(share) if share < _num_visible_cores() else None
     os.environ.update({"OMP_NUM_THREADS": _shared} if _shared else {})
+
+
+def threads_are_set() -> bool:
+    """Whether the user has set the number of threads that compute on the CPU."""
+    return os.environ.get("OMP_NUM_THREADS") != _shared
 
 
 def note_command_line(arguments: Sequence[str]) -> None:

@@ -11,9 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+import torch
 from starlette.exceptions import HTTPException
 
 from harness.config.commands import ServeSettings
+from harness.config.machine import threads_are_set
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
@@ -23,6 +25,9 @@ from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.serve.answers import Answer, Piece
 from harness.serve.bodies import GenerationBody, Race, Sampling
 from harness.serve.scheduler import Scheduler
+from harness.serve.threads import ThreadChoice
+
+_FIRST_SAMPLE_S = 0.3
 
 
 class Service:
@@ -45,7 +50,8 @@ class Service:
         self._context = min(filter(None, contexts), default=None)
         self._arms: dict[str, LocalArm] = {}
         limits = settings.batch_size, settings.max_waiting
-        self.scheduler = Scheduler(self._arms.__getitem__, *limits)
+        self._choose_threads: Callable[[], None] = lambda: None
+        self.scheduler = Scheduler(self._arms.__getitem__, *limits, lambda: self._choose_threads())
         # In the thread that will use it. The first request finds everything ready.
         self._engine = self.scheduler.alone(self._open).result()
 
@@ -162,6 +168,8 @@ class Service:
     def _open(self) -> LocalEngine:
         """Open the engine and warm up its arms."""
         settings = self.settings
+        # First, because on a busy machine even checks and warm-up would take minutes.
+        choice = self._first_threads()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
         engine = LocalEngine(
             self._pair,
@@ -171,9 +179,21 @@ class Service:
             longest_prompt=settings.max_prompt_tokens,
             say=self._say,
         )
+        # Compiled code has its number of threads in it.
+        if choice is not None and "compiled" not in str(engine.runner):
+            self._choose_threads = choice
         few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
         for arm in engine.arms:
             assert isinstance(arm, LocalArm)
             generate(engine, arm, Question([[0, 0]], few, 0, [0]))
             self._arms[arm.name] = arm
         return engine
+
+    def _first_threads(self) -> ThreadChoice | None:
+        """Choose the threads to begin with; None where there is nothing to choose."""
+        if any(device.type != "cpu" for device in self._pair.devices) or threads_are_set():
+            return None
+        choice = ThreadChoice(self._say, torch.get_num_threads())
+        time.sleep(_FIRST_SAMPLE_S)
+        choice.choose()
+        return choice

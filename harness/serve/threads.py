@@ -1,0 +1,82 @@
+"""How many threads compute answers on a CPU: as many as other programs leave cores free.
+
+Threads of one forward pass wait for each other. With more of them than free cores, each wait lasts
+until the system gives the last thread its turn, and a short answer takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+import torch
+
+_QUIET_S = 60.0  # between two lines about a busy machine
+
+
+class Usage(NamedTuple):
+    """Seconds: on the clock, and of processor time of the whole machine and of this process."""
+
+    clock: float
+    machine: float
+    own: float
+
+
+def read_usage() -> Usage:
+    """Read all three now."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Time of guests is counted in `user` already.
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return Usage(time.monotonic(), sum(times) - idle - guests, time.process_time())
+
+
+class ThreadChoice:
+    """Sets torch's threads; to be called in the thread that computes, before every iteration.
+
+    `most` is the number without other programs.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        most: int,
+        num_cores: int | None = None,
+        read: Callable[[], Usage] = read_usage,
+        apply: Callable[[int], None] = torch.set_num_threads,
+        period_s: float = 2.0,
+    ) -> None:
+        self._say, self._read, self._apply = say, read, apply
+        self._most = self._current = most
+        self._num_cores = num_cores or os.cpu_count() or most
+        self._last = read()
+        self._period_s = period_s
+        self._due = time.monotonic() + period_s
+        self._said = -_QUIET_S
+
+    def __call__(self) -> None:
+        """Choose, if the last choice is `period_s` old."""
+        if time.monotonic() >= self._due:
+            self.choose()
+
+    def choose(self) -> None:
+        """Choose by what has been used since the last choice."""
+        self._due = time.monotonic() + self._period_s
+        now, last = self._read(), self._last
+        self._last = now
+        seconds = max(now.clock - last.clock, 1e-9)
+        others = max(0.0, (now.machine - last.machine) - (now.own - last.own)) / seconds
+        chosen = max(1, min(self._most, round(self._num_cores - others)))
+        if chosen == self._current:
+            return
+        self._apply(chosen)
+        if chosen < self._current and now.clock - self._said >= _QUIET_S:
+            self._said = now.clock
+            self._say(
+                f"Other programs use {others:.1f} of {self._num_cores} cores: answers are slower, "
+                f"computed with {chosen} of {self._most} threads (OMP_NUM_THREADS sets a number)."
+            )
+        self._current = chosen

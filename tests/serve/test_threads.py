@@ -1,0 +1,39 @@
+"""The number of threads follows what other programs leave free."""
+
+from __future__ import annotations
+
+from harness.serve.threads import ThreadChoice, Usage, read_usage
+
+
+def test_threads_follow_the_free_cores() -> None:
+    """On 4 cores, in steps of 10 seconds: used by others, used by this process, threads then."""
+    steps = [(0, 0, 4), (0, 4, 4), (1, 3, 3), (3, 1, 1), (4, 0.5, 1), (6, 0.1, 1), (1.6, 1, 2), (0, 1, 4)]  # fmt: skip
+    readings = [Usage(0.0, 100.0, 7.0)]
+    for others, own, _ in steps:
+        clock, machine, used = readings[-1]
+        readings.append(Usage(clock + 10, machine + 10 * (others + own), used + 10 * own))
+    applied = [4]
+    lines: list[str] = []
+    choose = ThreadChoice(lines.append, 4, 4, iter(readings).__next__, applied.append, 0.0)
+    for _, _, expected in steps:
+        choose()
+        assert applied[-1] == expected
+    [line] = lines
+    assert line.startswith("Other programs use 1.0 of 4 cores")
+    assert "3 of 4 threads" in line
+
+
+def test_a_choice_holds_for_a_while() -> None:
+    applied: list[int] = []
+    readings = iter([Usage(0.0, 0.0, 0.0), Usage(1.0, 4.0, 0.0)])
+    choose = ThreadChoice(print, 4, 4, readings.__next__, applied.append, period_s=1e9)
+    choose()
+    assert applied == []
+    assert next(readings).machine == 4.0, "nothing was read"
+
+
+def test_usage_grows() -> None:
+    first = read_usage()
+    sum(range(10**6))
+    second = read_usage()
+    assert all(later >= earlier for later, earlier in zip(second, first, strict=True))
