@@ -18,6 +18,7 @@ from harness.engines.vllm import speculative_config
 from harness.menu.records import draft_settings
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
+from wording import mentions
 
 vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 QUICK = ["engine=vllm", "runner=eager", "num_prompts=2", "decoding.max_new_tokens=24"]
@@ -96,9 +97,7 @@ def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     outcome = harness(*settings, code=2)
     assert "it is estimated from the configuration" in outcome.stdout + outcome.stderr
     monkeypatch.setattr("harness.models.meta._configured_caches", lambda config: [])
-    assert harness(*settings, code=2).complaint.endswith(
-        "cannot be used with engine=vllm: nothing tells the size of its KV cache"
-    )
+    assert mentions(harness(*settings, code=2).complaint, "engine=vllm", "KV cache")
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,10 +201,7 @@ def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(
         "batch_size=200",
     ]
     broken = harness("recovery", *settings, code=1)
-    assert (
-        "lossy: greedy output of both arms is identical token for token on 2 of 2 prompts"
-        in broken.stderr
-    )
+    assert mentions(broken.stderr, "lossy:", "identical", "2 of 2")
     harness("recovery", *settings, "draft=none")
 
 

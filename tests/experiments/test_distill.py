@@ -18,6 +18,7 @@ from harness.drafting.new_heads import new_head, save_head
 from in_process import Harness
 from processes import end, start
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
+from wording import mentions
 
 SHORT = (
     *(
@@ -157,9 +158,8 @@ def test_an_unfinished_training_with_a_damaged_file_is_one_line(
     whole = answers.read_text()
     for text in ("{\n", "[]\n", "[[1], [2], [3], 4]\n", "[[1], [2], [3], [99999]]\n", whole * 2):
         answers.write_text(text)
-        assert harness(*arguments, code=2).complaint == (
-            "output=cut: holds an unfinished training whose answers.jsonl is damaged:"
-            " resume=false begins again"
+        assert mentions(
+            harness(*arguments, code=2).complaint, "output=cut:", "answers.jsonl", "resume=false"
         )
     answers.write_text(whole)
     torch.save({"step": 1}, state)

@@ -12,6 +12,7 @@ import pytest
 
 from harness.config.settings import ModelSettings
 from in_process import Harness
+from wording import mentions
 
 
 class Planned(NamedTuple):
@@ -72,10 +73,7 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     # Linear layers in a byte each; embedding and output layer in two.
     assert row["draft_bytes"] == pytest.approx(6_738_415_616 + 2 * 4096 * 32000, rel=2e-3)
     assert row["num_tokens"] == 128 + 64 + 4
-    assert (
-        row["note"]
-        == "draft: 8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
-    )
+    assert mentions(row["note"], "draft:", "8-bit layers", "quantization=4bit")
     # Slots are rounded up to 128, and the prompt is read into a cache of its own, which is rounded up as well.
     token = 32 * 2 * 4096 * 2
     assert row["cache_bytes"] == 2 * (256 + 128) * token
@@ -185,10 +183,7 @@ def test_vocabularies_that_differ_are_translated(
     plan: Plan, save_model: Callable[..., ModelSettings]
 ) -> None:
     noted = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB")
-    assert (
-        "the vocabularies differ (50257 and 32000 tokens): the draft's are translated"
-        in noted.stdout
-    )
+    assert mentions(noted.stdout, "vocabularies differ", "50257 and 32000", "translated")
     # One family pads to different numbers of rows.
     assert (
         "vocabularies"
@@ -197,10 +192,7 @@ def test_vocabularies_that_differ_are_translated(
     plan(f"model={save_model().name}", "draft=tiny_draft")
     # Random weights read bytes, and have no tokens to translate.
     refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB", "weights=random", code=2)
-    assert (
-        "draft=llama_68m: must have the vocabulary of model=gpt2: 32000 outputs against 50257"
-        in refused.stderr
-    )
+    assert mentions(refused.stderr, "draft=llama_68m:", "model=gpt2", "32000", "50257")
 
 
 def test_what_cannot_be_decoded_is_refused(
@@ -216,9 +208,7 @@ def test_what_cannot_be_decoded_is_refused(
 
 def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert (
-        "gpu_memory: must say what each of the pretended GPUs has" in plan("gpus=4", code=2).stderr
-    )
+    assert mentions(plan("gpus=4", code=2).stderr, "gpu_memory:")
 
 
 @pytest.mark.parametrize("draft", ["lookup", "suffix"])
@@ -276,9 +266,7 @@ def test_a_cache_that_the_code_does_not_tell_is_estimated(
     told, estimated = (plan(f"model={model.name}", *LONG) for model in (known, silent))
     for figure in ("cache_bytes", "needed_bytes", "read_bytes"):
         assert estimated.row[figure] == told.row[figure] > 10**8
-    assert "does not tell the size of its KV cache: it is estimated" in " ".join(
-        estimated.stdout.split()
-    )
+    assert mentions(" ".join(estimated.stdout.split()), "KV cache", "estimated")
     assert "does not tell" not in told.stdout
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from in_process import Harness, results
 from tiny_checkpoints import save_talkative_pair
+from wording import mentions
 
 SMALL = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2"]
 
@@ -22,10 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None:
     draws = "num_draws=20000"
     honest = harness("recovery", *pair, *SMALL, draws, "shift=0.2")
-    assert (
-        "Lossless: greedy output of both arms is identical token for token on 3 of 3 prompts (24 tokens)"
-        in honest.stdout
-    )
+    assert mentions(honest.stdout, "Lossless:", "identical", "3 of 3", "24 tokens")
     broken = harness(
         "recovery", *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one", code=1
     )

@@ -10,6 +10,7 @@ import pytest
 
 from in_process import Harness, results
 from pair_server import PairServer, addresses, pair_servers, shipped_pair
+from wording import mentions
 
 EVAL = ["eval", "engine=server", "num_prompts=6", "batch_size=2", "seeds=[0]", "decoding=greedy"]
 
@@ -33,7 +34,7 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
     servers[0].bodies.clear()
     servers[0].fail_every = 8
     failed = harness(*EVAL, *urls, code=1)
-    assert "regular: 1 of 2 requests failed, the first with InternalServerError" in failed.complaint
+    assert mentions(failed.complaint, "regular: 1 of 2 requests failed", "InternalServerError")
     servers[0].fail_every = 0
     assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
     rows = results("eval")
@@ -65,5 +66,5 @@ def test_compare_races_two_servers(
     assert record["rejections"] is None
     assert {token["origin"] for token in record["speculative_tokens"]} == {None}
     log = harness("compare", *settings, *urls, "view=log").stdout
-    assert "The engine does not tell which draft tokens were rejected." in log
+    assert mentions(log, "does not tell", "rejected")
     assert "nothing was drafted" not in log

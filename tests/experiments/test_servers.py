@@ -13,6 +13,7 @@ import pytest
 
 from echo_server import EchoServer, serving
 from in_process import Harness, only, results
+from wording import mentions
 
 QUICK = ["engine=server", "num_prompts=9", "decoding.max_new_tokens=8"]
 
@@ -39,7 +40,7 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     outcome = harness("latency", *QUICK, *serve(*servers), "batch_size=3", "decoding=greedy")
     assert "tiny with its own draft on http://127.0.0.1:" in outcome.stdout
     assert "3 in flight" in outcome.stdout
-    assert "identical token for token on 9 of 9 prompts" in outcome.stdout
+    assert mentions(outcome.stdout, "identical", "9 of 9")
     regular, speculative = results().to_dict("records")
     assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (9, 72, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
@@ -192,9 +193,7 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     outcome = harness(
         "latency", *QUICK, *serve(EchoServer(), EchoServer(die_after=1)), "num_warmup=0", code=1
     )
-    assert (
-        "speculative: all 9 requests failed, the first with APIConnectionError" in outcome.complaint
-    )
+    assert mentions(outcome.complaint, "speculative: all 9 requests failed", "APIConnectionError")
     regular, speculative = results().to_dict("records")
     assert (regular["status"], regular["num_tokens"], speculative["num_failed"]) == (
         "failed",

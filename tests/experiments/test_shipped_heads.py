@@ -7,6 +7,7 @@ import pytest
 from harness.menu.names import PACKAGE
 from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
+from wording import mentions
 
 HEADS = ["tiny_eagle3", "tiny_dflash", "tiny_medusa"]
 # What each drafts at least, with four draft tokens: far more than an untrained head, less than the model card says.
@@ -47,7 +48,7 @@ def test_a_head_is_said_to_draft_without_a_prepared_runner(
     monkeypatch.setattr(PreparedRunner, "prepare", lambda self, *shapes: None)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
-    assert "tiny_medusa drafts without runner=compiled, which no head can have" in said
+    assert mentions(said, "tiny_medusa", "runner=compiled")
 
 
 def test_compare_races_a_head(harness: Harness) -> None:

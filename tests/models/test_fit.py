@@ -14,6 +14,7 @@ from harness.models.fit import Case, Demand, Misfit, balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
 from harness.models.sketch import Block, Part, offloads
 from sketches import GB, case, draft, fits, gpus_of, machine, sketch
+from wording import mentions
 
 STRATEGIES: list[Any] = ["auto", "balanced", "sequential", "single"]
 
@@ -183,9 +184,7 @@ def test_draft_settings_override_the_runs() -> None:
 
 def test_draft_that_no_longer_fits() -> None:
     first, second = refused(case(sketch(26), draft(14), free=machine(32)))
-    assert first.startswith(
-        "draft: 7B does not fit next to the model: its weights need 14.2 GB in float16, one GPU"
-    )
+    assert mentions(first, "draft: 7B does not fit", "14.2 GB in float16", "one GPU")
     assert "3.80 GB free" in first
     assert "draft.quantization=4bit" not in second, "4.2 GB are still too much"
     assert "model.quantization=8bit" in second
@@ -222,9 +221,11 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
         (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
         assert sum(one.cache_per_device.values()) == 20 * GB
         assert all(one.taken(gpu) <= 18 * GB for gpu in (0, 1))
-    assert (
-        "its weights need 10.2 GB in float16 and its KV cache 20.0 GB, one GPU has 28.0 GB"
-        in (refused(case(model, free=machine(30), demand=demand))[0])
+    assert mentions(
+        refused(case(model, free=machine(30), demand=demand))[0],
+        "10.2 GB in float16",
+        "KV cache 20.0 GB",
+        "28.0 GB",
     )
 
 
@@ -351,9 +352,8 @@ def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
 
 def test_explicit_map_for_which_there_is_no_room() -> None:
     asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
-    assert (
-        "placement.device_map puts 10.1 GB of 13B on cuda:0, and 4.00 GB are free there"
-        in refused(asked)[0]
+    assert mentions(
+        refused(asked)[0], "placement.device_map", "10.1 GB of 13B on cuda:0", "4.00 GB"
     )
     assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
 
@@ -364,19 +364,22 @@ def test_explicit_map_for_which_there_is_no_room() -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     asked = case(sketch(26), free=machine(16))
     first, second = refused(asked)
-    assert first == (
-        "model: 13B does not fit: its weights need 26.2 GB in float16, one GPU has 14.0 GB free beyond "
-        "placement.reserve_gb"
+    assert mentions(
+        first, "model: 13B does not fit", "26.2 GB in float16", "14.0 GB", "placement.reserve_gb"
     )
-    assert second == (
-        "what would fit: model.quantization=8bit (13.2 GB), model.quantization=4bit (6.91 GB), "
-        "2 GPUs with as much free, placement.offload=cpu (slow) (force=true tries anyway)"
+    assert mentions(
+        second,
+        "model.quantization=8bit (13.2 GB)",
+        "model.quantization=4bit (6.91 GB)",
+        "2 GPUs",
+        "placement.offload=cpu",
+        "force=true",
     )
 
 
 def test_remedies_are_only_those_that_help() -> None:
     text = " ".join(refused(case(sketch(80, 1.6), free=machine(24, 24, cpu_gb=16))))
-    assert "need 128.3 GB in float16, 2 GPUs have 22.0 GB + 22.0 GB free" in text
+    assert mentions(text, "128.3 GB in float16", "2 GPUs", "22.0 GB + 22.0 GB")
     assert "quantization=4bit (33." in text
     assert "8bit" not in text
     # 6 times 22 GB would be enough, but not for layers of 1.6 GB.
@@ -395,7 +398,7 @@ def test_unused_gpus_are_a_remedy() -> None:
 
 def test_half_the_numbers_are_a_remedy_on_the_cpu() -> None:
     first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
-    assert "need 14.2 GB in float32, 13.0 GB of main memory are free" in first
+    assert mentions(first, "14.2 GB in float32", "13.0 GB of main memory")
     assert second.startswith("what would fit: dtype=bfloat16 (7.10 GB), model.quantization=8bit (")
     assert "GPU" not in second
 
@@ -491,7 +494,7 @@ def test_ranks_on_the_cpu_share_main_memory() -> None:
 def test_what_does_not_fit_says_so_for_each_rank() -> None:
     asked = ranks(splittable(), splittable(role="draft"), free=machine(12, 12, cpu_gb=0))
     first, second = refused(asked)
-    assert first.startswith("draft: 7B does not fit next to the model: ")
+    assert mentions(first, "draft: 7B does not fit")
     assert " with 2 ranks" in first
     assert "draft.placement=tensor_parallel" in second
 

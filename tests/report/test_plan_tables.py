@@ -9,6 +9,7 @@ import pytest
 from harness.report.plan import layers_on, plan_document
 from harness.report.terminal import print_document
 from harness.results.schema import PlanRow
+from wording import mentions
 
 GB = 10**9
 MAP = {
@@ -61,11 +62,11 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(lines)
     assert "model: embed_tokens, layers 0–1" in text
     assert "draft: all of it" in text
-    assert "█ model  ▓ draft  ▒ KV cache  ░ reserve  · free" in text
-    assert "It fits: 68.0 GB of weights and KV cache; 7.00 GB stay free on the fullest GPU." in text
+    assert mentions(text, "█ model", "▓ draft", "▒ KV cache", "░ reserve", "· free")
+    assert mentions(text, "It fits", "68.0 GB", "7.00 GB")
     assert "unknown" in text
     assert text.index("40.0") < text.index("13.3"), "60 GB and 20 GB at 1500 GB/s"
-    assert "pays from 1.67 tokens per iteration, and gains 3.00× at most (K=4)" in text
+    assert mentions(text, "1.67 tokens per iteration", "3.00×", "K=4")
 
 
 def test_a_row_from_a_file_reads_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,11 +91,8 @@ def test_a_bar_goes_on_beyond_the_memory(capsys: pytest.CaptureFixture[str]) -> 
     assert bar.index("│") - bar.index("█") == 25
     assert bar.endswith("65.0 of 40.0 GB")
     text = "\n".join(lines)
-    assert "30B does not fit: its weights need 60.0 GB." in text
-    assert (
-        "What would fit instead:\n  model.quantization=8bit (33 GB)\n  3 GPUs with as much free\n"
-        in text
-    )
+    assert mentions(text, "30B does not fit", "60.0 GB")
+    assert mentions(text, "fit instead", "model.quantization=8bit (33 GB)", "3 GPUs")
 
 
 def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:

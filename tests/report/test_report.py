@@ -14,6 +14,7 @@ from harness.report.pairs import predicted_curve
 from harness.report.table import Line, Table
 from harness.results.schema import CompareRow
 from report_files import eval_run, latency_run, prompt_rows, write
+from wording import mentions
 
 
 def tables(report: Report) -> dict[str, Table]:
@@ -45,7 +46,7 @@ def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path:
 
 def test_one_run_is_shown_in_detail_as_the_command_prints_it(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
-    assert "Speculative decoding is 2.00× faster (95 % interval 1.90 to 2.10)." in notes(report)
+    assert mentions(" ".join(notes(report)), "2.00× faster", "1.90 to 2.10")
     assert cells(report, "arms")[1] == ("speculative", "50.00 ± 4.00", "10.0", "400.0", "2.00×")
 
 
@@ -55,9 +56,7 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     report = build([write(tmp_path / "latency.csv", *reversed(runs), other)])
     assert speedups(report) == [2.2, 1.1]
     assert cells(report, "pairs")[0][-1] == "2"
-    assert (
-        "runs: how often this was measured; the newest is shown." in tables(report)["pairs"].notes
-    )
+    assert mentions(" ".join(tables(report)["pairs"].notes), "runs:", "the newest")
 
 
 @pytest.mark.parametrize(
@@ -213,9 +212,8 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
         ("7B", None, False),
     ]  # fmt: skip
     assert [row[-1] for row in cells(report, "pairs")] == ["best K", "", "", "best K", "", ""]
-    assert (
-        report.headlines[0].text
-        == "Fastest: 30B with 7B, K=2: 2.40× (95 % interval 2.30 to 2.50); theory predicts 2.60×."
+    assert mentions(
+        report.headlines[0].text, "30B with 7B", "K=2", "2.40×", "2.30 to 2.50", "2.60×"
     )
 
 
