@@ -1,7 +1,8 @@
-"""Whether a runner computes what its model computes, before it decodes: a comparison with plain forward passes.
+"""Checks before decoding that a runner computes what plain forward passes of its model compute.
 
-These have no cache, so that they share nothing with a runner. Attention that looks back only so far, or works in chunks
-or blocks, can be wrong for long texts alone: what is read is longer than each of these that a run exceeds.
+These have no cache, so that they share nothing with a runner. Attention that looks back only so
+far, or works in chunks or blocks, can be wrong for long texts alone: what is read is longer than
+each of these that a run exceeds.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from harness.decoding.protocols import Runner
 from harness.runners.base import Options, captured, capturing
 from harness.runners.slots import UnsupportedModelError
 
-# A larger relative difference from the plain outputs is more than rounding: float32, and all coarser types.
+# A larger relative difference from the plain outputs is more than rounding: float32, and all
+# coarser types.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
 
 # Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
 
-# Two rows, each with its prompt, what follows it, and how many of that are kept before one more token follows.
+# Two rows, each with its prompt, what follows it, and how many of that are kept before one more
+# token follows.
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _FED = ([20, 21, 22], [23, 24, 25])
 _KEPT = (0, 3)
@@ -38,7 +41,8 @@ _NUM_FED = 4
 
 
 def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int:
-    """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0 where there is none.
+    """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
+    where there is none.
 
     None: rows of any length. Those that exceed the model's context do not count.
     """
@@ -63,7 +67,7 @@ def _margin() -> int:
 
 
 def filler(count: int) -> list[int]:
-    """So many tokens without a pattern, the same in every run."""
+    """Return this many tokens without a pattern, the same in every run."""
     chance = random.Random(count)
     return [chance.randrange(11, 27) for _ in range(count)]
 
@@ -76,15 +80,18 @@ def compare_with_plain(
     num_rows: int = 2,
     num_before: int = 0,
 ) -> None:
-    """Compare a runner's outputs over ragged rows and a roll-back with the model's own. Starts a new batch.
+    """Compare a runner's outputs over ragged rows and a roll-back with the model's own. Starts a
+    new batch.
 
     Args:
         runner: one over `model` with `options`.
         num_rows: 1 or 2.
-        num_before: tokens before the first row's prompt, so that it exceeds a window of that length.
+        num_before: tokens before the first row's prompt, so that it exceeds a window of that
+            length.
 
     Raises:
-        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses its masks.
+        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses
+            its masks.
     """
     prompts = [[*filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
     device = options.get("device") or model.device
@@ -108,7 +115,7 @@ def compare_with_plain(
 def _plain_outputs(
     model: PreTrainedModel, options: Options, prompt: list[int], fed: list[int], num_kept: int
 ) -> list[Tensor]:
-    """Outputs [1, 4, ...] after each of three tokens, and after the one that follows those kept of them."""
+    """Return outputs [1, 4, ...] after each of three tokens, and after one behind those kept."""
     device = options.get("device") or model.device
     sequence = [*prompt, *fed]
     if num_kept == len(fed):
@@ -126,7 +133,9 @@ def _plain_outputs(
 
 @contextmanager
 def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
-    """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works without them."""
+    """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works
+    without them.
+    """
     try:
         yield
     except torch.OutOfMemoryError:
@@ -137,21 +146,27 @@ def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None
         raise refusal(f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]) from error
 
 
+def is_precise(model: PreTrainedModel) -> bool:
+    """Return whether a model computes in float32, with weights that are not quantized."""
+    return model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
+
+
 def require_close(
     actual: Sequence[Tensor | None],
     expected: Sequence[Tensor | None],
     model: PreTrainedModel,
-    otherwise: str,
+    difference: str,
 ) -> None:
-    """Raises UnsupportedModelError, with `otherwise`, if logits or hidden states differ by more than rounding."""
-    precise = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
-    for one, other in zip(actual, expected, strict=True):
-        if one is None or other is None or not other.is_floating_point():
+    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
+    tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
+    for output, reference in zip(actual, expected, strict=True):
+        if output is None or reference is None or not reference.is_floating_point():
             continue
-        error, size = float((one.float() - other.float()).norm()), float(other.float().norm())
-        # Probabilities of tokens may all be 0.
-        if not error <= (_TOLERANCE if precise else _COARSE_TOLERANCE) * size:
-            if not math.isfinite(error):
-                raise UnsupportedModelError("gives outputs that are not finite numbers")
-            share = f"{error / size:.1%}" if size else "all"
-            raise UnsupportedModelError(f"gives outputs that {otherwise} by {share}")
+        error = float((output.float() - reference.float()).norm())
+        size = float(reference.float().norm())
+        if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
+            continue
+        if not math.isfinite(error):
+            raise UnsupportedModelError("gives outputs that are not finite numbers")
+        share = f"{error / size:.1%}" if size else "all"
+        raise UnsupportedModelError(f"gives outputs that {difference} by {share}")

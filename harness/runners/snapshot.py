@@ -32,7 +32,7 @@ from harness.runners.base import (
     require_tokens,
     stacked,
 )
-from harness.runners.checks import filler, longest_span, refusing
+from harness.runners.checks import filler, is_precise, longest_span, refusing
 from harness.runners.slots import UnsupportedModelError
 
 # Names in transformers: of what a model hands on from one call to the next, and of attention's part
@@ -275,9 +275,7 @@ class SnapshotRunner(Runner):
         """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
         those before.
         """
-        is_quantized = getattr(self._model, "hf_quantizer", None) is not None
-        is_precise = self._model.dtype == torch.float32 and not is_quantized
-        tolerance, rounding = _TOLERANCE if is_precise else _COARSE_TOLERANCE
+        tolerance, rounding = _TOLERANCE if is_precise(self._model) else _COARSE_TOLERANCE
         expected = self._without_state([*before, *new])[-len(new) :]
         influence = (expected - self._without_state(new)).norm()
         error = (actual - expected).norm()
