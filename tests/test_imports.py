@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "decoding": set(),
     "menu": {"config", "decoding", "models", "drafting", "engines"},
-    "drafting": {"config", "decoding", "runners", "models"},
+    "drafting": {"config", "menu", "decoding", "runners", "models"},
     "runners": {"decoding"},
     "models": {"config", "runners"},
     "training": {"drafting", "runners"},

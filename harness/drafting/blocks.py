@@ -27,6 +27,7 @@ from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, most, to_device
 from harness.decoding.warp import AnyWarp
+from harness.drafting.lesson import Lesson
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -58,14 +59,21 @@ class HeadConfig:
     own_embedding: bool = False
     own_output: bool = False
 
+    @property
+    def borrowed_outputs(self) -> int:
+        """Numbers of the target's output matrix that drafting a token reads."""
+        return 0 if self.own_output else self.target_size * self.vocabulary_size
+
 
 class Head(nn.Module):
     """The part of a head's weights that maps tokens to states of `width` numbers and back."""
 
     d2t: Tensor | None
+    config: Any  # of the kind's own class
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
+        self.config = config
         self.embed_tokens = (
             nn.Embedding(config.vocabulary_size, width) if config.own_embedding else None
         )
@@ -78,6 +86,36 @@ class Head(nn.Module):
         reduced = config.draft_vocabulary_size != config.vocabulary_size
         offsets = torch.zeros(config.draft_vocabulary_size, dtype=torch.long) if reduced else None
         self.register_buffer("d2t", offsets)
+
+    @property
+    def known_tokens(self) -> Tensor | None:
+        """The target's tokens that a head of a smaller vocabulary can draft; None for all."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> HeadDrafter:
+        """Drafts with these weights.
+
+        Args:
+            target: lends embedding and output matrix to heads without their own.
+            warp: from logits to the distributions that tokens are drawn from.
+            confidence: offer tokens only as far as a confidence head expects each to be accepted with at least this
+                probability; 0 offers all.
+        """
+        raise NotImplementedError
+
+    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """What training makes small.
+
+        Args:
+            embedding: of tokens, the head's own or the target's.
+            output: matrix, likewise.
+            num_steps: tokens ahead that a chain is trained to draft.
+        """
+        raise NotImplementedError
 
 
 class LayeredHead(Head):

@@ -1,12 +1,12 @@
-"""From the configurations that writers of draft heads store to typed ones.
+"""Reads what the configurations of draft heads have in common.
 
-The formats of speculators, SafeAILab (EAGLE-3), z-lab (DFlash), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa are told
-apart by their configuration.
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. Each file
+in `kinds/` recognises its own kind and reads the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 from harness.drafting.blocks import LAYER_STYLES
-from harness.drafting.dflash import BlockConfig
-from harness.drafting.eagle import EagleConfig
-from harness.drafting.medusa import MedusaConfig
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import first_line
 from harness.models.tokenizers import vocabulary_size
 
-AnyConfig = EagleConfig | BlockConfig | MedusaConfig
+# The shape of each stored tensor, by its name.
+Shapes = Mapping[str, tuple[int, ...]]
 
 # Bounds of numbers in a head's configuration, far above those of published heads: beyond them a module takes hours to
 # build, or drafting all memory. A block may be as long as `decoding.num_draft_tokens`.
@@ -57,147 +55,89 @@ _WORDS = ("model_type", "markov_head_type")
 
 
 @dataclass(frozen=True)
-class RawHead:
-    """A head's configuration as its writer stored it, for a target."""
+class StoredHead:
+    """A head's configuration as its writer stored it, for a target.
+
+    Attributes:
+        settings: as the user gave them.
+        target: the model that the head must match.
+        raw: the stored configuration.
+        layers: hidden states of the target that override those that the configuration names.
+    """
 
     settings: ModelSettings
     target: Checkpoint
     raw: Mapping[str, Any]
+    layers: Sequence[int] | None = None
 
-    def kind(self) -> str | None:
-        raw = self.raw
-        if (stated := raw.get("speculators_model_type")) is not None:
-            if stated not in ("eagle3", "peagle", "dflash", "dspark"):
-                raise self.refused(
-                    f"is a speculators head of type {stated}, which is not supported"
-                )
-            return (
-                "peagle" if stated == "eagle3" and raw.get("mask_token_id") is not None else stated
-            )
-        if "dflash_config" in raw:
-            return "dflash"
-        if "target_layer_ids" in raw and "block_size" in raw:
-            return "dspark" if raw.get("markov_rank") else "dflash"
-        if "medusa_num_heads" in raw or raw.get("model_type") == "medusa":
-            return "medusa"
-        names = raw.get("architectures")
-        eagle = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
-        return "eagle3" if eagle or "draft_vocab_size" in raw else None
+    def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
+        """Fields of `HeadConfig` that follow from the target alone.
 
-    def config(
-        self, kind: str, found: Mapping[str, tuple[int, ...]] | None, layers: Sequence[int] | None
-    ) -> AnyConfig:
-        """Checked against the target. `found`: shapes of the stored tensors, None where they are not known."""
-        self._check_types(self.raw)
+        Args:
+            usual_layers: the hidden states that it reads unless the user says otherwise.
+        """
         text = self.target.config.get_text_config(decoder=True)
-        common: dict[str, Any] = {
+        layers = tuple(usual_layers if self.layers is None else self.layers)
+        for layer in layers:
+            if not 0 <= layer <= text.num_hidden_layers:
+                rule = f"reads layer {layer}; {self.target_name} has {text.num_hidden_layers}"
+                raise self.refused(rule)
+        vocabulary = vocabulary_size(text)
+        return {
+            "layers": layers,
             "target_size": text.hidden_size,
-            "vocabulary_size": vocabulary_size(text),
+            "vocabulary_size": vocabulary,
+            "draft_vocabulary_size": vocabulary,
         }
-        common["draft_vocabulary_size"] = common["vocabulary_size"]
-        usual = (
-            [text.num_hidden_layers] if kind == "medusa" else self.layer_ids(text.num_hidden_layers)
-        )
-        common["layers"] = tuple(usual if layers is None else layers)
-        if outside := [
-            layer for layer in common["layers"] if not 0 <= layer <= text.num_hidden_layers
-        ]:
-            raise self.refused(
-                f"reads layer {outside[0]}; {self.target_name} has {text.num_hidden_layers}"
-            )
-        if kind == "medusa":
-            return self.medusa(common, found)
-        own = self.transformer()
-        wanted = self.raw.get("target_hidden_size") or own.hidden_size
-        for what, head, size in (
+
+    def layered(self, shapes: Shapes | None, usually_stored: Collection[str]) -> dict[str, Any]:
+        """Fields of a head with transformer layers, checked against the target.
+
+        Args:
+            shapes: of the stored tensors; None where no weights are needed.
+            usually_stored: which of `embed_tokens` and `lm_head` its writer stores, for a head without `shapes`.
+        """
+        text = self.target.config.get_text_config(decoder=True)
+        sizes = self.sizes(self.layer_ids(text.num_hidden_layers))
+        transformer = self.transformer()
+        self._check_target(transformer)
+        draft_vocabulary = self.raw.get("draft_vocab_size") or transformer.vocab_size
+        is_reduced = draft_vocabulary != transformer.vocab_size
+        if shapes is None:
+            has_embedding = "embed_tokens" in usually_stored
+            has_output = "lm_head" in usually_stored or is_reduced
+        else:
+            has_embedding = "embed_tokens.weight" in shapes
+            has_output = "lm_head.weight" in shapes
+        other_width = transformer.hidden_size != text.hidden_size
+        if not has_embedding and other_width:
+            raise self.refused("holds no embed_tokens.weight, and the target's does not fit")
+        if not has_output and (is_reduced or other_width):
+            raise self.refused("holds no lm_head.weight, and the target's does not fit")
+        return sizes | {
+            "draft_vocabulary_size": draft_vocabulary,
+            "own_embedding": has_embedding,
+            "own_output": has_output,
+            "transformer": transformer,
+        }
+
+    def _check_target(self, transformer: PreTrainedConfig) -> None:
+        """Raise a SettingError where the head was made for a model of other sizes."""
+        text = self.target.config.get_text_config(decoder=True)
+        wanted = self.raw.get("target_hidden_size") or transformer.hidden_size
+        for size_name, of_head, of_target in (
             ("hidden size", wanted, text.hidden_size),
-            ("vocabulary size", own.vocab_size, common["vocabulary_size"]),
+            ("vocabulary size", transformer.vocab_size, vocabulary_size(text)),
             ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
         ):
-            if head is not None and head != size:
+            if of_head is not None and of_head != of_target:
                 raise self.refused(
-                    f"is a head for a model of {what} {head}; {self.target_name} has {size}"
+                    f"is a head for a model of {size_name} {of_head}; "
+                    f"{self.target_name} has {of_target}"
                 )
-        common["draft_vocabulary_size"] = self.raw.get("draft_vocab_size") or own.vocab_size
-        reduced = common["draft_vocabulary_size"] != own.vocab_size
-        if found is None:
-            # What their writers store; DeepSpec's is the only one of flat formats to store all.
-            eagle, nested = "eagle" in kind, "transformer_layer_config" in self.raw
-            complete = "target_layer_ids" in self.raw
-            found_embedding, found_output = (
-                complete or (eagle and nested),
-                complete or eagle or reduced,
-            )
-        else:
-            found_embedding, found_output = (
-                "embed_tokens.weight" in found,
-                "lm_head.weight" in found,
-            )
-        common |= {"own_embedding": found_embedding, "own_output": found_output}
-        for name, has in (("embed_tokens", found_embedding), ("lm_head", found_output)):
-            if not has and ((reduced and name == "lm_head") or own.hidden_size != text.hidden_size):
-                raise self.refused(f"holds no {name}.weight, and the target's does not fit")
-        common["transformer"] = own
-        return (
-            self.eagle(kind, common) if kind in ("eagle3", "peagle") else self.block(kind, common)
-        )
-
-    def eagle(self, kind: str, common: dict[str, Any]) -> EagleConfig:
-        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        mask = (
-            self.token("mask_token_id", self.raw.get("mask_token_id")) if kind == "peagle" else None
-        )
-        common |= {flag: bool(self.raw.get(flag)) for flag in flags}
-        return EagleConfig(**common, mask_token_id=mask)
-
-    def block(self, kind: str, common: dict[str, Any]) -> BlockConfig:
-        raw, nested = self.raw, self.raw.get("dflash_config") or {}
-        size = raw.get("block_size") or nested.get("block_size")
-        if not isinstance(size, int) or size < 2:
-            raise self.refused(f"names no block_size above 1 ({size})")
-        dspark, speculators = kind == "dspark", "speculators_model_type" in raw
-        rank = raw.get("markov_rank", 256 if dspark else 0) if "dflash_config" not in raw else 0
-        if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
-            raise self.refused(
-                f"has a Markov head of type {raw['markov_head_type']}; vanilla is supported"
-            )
-        confidence = bool(raw.get("enable_confidence_head", dspark and speculators))
-        return BlockConfig(
-            **common,
-            block_size=size,
-            mask_token_id=self.token(
-                "mask_token_id", raw.get("mask_token_id", nested.get("mask_token_id"))
-            ),
-            # DeepSpec trains DFlash that way too.
-            from_anchor=bool(raw.get("sample_from_anchor", dspark if speculators else not nested)),
-            causal_windows=speculators and not raw.get("sliding_window_non_causal"),
-            markov_rank=rank,
-            confidence=confidence,
-            confidence_markov=confidence
-            and bool(raw.get("confidence_head_with_markov", True))
-            and rank > 0,
-        )
-
-    def medusa(
-        self, common: dict[str, Any], found: Mapping[str, tuple[int, ...]] | None
-    ) -> MedusaConfig:
-        """Counted in the weights: configurations often state another number of heads."""
-        heads, blocks = self.raw.get("medusa_num_heads", 0), self.raw.get("medusa_num_layers", 1)
-        own = found is None
-        if found is not None:
-            heads = len({name.partition(".")[0] for name in found})
-            blocks = sum(
-                name.startswith("0.") and name.endswith(".linear.weight") for name in found
-            )
-            own = f"0.{blocks}.weight" in found
-        if len(common["layers"]) != 1:
-            raise self.refused(f"reads one layer of the target, not {len(common['layers'])}")
-        if not heads or not blocks:
-            raise self.refused("holds no Medusa heads")
-        return MedusaConfig(**common, num_heads=heads, num_blocks=blocks, own_outputs=own)
 
     def layer_ids(self, num_layers: int) -> list[int]:
-        """Which hidden states of the target it reads; z-lab and DeepSpec count layers' outputs, the others inputs."""
+        """The hidden states that it reads; z-lab and DeepSpec count layers' outputs, the others inputs."""
         raw = self.raw
         nested = raw.get("eagle_config") or {}
         for place, key in (
@@ -207,47 +147,51 @@ class RawHead:
         ):
             if place.get(key):
                 return list(place[key])
-        if (outputs := (raw.get("dflash_config") or raw).get("target_layer_ids")) is not None:
+        outputs = (raw.get("dflash_config") or raw).get("target_layer_ids")
+        if outputs is not None:
             return [layer + 1 for layer in outputs]
         return [2, num_layers // 2, num_layers - 3]
 
     def transformer(self) -> PreTrainedConfig:
         """The configuration of the head's own layers."""
-        raw = self.raw.get("transformer_layer_config") or self.raw
-        style = raw.get("model_type", "qwen3" if raw is not self.raw else "llama")
+        nested = self.raw.get("transformer_layer_config")
+        raw = nested or self.raw
+        style = raw.get("model_type", "qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
-            raise self.refused(
-                f"has layers of type {style}; supported are {', '.join(sorted(LAYER_STYLES))}"
-            )
+            supported = ", ".join(sorted(LAYER_STYLES))
+            raise self.refused(f"has layers of type {style}; supported are {supported}")
         try:
             return AutoConfig.for_model(**{**raw, "model_type": style})
         except Exception as error:  # whatever transformers raises for settings that cannot be
-            raise self.refused(
-                f"has a config.json that transformers refuses: {first_line(error)[:200]}"
-            ) from error
-
-    def _check_types(self, raw: Mapping[str, Any]) -> None:
-        """Raise a SettingError for values of another type or outside their bounds; null counts as absent."""
-        for key, value in raw.items():
-            rule = None if value is None else _broken_rule(key, value)
-            if rule is not None:
-                raise self.refused(
-                    f"has a config.json with {key}={_shortened(value)}, which {rule}"
-                )
-            if key in _NESTED and value is not None:
-                self._check_types(value)
+            cause = first_line(error)[:200]
+            rule = f"has a config.json that transformers refuses: {cause}"
+            raise self.refused(rule) from error
 
     def token(self, key: str, token: Any) -> int:
+        """A token of the configuration. Raises SettingError for one outside the vocabulary."""
         if not isinstance(token, int) or not 0 <= token < vocabulary_size(self.target.config):
             raise self.refused(f"names no {key} in the vocabulary ({token})")
         return token
 
     @property
     def target_name(self) -> str:
+        """The target as it is typed."""
         return f"model={self.target.settings.name}"
 
     def refused(self, rule: str) -> SettingError:
+        """The error for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
+
+
+def check_types(stored: StoredHead, raw: Mapping[str, Any]) -> None:
+    """Raise a SettingError for values of another type or outside their bounds; null counts as absent."""
+    for key, value in raw.items():
+        rule = None if value is None else _broken_rule(key, value)
+        if rule is not None:
+            shown = _shortened(value)
+            raise stored.refused(f"has a config.json with {key}={shown}, which {rule}")
+        if key in _NESTED and value is not None:
+            check_types(stored, value)
 
 
 def _broken_rule(key: str, value: Any) -> str | None:

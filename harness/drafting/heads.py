@@ -1,13 +1,13 @@
 """Draft heads before and after their weights load: which repositories are heads, of which kind, and for which target.
 
-A head must match its target exactly, down to the shape of every tensor. `head_formats` reads the configurations.
+A head must match its target exactly, down to the shape of every tensor.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,14 @@ from transformers.utils.hub import cached_file
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import SPARE_SLOTS
-from harness.drafting.dflash import BlockConfig, BlockHead
-from harness.drafting.eagle import EagleConfig, EagleHead
-from harness.drafting.head_formats import AnyConfig, RawHead
-from harness.drafting.medusa import MedusaConfig, MedusaHead
+from harness.drafting.blocks import SPARE_SLOTS, Head, HeadConfig, LayeredHead
+from harness.drafting.head_formats import StoredHead, check_types
+from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint, ask_hub, source
 from harness.models.failures import explain, first_line
+from harness.models.random_weights import RandomTensor
 from harness.models.sketch import Block, Part, Sketch
 
-AnyHead = EagleHead | BlockHead | MedusaHead
-
-# In the order in which they are looked for.
-_WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "medusa_lm_head.safetensors",
-    "medusa_lm_head.pt",
-)
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
@@ -49,15 +39,15 @@ class HeadCheckpoint:
     """A head before its weights load.
 
     Attributes:
-        kind: `eagle3`, `peagle`, `dflash`, `dspark` or `medusa`.
+        kind: the record of its kind.
         settings: as the user gave them.
         files: that hold its tensors; none for random weights.
         raw: the configuration as it is stored.
     """
 
-    kind: str
+    kind: HeadKind
     settings: ModelSettings
-    config: AnyConfig
+    config: HeadConfig
     files: tuple[Path, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
@@ -66,20 +56,15 @@ class HeadCheckpoint:
         """Whether it estimates the chance that a token is accepted."""
         return bool(getattr(self.config, "confidence", False))
 
-    def build(self) -> AnyHead:
+    def build(self) -> Head:
         """The module, without memory for its weights. Raises SettingError for sizes that make none."""
         try:
             with torch.device("meta"):
-                if isinstance(self.config, EagleConfig):
-                    return EagleHead(self.config)
-                if isinstance(self.config, BlockConfig):
-                    return BlockHead(self.config)
-                return MedusaHead(self.config)
-        except (
-            Exception
-        ) as error:  # whatever the layers of transformers raise for such a configuration
+                return self.kind.build(self.config)
+        # Whatever the layers of transformers raise for such a configuration.
+        except Exception as error:
             cause = f"{type(error).__name__}: {first_line(error)}"[:200]
-            rule = f"has a config.json from which no {self.kind} head can be built ({cause})"
+            rule = f"has a config.json from which no {self.kind.name} head can be built ({cause})"
             raise SettingError("draft", rule, self.settings.name) from error
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
@@ -103,23 +88,15 @@ class HeadCheckpoint:
             blocks=(Block(("",), tuple(parts), {"": (cached, 0)}),),
             num_parameters=sum(part.count for part in parts if part.name != "d2t"),
             vocabulary_size=self.config.vocabulary_size,
-            class_name=self.kind,
+            class_name=self.kind.name,
             slots=SPARE_SLOTS,
-            borrowed=dtype.itemsize * self._borrowed,
-            one_pass=self.kind != "eagle3",
+            borrowed=dtype.itemsize * self.config.borrowed_outputs,
+            one_pass=self.kind.one_pass,
         )
-
-    @property
-    def _borrowed(self) -> int:
-        """Numbers of the target's output matrix that drafting reads, once or for each Medusa head."""
-        config = self.config
-        own = config.own_outputs if isinstance(config, MedusaConfig) else config.own_output
-        times = config.num_heads if isinstance(config, MedusaConfig) else 1
-        return 0 if own else times * config.target_size * config.vocabulary_size
 
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
-    ) -> AnyHead:
+    ) -> Head:
         """The head on a device, in the type of the target's hidden states.
 
         `target` lends to heads that are built from it.
@@ -132,35 +109,40 @@ class HeadCheckpoint:
             state = _read(self.settings, self.files, "cpu")
         else:
             state = {
-                name: torch.randn(tensor.shape) * 0.02
-                for name, tensor in module.state_dict().items()
-            }
-            state = {
-                name: tensor * 0 if name == "d2t" else tensor for name, tensor in state.items()
+                name: self._random(name, tensor) for name, tensor in module.state_dict().items()
             }
         if module.d2t is not None:
-            state["d2t"] = state["d2t"].long()
-            tokens = state["d2t"] + torch.arange(len(state["d2t"]))
-            if (
-                len(tokens.unique()) < len(tokens)
-                or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
-            ):
-                raise RunError(
-                    f"draft: d2t of {self.settings.repository} is no map into the target's vocabulary"
-                )
-        placed = {
-            name: state[name].to(device, dtype if state[name].is_floating_point() else None)
-            for name in module.state_dict()
-        }
+            state["d2t"] = self._checked_map(state["d2t"].long())
+        placed = {}
+        for name in module.state_dict():
+            tensor = state[name]
+            placed[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
         module.load_state_dict(placed, assign=True)
-        if not isinstance(module, MedusaHead):
+        if isinstance(module, LayeredHead):
             module.rotary_emb.to(device)
         return module.eval().requires_grad_(False)
+
+    def _random(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of random weights, the same in every run and process."""
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        seeded = f"{self.settings.repository} {self.kind.name} {name}"
+        return RandomTensor(seeded, tensor.shape, torch.float32, "cpu")[...]
+
+    def _checked_map(self, offsets: Tensor) -> Tensor:
+        """`d2t`. Raises RunError where it names a token twice, or one that there is not."""
+        tokens = offsets + torch.arange(len(offsets))
+        is_injective = len(tokens.unique()) == len(tokens)
+        if not is_injective or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size:
+            place = self.settings.repository
+            raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
+        return offsets
 
 
 def read_head(
     settings: ModelSettings,
     target: Checkpoint,
+    kinds: Iterable[HeadKind],
     *,
     layers: Sequence[int] | None = None,
     weights: bool = True,
@@ -169,6 +151,7 @@ def read_head(
 
     Args:
         target: which the head must match.
+        kinds: of heads that are known.
         layers: indices into the target's hidden states that override the configuration's.
         weights: False where none are needed: tensors are then those that the format usually has.
 
@@ -181,23 +164,25 @@ def read_head(
         if not weights and settings.architecture
         else _read_json(settings)
     )
-    reader = RawHead(settings, target, raw)
-    kind = reader.kind() if raw else None
+    stored = StoredHead(settings, target, raw, layers)
+    kind = next((kind for kind in kinds if raw and kind.recognises(raw)), None)
     if kind is None:
+        if stated := raw.get("speculators_model_type"):
+            raise stored.refused(f"is a speculators head of type {stated}, which is not supported")
         if raw and layers is not None:
             rule = f"is for heads and early_exit, and draft={settings.name} is a model"
             raise SettingError("draft.layers", rule, tuple(layers))
         return None
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
-    files = _find_weights(settings) if weights else ()
+    files = _find_weights(settings, kind) if weights else ()
     tensors = _read(settings, files, "meta")
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    head = HeadCheckpoint(
-        kind, settings, reader.config(kind, found if weights else None, layers), files, raw
-    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_types(stored, raw)
+    config = kind.config(stored, shapes if weights else None)
+    head = HeadCheckpoint(kind, settings, config, files, raw)
     if weights:
-        _check_tensors(head, found)
+        _check_tensors(head, shapes)
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() and name != "d2t":
                 rule = f"{name} holds integers, and weights of a head are floating-point numbers"
@@ -208,7 +193,7 @@ def read_head(
 def _check_tensors(head: HeadCheckpoint, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a SettingError unless the stored tensors are exactly those of the module."""
     needed = {name: tuple(tensor.shape) for name, tensor in head.build().state_dict().items()}
-    where = f"a head of kind {head.kind}"
+    where = f"a head of kind {head.kind.name}"
     rule = None
     if missing := sorted(needed.keys() - found.keys()):
         rule = f"{len(missing)} tensors of {where} are missing (the first: {missing[0]})"
@@ -234,7 +219,7 @@ def _read_json(settings: ModelSettings) -> dict[str, Any]:
         return {}
 
 
-def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
+def _find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
             if (index := fetch(settings, name)) is not None:
@@ -242,12 +227,12 @@ def _find_weights(settings: ModelSettings) -> tuple[Path, ...]:
                 return tuple(
                     path for shard in shards if (path := fetch(settings, shard)) is not None
                 )
-        for name in _WEIGHTS:
+        for name in kind.weight_files:
             if (path := fetch(settings, name)) is not None:
                 return (path,)
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
-    raise SettingError("draft", f"holds no weights ({', '.join(_WEIGHTS)})", settings.name)
+    raise SettingError("draft", f"holds no weights ({', '.join(kind.weight_files)})", settings.name)
 
 
 def _shards(settings: ModelSettings, index: Path) -> list[str]:

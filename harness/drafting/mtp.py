@@ -17,7 +17,7 @@ from transformers.modeling_layers import MtpModel
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import LayeredHead, SlotCache, one_by_one, windows
-from harness.drafting.eagle import EagleConfig, EagleDrafter, EagleHead
+from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
 
 
 class MtpHead(EagleHead):

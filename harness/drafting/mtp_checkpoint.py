@@ -20,9 +20,10 @@ from transformers.modeling_layers import MtpModel
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
 from harness.drafting.blocks import SPARE_SLOTS, SlotCache
-from harness.drafting.eagle import EagleConfig
 from harness.drafting.heads import HeadCheckpoint, fetch
+from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.mtp import MtpHead
+from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain
 from harness.models.meta import bare_model, part_of
@@ -30,6 +31,12 @@ from harness.models.quantization import stored_quantization
 from harness.models.random_weights import RandomTensor
 from harness.models.sketch import Block, Sketch
 from harness.models.tokenizers import vocabulary_size
+
+
+class Mtp(HeadKind):
+    """Layers in the target's own checkpoint, which no repository of heads holds."""
+
+    name = "mtp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +74,7 @@ class MtpCheckpoint(HeadCheckpoint):
             blocks=(Block(("",), tuple(parts), {"": (cache.token_size, 0)}),),
             num_parameters=sum(part.count for part in parts),
             vocabulary_size=self.config.vocabulary_size,
-            class_name=self.kind,
+            class_name=self.kind.name,
             slots=SPARE_SLOTS,
             borrowed=dtype.itemsize * output * len(self.numbers),
             one_pass=len(self.numbers) > 1,
@@ -156,7 +163,7 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
         draft_vocabulary_size=size,
         transformer=own,
     )
-    found = MtpCheckpoint(kind="mtp", settings=settings, config=config, target=target)
+    found = MtpCheckpoint(kind=Mtp(), settings=settings, config=config, target=target)
     if not weights:
         return found
     file, names = _stored(target)

@@ -15,7 +15,8 @@ from harness.config.errors import SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.drafting.heads import AnyHead, HeadCheckpoint
+from harness.drafting.blocks import Head
+from harness.drafting.heads import HeadCheckpoint
 from harness.drafting.plan import DraftPlan
 from harness.drafting.translated import Translation
 from harness.drafting.translation import how_to_translate
@@ -53,7 +54,7 @@ class Pair:
     target: LoadedModel
     draft: LoadedModel | None
     tokenizer: PreTrainedTokenizerBase
-    head: AnyHead | None = None
+    head: Head | None = None
     drafting: DraftSettings | None = None
     translation: Translation | None = None
 
@@ -211,7 +212,7 @@ class PlacedPair(PlannedPair):
         elif drafting is not None and len(lines) == 1:
             how = method_of(drafting).describe(drafting)
             if self.head is not None:
-                how = f"{self.head.kind} head, {amount(self.sketches[1].weight_bytes)}"
+                how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
             lines.append(f"draft {drafting.name}: {how}")
         lines += [said for sketch in self.sketches if (said := sketch.about_cache)]
         if advice := advice_on_8bit(self.sketches, self.placements):

@@ -58,10 +58,9 @@ class Distill(Experiment):
         )
         assert placed is not None
         assert settings.draft is not None
-        if placed.head is not None and placed.head.kind not in ("eagle3", "dflash", "medusa"):
-            rule = (
-                f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {placed.head.kind}"
-            )
+        if placed.head is not None and not placed.head.kind.trains:
+            kind = placed.head.kind.name
+            rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
             raise SettingError("draft", rule, settings.draft.name)
         pair = session.pair
         module: Any = (
@@ -173,7 +172,7 @@ class Distill(Experiment):
         else:
             assert session.placed is not None
             assert session.placed.head is not None
-            save_head(session.placed.head.raw, module, self.work / "draft", torch.bfloat16)
+            save_head(session.placed.head, module, self.work / "draft", torch.bfloat16)
         for file in sorted(
             (self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"
         ):

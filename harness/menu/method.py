@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from harness.config.settings import DecodingSettings
     from harness.decoding.protocols import Drafter, Runner
     from harness.decoding.warp import AnyWarp
-    from harness.drafting.heads import AnyHead, HeadCheckpoint
+    from harness.drafting.blocks import Head
+    from harness.drafting.heads import HeadCheckpoint
     from harness.drafting.plan import DraftPlan
     from harness.drafting.text import Text
     from harness.drafting.translated import Translation
@@ -46,7 +47,7 @@ class LoadedPair(Protocol):
         """A model that drafts."""
 
     @property
-    def head(self) -> AnyHead | None:
+    def head(self) -> Head | None:
         """A head that drafts."""
 
     @property

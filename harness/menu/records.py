@@ -7,9 +7,11 @@ from typing import Any
 
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
+from harness.menu.head_kind import HeadKind
 from harness.menu.method import Method
 from harness.menu.registry import Registry
 
+HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
 METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "harness.methods")
 
 

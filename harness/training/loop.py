@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.training.losses import Lesson, lesson, loss_of
+from harness.drafting.lesson import Lesson
+from harness.training.losses import lesson, loss_of
 
 
 class DamagedStateError(RuntimeError):

@@ -14,7 +14,7 @@ from chains import GREEDY, request, texts
 from fakes import Scripted
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.warp import Warp
-from harness.drafting.dflash import BlockHead
+from harness.drafting.kinds.dflash import BlockHead
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, Expected, attend, check_against, check_greedy, mlp, rms, spread
 from small_heads import block_head, target_model

@@ -11,7 +11,7 @@ from torch import Tensor
 from chains import GREEDY
 from fakes import Scripted
 from harness.decoding.warp import Warp
-from harness.drafting.eagle import EagleHead
+from harness.drafting.kinds.eagle3 import EagleHead
 from head_references import (
     Expected,
     attend,

@@ -18,16 +18,17 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.drafting.dflash import BlockConfig
-from harness.drafting.eagle import EagleConfig
-from harness.drafting.heads import HeadCheckpoint, read_head
-from harness.drafting.medusa import MedusaConfig
+from harness.drafting.heads import HeadCheckpoint
+from harness.drafting.kinds.dflash import BlockConfig
+from harness.drafting.kinds.eagle3 import EagleConfig
+from harness.drafting.kinds.medusa import MedusaConfig
 from harness.engines.local import LocalEngine
 from harness.engines.pair import PlannedPair, plan_pair
 from harness.engines.protocol import Question
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.checkpoints import Checkpoint
 from harness.models.sketch import Sketch
+from known_heads import read_head
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
@@ -163,7 +164,7 @@ def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> Non
     head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
     _, kind, understood = FORMATS[name]
     assert head is not None
-    assert head.kind == kind
+    assert head.kind.name == kind
     assert [path.name for path in head.files] == [FILES.get(name, "model.safetensors")]
     assert {key: getattr(head.config, key) for key in understood} == understood
     loaded = head.load(torch.device("cpu"), torch.float32)
@@ -487,4 +488,4 @@ def test_kinds_have_their_own_types(tmp_path: Path) -> None:
     types = {"eagle3": EagleConfig, "peagle": EagleConfig, "medusa": MedusaConfig}
     for name in FORMATS:
         head = usual_head(name, tmp_path)
-        assert type(head.config) is types.get(head.kind, BlockConfig)
+        assert type(head.config) is types.get(head.kind.name, BlockConfig)

@@ -15,7 +15,7 @@ import pytest
 
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.vllm import speculative_config
-from harness.menu.records import draft_settings
+from harness.menu.records import HEADS, draft_settings
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
 from wording import mentions
@@ -69,7 +69,8 @@ def test_drafts_in_the_words_of_vllm(
     place = {} if "method" in draft else {"repository": "somewhere"}
     chosen = {"name": "somewhere"} | place | draft
     settings = draft_settings(chosen)(**chosen)
-    planned: Any = SimpleNamespace(drafting=settings, head=kind and SimpleNamespace(kind=kind))
+    head = None if kind in (None, "mtp") else SimpleNamespace(kind=HEADS[kind])
+    planned: Any = SimpleNamespace(drafting=settings, head=head)
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
     assert config["num_speculative_tokens"] == 3
     assert config.items() >= expected.items()

@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
-from harness.drafting.heads import read_head
-from harness.drafting.new_heads import new_head, save_head
+from harness.drafting.new_heads import save_head
 from in_process import Harness
+from known_heads import new_head, read_head
 from processes import end, start
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 from wording import mentions
@@ -197,13 +197,14 @@ def test_head_that_would_be_trained_wrong_is_refused(
     kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path
 ) -> None:
     target = as_checkpoint(AutoConfig.from_pretrained(tmp_path / "target"))
-    raw = new_head(ModelSettings(name=like, repository="new"), target).raw
-    raw = {**raw, "speculators_model_type": kind, **further}
+    new = new_head(ModelSettings(name=like, repository="new"), target)
+    raw = {**new.raw, "speculators_model_type": kind, **further}
     head = read_head(
         ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False
     )
     assert head is not None
-    save_head(raw, head.build().to_empty(device="cpu"), tmp_path / "head", torch.bfloat16)
+    module = head.build().to_empty(device="cpu")
+    save_head(head, module, tmp_path / "head", torch.bfloat16)
     complaint = harness(*SHORT, "draft=./head", code=2).complaint
     assert (
         complaint

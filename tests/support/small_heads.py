@@ -9,9 +9,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY, random_model
-from harness.drafting.dflash import BlockConfig, BlockHead
-from harness.drafting.eagle import EagleConfig, EagleHead
-from harness.drafting.medusa import MedusaConfig, MedusaHead
+from harness.drafting.kinds.dflash import BlockConfig, BlockHead
+from harness.drafting.kinds.eagle3 import EagleConfig, EagleHead
+from harness.drafting.kinds.medusa import MedusaConfig, MedusaHead
 from harness.drafting.mtp import MtpHead
 
 WINDOW = {

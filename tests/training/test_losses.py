@@ -9,15 +9,16 @@ from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import SlotCache
-from harness.drafting.dflash import BlockHead
-from harness.drafting.eagle import EagleHead
-from harness.drafting.heads import AnyHead
-from harness.drafting.medusa import MedusaHead
-from harness.drafting.new_heads import initialise, new_head
+from harness.drafting.blocks import Head, SlotCache
+from harness.drafting.kinds import dflash
+from harness.drafting.kinds.dflash import BlockHead
+from harness.drafting.kinds.eagle3 import EagleHead
+from harness.drafting.kinds.medusa import MedusaHead
+from harness.drafting.lesson import DECAY, Lesson
+from harness.drafting.new_heads import initialise
 from harness.models.checkpoints import Checkpoint
-from harness.training import losses
-from harness.training.losses import DECAY, Lesson, lesson, loss_of
+from harness.training.losses import lesson, loss_of
+from known_heads import new_head
 from tiny_checkpoints import as_checkpoint
 
 TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 2, 11, 6], [11, 3, 17, 2, 9, 9, 4, 1, 0, 0]])
@@ -30,7 +31,7 @@ def target() -> PreTrainedModel:
     return random_model("llama")
 
 
-def untrained(kind: str, target: PreTrainedModel) -> AnyHead:
+def untrained(kind: str, target: PreTrainedModel) -> Head:
     checkpoint: Checkpoint = as_checkpoint(target.config)
     torch.manual_seed(3)
     head = new_head(ModelSettings(name=kind, repository="new"), checkpoint).load(
@@ -43,7 +44,7 @@ def untrained(kind: str, target: PreTrainedModel) -> AnyHead:
     return head
 
 
-def given(target: PreTrainedModel, head: AnyHead) -> Lesson:
+def given(target: PreTrainedModel, head: Head) -> Lesson:
     return lesson(target, TOKENS, COUNTS, head.config.layers, VOCABULARY)
 
 
@@ -94,7 +95,7 @@ def test_dflash_learns_from_blocks_behind_the_features(
 ) -> None:
     head = untrained("dflash", target)
     assert isinstance(head, BlockHead)
-    monkeypatch.setattr(losses, "BLOCKS", 1)
+    monkeypatch.setattr(dflash, "BLOCKS", 1)
     batch, anchors, size = given(target, head), [3, 2], head.config.block_size
     only = torch.zeros_like(COUNTS)
     only[torch.arange(2), torch.tensor(anchors)] = True

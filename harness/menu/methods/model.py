@@ -70,10 +70,12 @@ class ModelDraft(Method):
         """See `Method.plan`."""
         from harness.drafting.heads import read_head
         from harness.drafting.plan import DraftPlan
+        from harness.menu.records import HEADS
 
+        kinds = HEADS.all().values()
         if shares_weights(target.settings, settings):
             plan = DraftPlan(settings, shares_target=True)
-        elif head := read_head(settings, target, layers=settings.layers, weights=weights):
+        elif head := read_head(settings, target, kinds, layers=settings.layers, weights=weights):
             plan = DraftPlan(settings, head=head)
         else:
             plan = DraftPlan(settings, checkpoint=read("draft", settings))
@@ -115,10 +117,10 @@ class ModelDraft(Method):
         )
         rule = "is for suffix with engine=vllm"
         require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
-        kind = "draft_model" if planned.head is None else planned.head.kind
-        return {
-            "method": "eagle3" if kind == "peagle" else kind,
-            "parallel_drafting": kind == "peagle",
+        words = {"method": "draft_model", "parallel_drafting": False}
+        if planned.head is not None:
+            words = planned.head.kind.vllm()
+        return words | {
             "draft_sample_method": vllm_sampling(settings),
             "model": source(settings),
             "revision": settings.revision,

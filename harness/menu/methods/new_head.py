@@ -11,9 +11,6 @@ from harness.menu.method import Method
 if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
 
-# Kinds that `distill` can begin with.
-NEW_HEADS = ("eagle3", "dflash", "medusa")
-
 
 class NewHead(Method):
     """A head without weights yet."""
@@ -25,7 +22,9 @@ class NewHead(Method):
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """See `Method.choice`: the kinds of head that can be trained."""
-        return {} if name in NEW_HEADS else None
+        from harness.menu.records import HEADS
+
+        return {} if name in HEADS.names() else None
 
     def check(self, run: RunSettings) -> None:
         """See `Method.check`."""
@@ -36,8 +35,10 @@ class NewHead(Method):
         """See `Method.plan`."""
         from harness.drafting.new_heads import new_head
         from harness.drafting.plan import DraftPlan
+        from harness.menu.records import HEADS
 
-        return DraftPlan(settings, head=new_head(settings, target))
+        head = new_head(settings, target, HEADS[settings.name])
+        return DraftPlan(settings, head=head)
 
 
 RECORD = NewHead()

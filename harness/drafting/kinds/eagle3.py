@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840), its version 3.1, and P-EAGLE, which drafts all tokens in one pass.
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840) and its version 3.1; `peagle` shares its weights' names.
 
 Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and predicts token i + 2.
 Beyond the decided tokens the chain takes its own last state in place of features; P-EAGLE takes trained masks.
@@ -6,6 +6,7 @@ Beyond the decided tokens the chain takes its own last state in place of feature
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,10 @@ from harness.decoding.protocols import Proposal
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
+from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.lesson import DECAY, Lesson
+from harness.drafting.new_layers import speculators_configuration
+from harness.menu.head_kind import HeadKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +100,25 @@ class EagleHead(LayeredHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> EagleDrafter:
-        """See `HeadDrafter`."""
+        """See `Head.drafter`."""
         return EagleDrafter(self, target, warp)
+
+    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """Training-time test (section 3.2 of the paper): each step reads the states that the head itself made."""
+        embedded = embedding(lesson.tokens[:, 1:])
+        states = self.join(lesson.features()[:, :-1])
+        num_rows, length = states.shape[:2]
+        cache = _Unrolled(torch.arange(length, device=states.device).expand(num_rows, length))
+        losses = []
+        for step in range(num_steps):
+            cache.step = step
+            states = self(embedded, states, cache)
+            normed = self.norm(states)
+            loss = lesson.loss(output(normed), 1, step, self.known_tokens)
+            losses.append(loss * DECAY**step)
+            following = normed if self.config.norm_output else states
+            states = nn.functional.pad(following, (0, 0, 1, -1))
+        return torch.stack(losses).sum()
 
 
 class EagleDrafter(HeadDrafter):
@@ -141,3 +163,77 @@ class EagleDrafter(HeadDrafter):
         states = self._head(self._embed(tokens), states, self._cache)
         wanted = counts - 1 + torch.arange(1 + num_masks, device=device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
+class _Unrolled(SlotCache):
+    """Chains from every token at once: step s of the chain that began at entry i - s is at position i.
+
+    A query sees the entries from the target's features up to where its chain began, then its chain.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()
+        self.positions = positions  # [B, n], the same in every step
+        self.step = 0
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if (held := self._layers.get(layer)) is not None:
+            keys, values = torch.cat([held[0], keys], 2), torch.cat([held[1], values], 2)
+        self._layers[layer] = keys, values
+        return keys, values
+
+    def seen(self, first: Tensor, last: Tensor) -> Tensor:
+        ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
+        window = last.unsqueeze(-1) - first.unsqueeze(-1)
+        steps = [(ahead >= self.step) & (ahead <= window)]
+        steps += [ahead == self.step - step for step in range(1, self.step + 1)]
+        return torch.cat(steps, dim=-1).unsqueeze(1)
+
+
+class Eagle3(HeadKind):
+    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it."""
+
+    name = "eagle3"
+    one_pass = False
+    trains = True
+
+    def recognises(self, raw: Mapping[str, Any]) -> bool:
+        """See `HeadKind.recognises`."""
+        if "speculators_model_type" in raw:
+            has_masks = raw.get("mask_token_id") is not None
+            return raw["speculators_model_type"] == "eagle3" and not has_masks
+        if "dflash_config" in raw or ("target_layer_ids" in raw and "block_size" in raw):
+            return False
+        names = raw.get("architectures")
+        named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
+        return named or "draft_vocab_size" in raw
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> EagleConfig:
+        """See `HeadKind.config`."""
+        return EagleConfig(**self.fields(stored, shapes))
+
+    def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
+        """Fields of the configuration."""
+        raw = stored.raw
+        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        # DeepSpec's is the only one of flat formats to store an embedding.
+        complete = "target_layer_ids" in raw or "transformer_layer_config" in raw
+        usually_stored = ["lm_head", *(["embed_tokens"] if complete else [])]
+        layered = stored.layered(shapes, usually_stored)
+        return layered | {flag: bool(raw.get(flag)) for flag in flags}
+
+    def build(self, config: EagleConfig) -> EagleHead:
+        """See `HeadKind.build`."""
+        return EagleHead(config)
+
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """See `HeadKind.new`: one layer as wide as the target's."""
+        raw, layers_read = speculators_configuration("eagle3", "llama", 1, text, verifier)
+        raw |= {"architectures": ["Eagle3Speculator"], "norm_before_residual": True}
+        raw["eagle_aux_hidden_state_layer_ids"] = layers_read
+        return raw, {"lm_head.weight": (text.vocab_size, text.hidden_size)}
+
+
+RECORD = Eagle3()

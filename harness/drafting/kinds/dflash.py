@@ -1,4 +1,4 @@
-"""DFlash (Chen et al. 2026) and DSpark: heads that draft a block of tokens in one pass.
+"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass; `dspark` adds to it.
 
 Every layer sees the target's features at all decided tokens as keys and values. The queries are the token just decided
 and masks after it, which see each other in both directions. DSpark then adds to each position's logits a bias that
@@ -7,6 +7,7 @@ depends on the token before it, so that its tokens are drawn one after the other
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
+from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.lesson import DECAY, Lesson, soft_loss
+from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
+from harness.menu.head_kind import HeadKind
+
+# Blocks of one row that a head is trained on at a time.
+BLOCKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +106,34 @@ class BlockHead(LayeredHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> BlockDrafter:
-        """See `BlockDrafter`."""
+        """See `Head.drafter`."""
         return BlockDrafter(self, target, warp, confidence)
+
+    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """Blocks after some tokens of each row, chosen anew for each lesson, as `BlockDrafter` drafts them."""
+        config, device = self.config, lesson.tokens.device
+        num_rows, length = lesson.tokens.shape
+        most = config.most_tokens
+        # A block after token a - 1 of features begins with token a; its first prediction is of token a + 1.
+        possible = lesson.counts[:, 1 : length - most + 1].float() + 1e-9
+        chosen = torch.multinomial(possible, BLOCKS, replacement=True)
+        anchors = 1 + chosen.flatten().unsqueeze(1)
+        rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
+        cache = SlotCache()
+        cache.positions = torch.arange(length, device=device).expand(num_rows, -1)
+        cache.num_slots = length + config.block_size
+        self.read(lesson.features(), cache)
+        cache.select(rows)
+        cache.positions = anchors + torch.arange(config.block_size, device=device)
+        queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
+        queries[:, :1] = lesson.tokens[rows].gather(1, anchors)
+        states = self(embedding(queries), cache)[:, config.block_size - most :]
+        # The tokens whose successors the states predict.
+        before = anchors + torch.arange(most, device=device)
+        weights = DECAY ** torch.arange(most, device=device)
+        counts = lesson.counts[rows].gather(1, before) * weights
+        wanted = lesson.wanted[rows.unsqueeze(1), before]
+        return soft_loss(output(states), wanted, counts, self.known_tokens)
 
 
 class BlockDrafter(HeadDrafter):
@@ -163,3 +197,76 @@ class BlockDrafter(HeadDrafter):
         expected = self._head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
         lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
         return Proposal(tokens, probabilities, lengths.tolist())
+
+
+class DFlash(HeadKind):
+    """DFlash, as speculators, z-lab and DeepSpec store it."""
+
+    name = "dflash"
+    trains = True
+
+    # Whether a configuration that does not say so has a Markov head, of this rank.
+    usual_rank = 0
+    usually_from_anchor = False
+
+    def recognises(self, raw: Mapping[str, Any]) -> bool:
+        """See `HeadKind.recognises`."""
+        if "speculators_model_type" in raw:
+            return raw["speculators_model_type"] == "dflash"
+        return "dflash_config" in raw or (_has_blocks(raw) and not raw.get("markov_rank"))
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
+        """See `HeadKind.config`."""
+        raw = stored.raw
+        complete = "target_layer_ids" in raw
+        layered = stored.layered(shapes, ["embed_tokens", "lm_head"] if complete else [])
+        nested = raw.get("dflash_config") or {}
+        size = raw.get("block_size") or nested.get("block_size")
+        if not isinstance(size, int) or size < 2:
+            raise stored.refused(f"names no block_size above 1 ({size})")
+        is_speculators = "speculators_model_type" in raw
+        rank = 0 if "dflash_config" in raw else raw.get("markov_rank", self.usual_rank)
+        if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
+            kind = raw["markov_head_type"]
+            raise stored.refused(f"has a Markov head of type {kind}; vanilla is supported")
+        # DeepSpec trains DFlash from the anchor too.
+        from_anchor = self.usually_from_anchor if is_speculators else not nested
+        usually_confident = self.usually_from_anchor and is_speculators
+        confidence = bool(raw.get("enable_confidence_head", usually_confident))
+        reads_token = bool(raw.get("confidence_head_with_markov", True)) and rank > 0
+        mask = raw.get("mask_token_id", nested.get("mask_token_id"))
+        return BlockConfig(
+            **layered,
+            block_size=size,
+            mask_token_id=stored.token("mask_token_id", mask),
+            from_anchor=bool(raw.get("sample_from_anchor", from_anchor)),
+            causal_windows=is_speculators and not raw.get("sliding_window_non_causal"),
+            markov_rank=rank,
+            confidence=confidence,
+            confidence_markov=confidence and reads_token,
+        )
+
+    def build(self, config: BlockConfig) -> BlockHead:
+        """See `HeadKind.build`."""
+        return BlockHead(config)
+
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """See `HeadKind.new`: two layers as wide as the target's."""
+        raw, layers_read = speculators_configuration("dflash", "qwen3", 2, text, verifier)
+        end = text.eos_token_id
+        mask = end[0] if isinstance(end, list) else end
+        raw |= {
+            "architectures": ["DFlashSpeculator"],
+            "block_size": NUM_TOKENS + 1,
+            "mask_token_id": mask or 0,
+            "aux_hidden_state_layer_ids": layers_read,
+        }
+        return raw, {}
+
+
+def _has_blocks(raw: Mapping[str, Any]) -> bool:
+    """Whether a flat configuration is of a head that drafts blocks."""
+    return "target_layer_ids" in raw and "block_size" in raw
+
+
+RECORD = DFlash()

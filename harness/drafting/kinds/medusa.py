@@ -1,0 +1,165 @@
+"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for each token ahead.
+
+The tree of Medusa's own code is not built: the heads' tokens form one chain, each drawn without knowing the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from harness.decoding.protocols import Proposal
+from harness.decoding.warp import AnyWarp
+from harness.drafting.blocks import Head, HeadConfig, HeadDrafter
+from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.lesson import DECAY, Lesson
+from harness.drafting.new_layers import NUM_TOKENS
+from harness.menu.head_kind import HeadKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadConfig):
+    """Medusa heads; `layers` is the target's last.
+
+    Attributes:
+        num_heads: the most tokens that can be proposed.
+        num_blocks: residual blocks of each head.
+        own_outputs: whether each head has an output matrix; otherwise the target's is used.
+    """
+
+    num_heads: int
+    num_blocks: int = 1
+    own_outputs: bool = False
+
+    @property
+    def borrowed_outputs(self) -> int:
+        """Numbers of the target's output matrix that drafting reads, once for each head."""
+        return 0 if self.own_outputs else self.num_heads * self.target_size * self.vocabulary_size
+
+
+class MedusaHead(Head):
+    """The weights of all heads: `{head}.{block}.linear`, then `{head}.{number of blocks}` is the output matrix."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config, config.target_size)
+        self.config = config
+        size = config.target_size
+        for number in range(config.num_heads):
+            parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
+            if config.own_outputs:
+                parts.append(nn.Linear(size, config.vocabulary_size, bias=False))
+            self.add_module(str(number), nn.ModuleList(parts))
+
+    def parts(self, number: int) -> list[nn.Module]:
+        """Of one head."""
+        return list(self.get_submodule(str(number)).children())
+
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> MedusaDrafter:
+        """See `Head.drafter`."""
+        return MedusaDrafter(self, target, warp)
+
+    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """Head h predicts the token h + 2 after the state that it reads."""
+        losses = []
+        for number in range(self.config.num_heads):
+            states, blocks = lesson.features(), self.parts(number)
+            own_output = blocks.pop() if self.config.own_outputs else output
+            for block in blocks:
+                states = block(states)
+            losses.append(lesson.loss(own_output(states), number + 1) * DECAY**number)
+        return torch.stack(losses).sum()
+
+
+class _Block(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + nn.functional.silu(self.linear(states))
+
+
+class MedusaDrafter(HeadDrafter):
+    """Proposes a token from each head."""
+
+    _head: MedusaHead
+
+    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        last, logits = self._features[self._ends()], []
+        self._read()
+        for number in range(min(num_draft_tokens, self._head.config.num_heads)):
+            states, blocks = last, self._head.parts(number)
+            output = blocks.pop() if self._head.config.own_outputs else None
+            for block in blocks:
+                states = block(states)
+            logits.append(
+                self._logits(states)
+                if output is None
+                else output(states)[..., : self._vocabulary_size]
+            )
+        return Proposal(*self._draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)]))
+
+
+class Medusa(HeadKind):
+    """Medusa-1, as its authors and speculators store it."""
+
+    name = "medusa"
+    trains = True
+    saved_as = "medusa_lm_head.safetensors"
+    weight_files = (*HeadKind.weight_files, saved_as, "medusa_lm_head.pt")
+
+    def recognises(self, raw: Mapping[str, Any]) -> bool:
+        """See `HeadKind.recognises`."""
+        return "medusa_num_heads" in raw or raw.get("model_type") == "medusa"
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> MedusaConfig:
+        """See `HeadKind.config`. Heads are counted in the weights: configurations often state another number."""
+        text = stored.target.config.get_text_config(decoder=True)
+        sizes = stored.sizes([text.num_hidden_layers])
+        num_heads = stored.raw.get("medusa_num_heads", 0)
+        num_blocks = stored.raw.get("medusa_num_layers", 1)
+        own_outputs = shapes is None
+        if shapes is not None:
+            num_heads = len({name.partition(".")[0] for name in shapes})
+            first_head = [name for name in shapes if name.startswith("0.")]
+            num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
+            own_outputs = f"0.{num_blocks}.weight" in shapes
+        if len(sizes["layers"]) != 1:
+            number = len(sizes["layers"])
+            raise stored.refused(f"reads one layer of the target, not {number}")
+        if not num_heads or not num_blocks:
+            raise stored.refused("holds no Medusa heads")
+        return MedusaConfig(
+            **sizes, num_heads=num_heads, num_blocks=num_blocks, own_outputs=own_outputs
+        )
+
+    def build(self, config: MedusaConfig) -> MedusaHead:
+        """See `HeadKind.build`."""
+        return MedusaHead(config)
+
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """See `HeadKind.new`: one block per head, with output matrices."""
+        width, size = text.hidden_size, text.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        for number in range(NUM_TOKENS):
+            shapes[f"{number}.0.linear.weight"] = (width, width)
+            shapes[f"{number}.1.weight"] = (size, width)
+        # The sizes are for vLLM, which takes others for granted.
+        raw = {
+            "medusa_num_heads": NUM_TOKENS,
+            "medusa_num_layers": 1,
+            "hidden_size": width,
+            "vocab_size": size,
+            "base_model_name_or_path": verifier,
+        }
+        return raw, shapes
+
+
+RECORD = Medusa()

@@ -1,0 +1,21 @@
+"""Heads of every kind that is known, read and begun as `draft=` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.config.settings import ModelSettings
+from harness.drafting import heads, new_heads
+from harness.drafting.heads import HeadCheckpoint
+from harness.menu.records import HEADS
+from harness.models.checkpoints import Checkpoint
+
+
+def read_head(settings: ModelSettings, target: Checkpoint, **options: Any) -> HeadCheckpoint | None:
+    """See `heads.read_head`."""
+    return heads.read_head(settings, target, HEADS.all().values(), **options)
+
+
+def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
+    """See `new_heads.new_head`; the name is the kind's."""
+    return new_heads.new_head(settings, target, HEADS[settings.name])
