@@ -14,6 +14,16 @@ from scipy.interpolate import make_interp_spline
 from harness.config.amounts import amount
 from harness.menu.records import METHODS
 from harness.report import latency
+from harness.report.categories import Category, by_category
+from harness.report.caveats import caveats
+from harness.report.costs import (
+    costs_in_steps,
+    gave_up,
+    held_back,
+    rest_ms,
+    share_of_predicted,
+    tokens_per_iteration,
+)
 from harness.report.runs import Run
 from harness.report.table import (
     Column,
@@ -54,9 +64,9 @@ class Pair:
         return self.run.status != "ok"
 
     @functools.cached_property
-    def categories(self) -> list[latency.Category]:
+    def categories(self) -> list[Category]:
         """Speed-up by category of prompts at the best K; empty where there is only one category."""
-        found = latency.by_category(self.run.prompts, self.row) if self.best else []
+        found = by_category(self.run.prompts, self.row) if self.best else []
         return found if len(found) > 1 else []
 
     @property
@@ -171,7 +181,7 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     for pair in pairs:
         if (reason := why_no_verdict(pair.run.rows)) is not None:
             notes.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
-    notes += latency.caveats(rows)
+    notes += caveats(rows)
     return Table.of(
         "pairs",
         "Speed-up",
@@ -268,7 +278,7 @@ def predicted_curve(group: Sequence[Pair]) -> list[tuple[int, float]]:
         for pair in group
         if isinstance(pair.name.num_draft_tokens, int)
         and pair.row.conditional_acceptance_rate is not None
-        if (costs := latency.costs_in_steps(pair.regular, pair.row))
+        if (costs := costs_in_steps(pair.regular, pair.row))
     ]
     if not known:
         return []
@@ -314,14 +324,14 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
         *_PAIR[1:],
         latency.SPEEDUP.at("row"),
         latency.BOUNDS.at("row"),
-        Column("tokens per\niteration", number(), lambda pair: latency.per_iteration(pair.row)[0]),
+        Column("tokens per\niteration", number(), lambda pair: tokens_per_iteration(pair.row)),
         Column("c", lambda costs: f"{costs[0]:.3f}", _costs),
         Column("v", lambda costs: f"{costs[1]:.2f}", _costs),
         Column("memory", of=_memory),
         Column(
             "held back most",
             text=True,
-            of=lambda pair: latency.held_back(pair.regular, pair.row, brief=True),
+            of=lambda pair: held_back(pair.regular, pair.row, brief=True),
         ),
     )
     title = f"What drafts best for {row.model}" + (
@@ -332,11 +342,11 @@ def _methods(place: int, group: Sequence[Pair], one_of_several: bool) -> Table:
 
 
 def _costs(pair: Pair) -> tuple[float, float] | None:
-    return None if latency.gave_up(pair.row) else latency.costs_in_steps(pair.regular, pair.row)
+    return None if gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
 
 
 def _held_back(pair: Pair) -> str | None:
-    return latency.held_back(pair.regular, pair.row)
+    return held_back(pair.regular, pair.row)
 
 
 def _memory(pair: Pair) -> str | None:
@@ -400,7 +410,7 @@ def _categories(pairs: Sequence[Pair]) -> Table:
     return Table.of("categories", "Pairs by category of prompts", found, columns, about=about)
 
 
-def _category(found: latency.Category, counted: bool) -> str:
+def _category(found: Category, counted: bool) -> str:
     length = found.mean_acceptance_length and f"{found.mean_acceptance_length:.2f} tokens"
     speedup = times(found.speedup.estimate) + (f" ({found.num_prompts})" if counted else "")
     parts = speedup, interval(found.speedup.low, found.speedup.high), length
@@ -414,12 +424,12 @@ def _reasons(pairs: Sequence[Pair]) -> Table:
         *_PAIR,
         latency.ACCEPTED.at("row"),
         Column("of those\ntested", percent, "row.conditional_acceptance_rate"),
-        Column("tokens per\niteration", number(), lambda pair: latency.per_iteration(pair.row)[0]),
+        Column("tokens per\niteration", number(), lambda pair: tokens_per_iteration(pair.row)),
         Column("drafting\nms", number(), "row.draft_ms"),
         Column("verifying\nms", number(), "row.verify_ms"),
-        Column("rest\nms", number(), lambda pair: latency.rest_ms(pair.row)),
+        Column("rest\nms", number(), lambda pair: rest_ms(pair.row)),
         Column("target\nstep ms", number(), "regular.target_step_ms"),
-        Column("of\npredicted", "{:.0%}".format, lambda pair: latency.share_of_predicted(pair.row)),
+        Column("of\npredicted", "{:.0%}".format, lambda pair: share_of_predicted(pair.row)),
         Column("by\nposition, %", _positions, "row.acceptance_by_position"),
     )
     times_and_yield = "Where an iteration's time goes, and how many tokens it yields."

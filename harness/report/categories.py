@@ -1,0 +1,71 @@
+"""Speed-up and acceptance of one run by category of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from harness.report.table import grouped
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+
+_NUM_RESAMPLES = 2000
+
+
+class Category(NamedTuple):
+    """The prompts of one category that both arms finished."""
+
+    name: str
+    num_prompts: int
+    speedup: Interval
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+
+
+def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
+    """Speed-up and acceptance by category. Empty for batches, which time all their prompts together."""
+    each_is_timed = row.batch_size == 1 or row.requests_per_second is not None
+    if row.arm == "regular" or not each_is_timed:
+        return []
+    timed = [prompt for prompt in prompts if _is_timed(prompt) and prompt.category]
+    regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
+    speculative = [prompt for prompt in timed if prompt.arm == row.arm]
+    in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
+    categories = []
+    for name, members in grouped(in_both_arms, attrgetter("category")).items():
+        counterparts = [regular[prompt.prompt_index] for prompt in members]
+        categories.append(_category(name, counterparts, members))
+    return categories
+
+
+def _is_timed(prompt: LatencyPromptRow) -> bool:
+    return bool(prompt.time_ms and prompt.num_tokens and not prompt.error)
+
+
+def _category(
+    name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
+) -> Category:
+    """Compares the same prompts in both arms."""
+    speedup = ratio_of_totals(
+        _ms_per_token(regular), _ms_per_token(speculative), _NUM_RESAMPLES, seed=0
+    )
+    num_iterations, num_proposed, num_accepted = 0, 0.0, 0
+    for prompt in speculative:
+        histogram = prompt.acceptance_histogram or []
+        num_iterations += sum(histogram)
+        num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
+        for accepted, how_often in enumerate(histogram):
+            num_accepted += accepted * how_often
+    return Category(
+        name,
+        len(speculative),
+        speedup,
+        acceptance_rate=num_accepted / num_proposed if num_proposed else None,
+        mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,
+    )
+
+
+def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> list[float]:
+    return [(prompt.time_ms or 0) / (prompt.num_tokens or 1) for prompt in prompts]

@@ -1,0 +1,115 @@
+"""Warnings below the figures of `latency`: what limits them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.report.words import lossy_warning, smaller_batch, too_long_warning
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.work import why_no_verdict
+
+# Arms that run the models unchanged; other runners take less time for the same step.
+_SLOW_RUNNERS = ("eager", "static")
+
+
+def caveats(rows: Iterable[LatencyRow]) -> list[str]:
+    """Warnings about the settings of these rows, each sentence once."""
+    sentences = [sentence for row in rows for sentence in _about_settings(row)]
+    return list(dict.fromkeys(sentences))
+
+
+def run_caveats(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> list[str]:
+    """Warnings about one run: its settings, its prompts and its answers."""
+    return [*caveats(rows), *_about_prompts(rows, prompts), *_about_answers(rows)]
+
+
+def mean_answer_length(row: LatencyRow) -> float | None:
+    """Mean number of tokens of an answer."""
+    num_answers = (row.num_prompts or 0) - (row.num_failed or 0)
+    return row.num_tokens / num_answers if row.num_tokens and num_answers else None
+
+
+def _about_settings(row: LatencyRow) -> Iterator[str]:
+    if row.test:
+        trial = f"num_prompts={row.num_prompts} decoding.max_new_tokens={row.max_new_tokens}"
+        yield f"test=true sets {trial}: it shows that a pair works, not how fast it is."
+    if row.weights == "random":
+        yield (
+            "weights=random: times are those of the architecture, but texts and acceptance by the"
+            " rule mean nothing. Prompts were read byte by byte."
+        )
+    if row.synthetic:
+        yield (
+            f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}: a coin accepted the"
+            " draft tokens; the speed-up is that of a pair that agrees this often."
+        )
+    if lossy := lossy_warning(row):
+        yield lossy
+    if row.suspicious:
+        yield _suspicion(row)
+    if _draft_runs_faster(row):
+        yield (
+            f"runner {row.runner}: the draft has a faster runner than the target, which flatters"
+            " the speed-up."
+        )
+    if too_long := too_long_warning(row):
+        yield too_long
+    if row.shared and row.arm != "regular":
+        yield (
+            "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
+            " by num_warmup, finds its own answer."
+        )
+
+
+def _suspicion(row: LatencyRow) -> str:
+    return (
+        f"Acceptance looks like a fault of the engine: {row.conditional_acceptance_rate or 0:.1%}"
+        f" of the tested draft tokens at temperature {row.temperature:g},"
+        f" {row.greedy_acceptance_rate or 0:.0%} at temperature 0, although"
+        f" {row.likeliest_share or 0:.0%} of the target's own draws are its likeliest token."
+        " `recovery` with the same settings tests whether the engine samples correctly."
+    )
+
+
+def _draft_runs_faster(row: LatencyRow) -> bool:
+    target_runner, _, draft_runner = (row.runner or "").partition("+")
+    if not draft_runner:
+        return False
+    return target_runner in _SLOW_RUNNERS and draft_runner not in _SLOW_RUNNERS
+
+
+def _about_prompts(
+    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]
+) -> Iterator[str]:
+    """Prompts that repeat each other, and requests that failed."""
+    texts = Counter(prompt.prompt for prompt in prompts if prompt.arm == "regular")
+    most = max(texts.values(), default=0)
+    if most > 1 and 2 * most > texts.total():
+        yield (
+            f"{most} of {texts.total()} prompts are the same: the interval covers repetition,"
+            " not prompts."
+        )
+    for row in rows:
+        if row.num_failed:
+            errors = [prompt.error for prompt in prompts if prompt.arm == row.arm and prompt.error]
+            first = f": {errors[0]}" if errors else ""
+            yield f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{first}."
+
+
+def _about_answers(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    """Batches, answers and runs that are shorter than usual."""
+    last = rows[-1]
+    smaller = smaller_batch(last)
+    if last.requests_per_second is None and smaller:
+        yield smaller
+    asked_for = rows[0].max_new_tokens or 0
+    shortest = min(row.shortest_answer or asked_for for row in rows)
+    if rows[0].ignore_eos and shortest < asked_for:
+        means = [f"{row.arm} {mean_answer_length(row) or 0:.1f}" for row in rows]
+        yield (
+            f"Answers ended before decoding.max_new_tokens={asked_for}; tokens on average:"
+            f" {', '.join(means)}."
+        )
+    if last.status != "ok" and why_no_verdict(rows) is None:
+        yield f"{last.status}: the figures cover {last.num_prompts} prompts only."

@@ -1,0 +1,123 @@
+"""Costs of drafting and verifying in target steps, and which of them limits the speed-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.results.schema import LatencyRow
+
+
+class Costs(NamedTuple):
+    """A draft step (c) and a verification (v), both in target steps."""
+
+    draft: float
+    verify: float
+
+
+class Limit(NamedTuple):
+    """One limit of the predicted speed-up.
+
+    Attributes:
+        ideal_speedup: what would be predicted without it.
+        cause: a few words.
+        numbers: the figures behind the cause, and the ideal.
+    """
+
+    ideal_speedup: float
+    cause: str
+    numbers: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Leviathan's model of an iteration.
+
+    Attributes:
+        tokens: mean number of tokens that an iteration yields.
+        proposed: draft tokens per iteration (K).
+    """
+
+    tokens: float
+    proposed: float
+    costs: Costs
+
+    @property
+    def speedup(self) -> float:
+        drafting = self.proposed * self.costs.draft
+        return self.tokens / (drafting + self.costs.verify)
+
+    def main_limit(self) -> Limit:
+        """The limit whose removal would raise the speed-up most."""
+        draft, verify = self.costs
+        most_tokens = self.proposed + 1
+        slow_draft = Limit(
+            self.tokens / verify,
+            "the draft is too slow",
+            f"one of its steps costs {draft:.2f} of the target's; if it were free",
+        )
+        slow_verification = Limit(
+            self.tokens / (self.proposed * draft + min(verify, 1)),
+            "verification costs too much",
+            f"{self.proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
+        )
+        low_acceptance = Limit(
+            most_tokens / (self.proposed * draft + verify),
+            "acceptance is too low",
+            f"{self.tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
+        )
+        return max(slow_draft, slow_verification, low_acceptance)
+
+
+def tokens_per_iteration(row: LatencyRow) -> float | None:
+    """Tokens that an iteration yields: over all iterations, else over those that drafted."""
+    return row.tokens_per_iteration or row.mean_acceptance_length
+
+
+def proposed_per_iteration(row: LatencyRow) -> float | None:
+    """Draft tokens per iteration: over all iterations, else over those that drafted."""
+    return row.mean_num_draft_tokens or row.mean_proposed
+
+
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
+    """Measured costs; None where one of them is unknown."""
+    step_ms = regular and regular.target_step_ms
+    proposed = proposed_per_iteration(row)
+    if not step_ms or row.draft_ms is None or row.verify_ms is None or not proposed:
+        return None
+    return Costs(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
+
+
+def rest_ms(row: LatencyRow) -> float | None:
+    """Time of an iteration beyond drafting and verifying."""
+    if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
+
+
+def share_of_predicted(row: LatencyRow) -> float | None:
+    """Measured over predicted speed-up."""
+    if not row.speedup or not row.predicted_speedup:
+        return None
+    return row.speedup / row.predicted_speedup
+
+
+def gave_up(row: LatencyRow) -> bool:
+    """Whether `auto` stopped drafting: too few draft tokens are left to compute costs from."""
+    return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
+
+
+def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = False) -> str | None:
+    """What limits the speed-up most; None where the costs are unknown."""
+    costs = costs_in_steps(regular, row)
+    if costs is None or row.predicted_speedup is None:
+        return None
+    if gave_up(row):
+        return "drafting does not pay: auto gave it up"
+    tokens = tokens_per_iteration(row) or 1.0
+    prediction = Prediction(tokens, proposed_per_iteration(row) or 0.0, costs)
+    limit = prediction.main_limit()
+    if brief:
+        return f"{limit.cause} ({limit.ideal_speedup:.2f}× without that)"
+    ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {prediction.speedup:.2f}×"
+    return f"{limit.cause}: {limit.numbers} {ideal}"
