@@ -151,7 +151,7 @@ def test_repeated_prompts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_roof_is_not_clamped(capsys: pytest.CaptureFixture[str]) -> None:
     roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
     text = " ".join(printed(capsys, **roof).split())
-    assert mentions(text, "target reads", "65.0 GB", "1625 GB/s", "40.00 ms")
+    assert mentions(text, "target reads", "65.0 GB", "40.00 ms", "1625 GB/s")
     assert mentions(text, "320.00 ms", "12%")
     assert "draft reads" not in text
     text = " ".join(
