@@ -29,6 +29,7 @@ class LatencySettings(PromptedSettings):
     Attributes:
         num_prompts: how many prompts of the set are measured.
         num_warmup: batches that every arm decodes first and that are not counted.
+        laps: of an engine that keeps requests in flight: how often its arms take turns.
         num_resamples: of the paired bootstrap.
         test: two short prompts, to see that a pair works at all; marked in the row.
         profile: also write a trace of a few iterations of each arm, after the measurement.
@@ -36,13 +37,20 @@ class LatencySettings(PromptedSettings):
 
     num_prompts: int = 15
     num_warmup: int = 1
+    laps: int | Literal["auto"] = "auto"
     num_resamples: int = 10_000
     test: bool = False
     profile: bool = False
 
+    HAS_AA = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        if self.laps != "auto":
+            queues = self.engine.name in ("server", "vllm")
+            require(queues, "laps", "needs engine=server or engine=vllm", self.laps)
+            require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
         # All of them are in memory at once.
         require(
             self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples

@@ -42,11 +42,13 @@ class EngineSettings:
         api_key_variable: name of the environment variable with the API key; None for servers without one.
         tensor_parallel_size: GPUs that each layer is split over, and
         pipeline_parallel_size: groups of such GPUs that the layers are divided among.
+        aa: first measure the regular arm against itself, to see how far apart identical arms are.
         distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines; None lets vLLM
             choose.
     """
 
     name: EngineName = "local"
+    aa: bool = False
     schedule: Schedule = "constant"
     url: str | None = None
     regular_url: str | None = None

@@ -62,9 +62,12 @@ class RunSettings:
 
     # Whether the command trains the draft, so that it may be one that has no weights yet.
     TRAINS: ClassVar[bool] = False
+    # Whether the command can compare an arm with itself.
+    HAS_AA: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
+        require(self.HAS_AA or not self.engine.aa, "engine.aa", "is for latency", self.engine.aa)
         if self.engine.name != "local":
             self._check_other_engine()
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"

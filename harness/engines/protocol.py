@@ -103,6 +103,7 @@ class Engine:
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
         tells_tokens: whether its tokens are those that the model drew, and not read from text.
+        alternates: whether its arms can take turns at no cost, without loading each again.
         queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
     """
 
@@ -110,6 +111,7 @@ class Engine:
     devices: Sequence[torch.device] = ()
     tells_tokens: bool = True
     queues: bool = False
+    alternates: bool = True
     runner: str | None = None
     server: str | None = None
     setup_seconds: float | None = None
@@ -118,6 +120,10 @@ class Engine:
     def reference(self) -> Reference | None:
         """The weights that generate, where the engine can be asked for their probabilities."""
         return None
+
+    def is_loaded(self, arm: Arm) -> bool:
+        """Whether an arm has what it needs in memory, and need not warm up again."""
+        return True
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """The same arms under stopwatches, each with its own, where the engine can tell its phases."""

@@ -120,11 +120,12 @@ class VllmEngine(Engine):
         needed = sum(
             arm.num_bytes + round(settings.placement.reserve_gb * 1e9) * split for arm in self.arms
         )
-        # Then each arm is asked everything at once, and both are loaded only once.
+        # Then each arm is asked everything at once, and both are loaded only once, unless `laps` says otherwise.
         self.queues = len(self.arms) > 1 and needed > room
         notes = [", eager"] * (settings.runner == "eager") + [
             ", one arm after the other"
         ] * self.queues
+        self.alternates = not self.queues
         self.runner = f"vLLM {vllm.__version__}" + "".join(notes)
         self.setup_seconds = 0.0
         for loaded in self.arms[: 1 if self.queues else None]:
@@ -146,6 +147,10 @@ class VllmEngine(Engine):
                 raise _explained(exception) from exception
             self.setup_seconds = (self.setup_seconds or 0.0) + time.perf_counter() - started
         return arm.llm
+
+    def is_loaded(self, arm: Arm) -> bool:
+        """See `Engine.is_loaded`."""
+        return not isinstance(arm, VllmArm) or arm.llm is not None
 
     def close(self) -> None:
         """See `Engine.close`."""

@@ -17,20 +17,26 @@ from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.roofline import Roof, roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
+from harness.experiments.laps import Twin, in_laps, num_laps
+from harness.experiments.paired import PairedTimes, paired_times
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
-from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.session import Experiment, Session
 from harness.experiments.suspicion import suspicion
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
+
+# Batches of prompts that are read to find one for the warm-up.
+_MOST_WARMUP = 4
 
 PROMPTS_FILE = "latency_prompts.csv"
 
@@ -66,7 +72,7 @@ class Measurement:
 
 
 class Latency(Experiment):
-    """Both arms on the same prompts, interleaved batch by batch.
+    """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine queues.
 
     After the timed runs of a batch each arm runs once more under stopwatches, so that drift of the machine hits the
     times and their split alike.
@@ -80,6 +86,8 @@ class Latency(Experiment):
         self.measured = {name: Measurement() for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
         self.suspicion: dict[str, Any] = {}
+        self.identical: dict[str, float | None] = {}
+        self.num_units = 0
         self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
 
@@ -105,15 +113,15 @@ class Latency(Experiment):
                 self._keep(session, question, generations, list(generations))
 
         def ended(question: Question, generations: dict[str, Generation]) -> None:
-            # An arm that has all prompts takes long: it must not be lost with the other one.
+            # A lap may take long: it must not be lost with the other arm's.
             if engine.queues:
                 self._keep(session, question, generations, list(generations)[-1:])
 
-        indices = [prompt.index for prompt in self.prompts]
-        size = len(indices) if engine.queues else batch_size
-        batches = zip(in_batches(token_ids, size), in_batches(indices, size), strict=True)
-        questions = [session.ask(*batch) for batch in batches]
-        warmup = session.ask(token_ids[:batch_size], indices[:batch_size])
+        questions = self._questions(session, engine, token_ids)
+        self.num_units = len(questions)
+        warmup = self._warmup(session, token_ids, batch_size)
+        if settings.engine.aa:
+            self._compare_identical(session, engine, questions, warmup)
         session.race(
             questions, note, settings.num_warmup, warmup=warmup, allow_failures=True, ended=ended
         )
@@ -151,6 +159,70 @@ class Latency(Experiment):
             [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
         )
 
+    def _questions(
+        self, session: Session, engine: Engine, token_ids: Sequence[Sequence[int]]
+    ) -> list[Question]:
+        """A question for each batch, or for each lap of an engine that queues."""
+        number, size = len(token_ids), self.settings.batch_size
+        parts = [slice(first, first + size) for first in range(0, number, size)]
+        if engine.queues:
+            parts = in_laps(number, min(number, self._num_laps(engine, number)))
+        indices = [prompt.index for prompt in self.prompts]
+        return [session.ask(token_ids[part], indices[part]) for part in parts]
+
+    def _num_laps(self, engine: Engine, num_prompts: int) -> int:
+        settings = self.settings
+        if settings.laps != "auto":
+            return settings.laps
+        if len(engine.arms) == 1 or not engine.alternates:
+            return 1
+        return num_laps(num_prompts, settings.batch_size, settings.engine.rate is not None)
+
+    def _warmup(
+        self, session: Session, token_ids: Sequence[Sequence[int]], batch_size: int
+    ) -> Question:
+        """Prompts that are not measured, because caches would know those that are.
+
+        They are others of the set that are no longer than the longest measured one; where there are too few, the
+        tokens of measured prompts in reverse.
+        """
+        longest = max(map(len, token_ids))
+        measured = {prompt.index for prompt in self.prompts}
+        others = [prompt for prompt in self.prompt_set.prompts if prompt.index not in measured]
+        encoded = session.tokens_of(others[: _MOST_WARMUP * batch_size])
+        pairs = [
+            (prompt.index, ids)
+            for prompt, ids in zip(others, encoded, strict=False)
+            if len(ids) <= longest
+        ][:batch_size]
+        if len(pairs) < batch_size:
+            first = token_ids[:batch_size]
+            reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in first]
+            unused = len(self.prompt_set.prompts)
+            pairs = list(enumerate(reversed_ids, start=unused))
+        indices, prompts = zip(*pairs, strict=True)
+        return session.ask(prompts, indices)
+
+    def _compare_identical(
+        self, session: Session, engine: Engine, questions: Sequence[Question], warmup: Question
+    ) -> None:
+        """Measure the regular arm against itself: how far apart are identical arms?"""
+        twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
+        answers: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
+
+        def note(question: Question, generations: dict[str, Generation]) -> None:
+            for name, generation in generations.items():
+                answers[name].append(generation)
+
+        how_often = self.settings.num_warmup
+        session.race(questions, note, how_often, warmup=warmup, arms=twins, allow_failures=True)
+        found = self._ratio(paired_times(*answers.values()))
+        self.identical = found.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
+
+    def _ratio(self, times: PairedTimes) -> Interval:
+        resamples, seed = self.settings.num_resamples, self.settings.seed
+        return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
+
     def _check_batch(self) -> None:
         size, number = self.settings.batch_size, len(self.prompts)
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
@@ -173,9 +245,10 @@ class Latency(Experiment):
             return
         if len(generations) > 1:
             self._compare_texts(session.engine, question, generations)
+        number = len(self.measured["regular"].generations) - 1
         complete = list(new) if "regular" not in new else list(generations)
         rows = [
-            self._prompt_row(session, name, generations[name], request)
+            self._prompt_row(session, name, generations[name], request, number)
             for name in self.measured
             if name in complete
             for request in generations[name].requests
@@ -222,7 +295,12 @@ class Latency(Experiment):
                     found[regular.index] = first_divergence(engine.reference, prompt, *tokens)
 
     def _prompt_row(
-        self, session: Session, arm: str, generation: Generation, request: RequestRecord
+        self,
+        session: Session,
+        arm: str,
+        generation: Generation,
+        request: RequestRecord,
+        unit: int,
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         prompt = self.prompt_set.prompts[request.index]
@@ -239,6 +317,7 @@ class Latency(Experiment):
             # A row of a batch takes as long as its batch.
             time_ms=1000 * (request.seconds if generation.sent else generation.seconds),
             time_to_first_token_ms=request.time_to_first_token_ms,
+            unit=unit,
             error=request.error and str(request.error),
             divergence_position=parted and parted.position,
             logit_margin=parted and parted.logit_margin,
@@ -254,10 +333,7 @@ class Latency(Experiment):
         )
         answered = [request for request in requests if request.answered]
         seconds = sum(generation.seconds for generation in generations)
-        # A server gets all prompts as one question.
-        sizes = [
-            size for one in generations if (size := len(one.tokens)) <= self.settings.batch_size
-        ]
+        sizes = [len(one.tokens) for one in generations if not one.sent]
         lengths = [request.num_tokens for request in answered]
         num_tokens = sum(lengths)
         figures: dict[str, Any] = {
@@ -310,12 +386,11 @@ class Latency(Experiment):
             "draft_step_bytes": draft_roof and draft_roof.step_bytes,
             "draft_floor_ms": draft_roof and draft_roof.floor_ms,
         }
-        # Paired by batch or request; with equal token counts this is the ratio of total times.
-        times, others = regular.times, speculative.times
-        both = [index for index in times if index in others]
-        pairs = [times[index] for index in both], [others[index] for index in both]
-        found = ratio_of_totals(*pairs, self.settings.num_resamples, self.settings.seed)
+        # With equal token counts this is the ratio of total times.
+        found = self._ratio(paired_times(regular.generations, speculative.generations))
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
+        columns |= {"speedup_covers": found.covers, "interleaved": self.num_units > 1}
+        columns |= self.identical
         # A whole turn of the loop in the timed run; its time beyond drafting and verifying is the rest.
         turned = [generation for generation in speculative.generations if not generation.sent]
         if num_iterations := sum(len(generation.decided) - 1 for generation in turned):

@@ -17,7 +17,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, PlacedPair, plan_pair
-from harness.engines.protocol import Engine, Question, Reference
+from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
 from harness.experiments.keeper import PairKeeper
@@ -145,6 +145,11 @@ class Session:
         )
         return token_ids
 
+    def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """As `encode`, without a look at the context."""
+        tokenizer, template = self.tokenizer, self.settings.chat_template
+        return encode_prompts(tokenizer, [prompt.chat() for prompt in prompts], template)
+
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
     ) -> tuple[tuple[Prompt, ...], list[list[int]]]:
@@ -267,6 +272,7 @@ class Session:
         num_warmup: int = 0,
         *,
         warmup: Question | None = None,
+        arms: Sequence[Arm] | None = None,
         allow_failures: bool = False,
         ended: Callable[[Question, dict[str, Generation]], None] = lambda question, answers: None,
     ) -> None:
@@ -275,11 +281,13 @@ class Session:
         Args:
             note: gets the arms' answers to a question before the next one begins; gives a text for the bar, or None.
             num_warmup: how often each arm answers `warmup` before, by default the first question.
+            arms: the engine's by default.
             allow_failures: see `run_lap`.
             ended: gets the answers to a question so far whenever an arm has ended.
         """
         engine = self.engine
         assert engine is not None
+        warm: set[str] = set()
 
         with (
             progress("warming up" if num_warmup else "measuring", len(questions)) as advance,
@@ -287,12 +295,14 @@ class Session:
         ):
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs after the other has warmed the caches.
-                arms = engine.arms[:: -1 if number % 2 else 1]
+                in_turn = (engine.arms if arms is None else arms)[:: -1 if number % 2 else 1]
                 generations: dict[str, Generation] = {}
-                for arm in arms:
-                    # Just before its first question, because an engine may hold one arm at a time.
-                    for _ in range(0 if number else num_warmup):
-                        generate(engine, arm, warmup or question, allow_failures=allow_failures)
+                for arm in in_turn:
+                    # Just before its question, because an engine may hold one arm at a time.
+                    if arm.name not in warm or not engine.is_loaded(arm):
+                        for _ in range(num_warmup):
+                            generate(engine, arm, warmup or question, allow_failures=allow_failures)
+                        warm.add(arm.name)
                     generations[arm.name] = generate(
                         engine, arm, question, allow_failures=allow_failures
                     )

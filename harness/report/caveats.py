@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from harness.report.doubts import doubts
 from harness.report.words import lossy_warning, smaller_batch, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
@@ -21,7 +22,12 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
 
 def run_caveats(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> list[str]:
     """Warnings about one run: its settings, its prompts and its answers."""
-    return [*caveats(rows), *_about_prompts(rows, prompts), *_about_answers(rows)]
+    return [
+        *doubts(rows[-1]),
+        *caveats(rows),
+        *_about_prompts(rows, prompts),
+        *_about_answers(rows),
+    ]
 
 
 def mean_answer_length(row: LatencyRow) -> float | None:

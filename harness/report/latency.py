@@ -28,7 +28,7 @@ from harness.report.table import (
 )
 from harness.report.words import arm_name, settings_line, title
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
 from harness.results.work import why_no_verdict
 
 # Printed in the place of an unknown figure among known ones.
@@ -99,16 +99,20 @@ def speedup_bounds(row: LatencyRow) -> str | None:
 
 
 def speedup_in_words(row: LatencyRow) -> str:
-    """`2.31× (95 % interval 2.18 to 2.42)`."""
+    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`."""
     bounds = speedup_bounds(row)
-    certainty = f"95 % interval {bounds}" if bounds else no_interval(row)
+    covers = f" over {row.speedup_covers}" if row.speedup_covers else ""
+    certainty = f"95 % interval {bounds}{covers}" if bounds else no_interval(row)
     return f"{row.speedup:.2f}× ({certainty})"
 
 
 def no_interval(row: LatencyRow) -> str:
     """`no interval from fewer than 8 prompts`."""
-    unit = "batches" if (row.batch_size or 1) > 1 else "prompts"
-    return f"no interval from fewer than {FEWEST_FOR_INTERVAL} {unit}"
+    unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
+    if row.speedup_covers:
+        # `3 laps`, `1 batch`.
+        unit = next(name for name in UNITS if name in row.speedup_covers)
+    return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
 
 
 def finding(row: LatencyRow) -> str | None:
@@ -186,6 +190,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         "target reads": _target_reads(regular),
         "draft reads": _draft_reads(row),
         "8-bit layers": _eight_bit(regular, row),
+        "identical arms": _identical_arms(row),
         **_prediction(regular, row),
         "why": held_back(regular, row) if loses else None,
     }
@@ -263,6 +268,15 @@ def _draft_reads(row: LatencyRow) -> str | None:
     proposed = proposed_per_iteration(row)
     step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
     return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
+
+
+def _identical_arms(row: LatencyRow) -> str | None:
+    """How far apart an arm is from itself; None where that was not measured."""
+    if row.aa_ratio is None:
+        return None
+    bounds = interval(row.aa_ratio_low, row.aa_ratio_high)
+    certainty = f", 95 % interval {bounds}" if bounds else ""
+    return f"{row.aa_ratio:.2f}× (the regular arm over itself{certainty})"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:

@@ -26,7 +26,7 @@ _BEGINNINGS = {
 }
 _LONGEST_BEGINNING = 4096
 # Our own lines per request repeat what our rows say.
-_OUR_LINES = re.compile(r"profile_export_(regular|speculative)\.jsonl")
+_OUR_LINES = re.compile(r"profile_export_(regular|speculative|aa_first|aa_second)\.jsonl")
 # vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 

@@ -238,10 +238,19 @@ class LatencyRow(DecodedRow):
         "requests sent a second time: the server had closed a kept-alive connection"
     )
     speedup: float | None = figure("total regular time / total speculative time, per token")
-    speedup_low: float | None = figure(
-        "lower end of its 95 % paired bootstrap interval over prompts"
-    )
+    speedup_low: float | None = figure("lower end of its 95 % paired interval")
     speedup_high: float | None = figure("upper end of the same")
+    speedup_covers: str | None = figure(
+        "what the interval is over: prompts, batches, or laps of requests in flight together"
+    )
+    interleaved: bool | None = figure(
+        "whether the arms took turns; `False` where drift of the machine is not excluded"
+    )
+    aa_ratio: float | None = figure(
+        "`speedup` of the regular arm over itself, measured before with `engine.aa=true`"
+    )
+    aa_ratio_low: float | None = figure("lower end of its 95 % paired interval")
+    aa_ratio_high: float | None = figure("upper end of the same")
     predicted_speedup: float | None = figure(
         "tokens per iteration / (K c + v), with measured c and v"
     )
@@ -291,6 +300,10 @@ class LatencyRow(DecodedRow):
     floor_ms: float | None = figure("least time of a target step at that rate", "ms")
     draft_floor_ms: float | None = figure("least time of a draft step", "ms")
     num_warmup: int | None = setting("warm-up batches that were not counted", "num_warmup")
+    laps: int | Literal["auto"] | None = setting(
+        "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
+        "laps",
+    )
     test: bool | None = setting("whether this was a short trial, `test=true`", "test")
     prompts: str | None = setting("name of the prompt set", "prompts.name")
     prompts_file: str | None = setting("file of the prompt set", "prompts.file")
@@ -345,6 +358,7 @@ class LatencyPromptRow(Row):
         "time of the prompt's batch, or of its request to a server", "ms"
     )
     time_to_first_token_ms: float | None = figure("time to the first token", "ms")
+    unit: int | None = figure("number of the batch or lap that it was part of, from 0")
     error: str | None = figure("why the request failed")
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens")

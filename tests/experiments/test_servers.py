@@ -37,15 +37,16 @@ def serve() -> Iterator[Serve]:
 
 def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
-    outcome = harness("latency", *QUICK, *serve(*servers), "batch_size=3", "decoding=greedy")
+    in_flight = ["num_prompts=24", "batch_size=3", "decoding=greedy"]
+    outcome = harness("latency", *QUICK, *serve(*servers), *in_flight)
     assert "tiny with its own draft on http://127.0.0.1:" in outcome.stdout
     assert "3 in flight" in outcome.stdout
-    assert mentions(outcome.stdout, "identical", "9 of 9")
+    assert mentions(outcome.stdout, "identical", "24 of 24")
     regular, speculative = results().to_dict("records")
-    assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (9, 72, 0)
+    assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
     assert speculative["acceptance_rate"] == pytest.approx(4 / 12)
-    assert speculative["identical_prompts"] == 9
+    assert speculative["identical_prompts"] == 24
     assert speculative["speedup_low"] <= speculative["speedup"] <= speculative["speedup_high"]
     for row in (regular, speculative):
         assert 0 < row["time_to_first_token_p50_ms"] <= row["time_to_first_token_p99_ms"]
@@ -54,7 +55,7 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
         assert pd.isna(row["dtype"])
         assert pd.isna(row["weight_bytes"])
     # A warm-up of as many requests as are in flight, and a request with one token that finds out how a server is asked.
-    assert [len(server.bodies) for server in servers] == [1 + 3 + 9] * 2
+    assert [len(server.bodies) for server in servers] == [1 + 3 + 24] * 2
     assert [server.most_in_flight for server in servers] == [3, 3]
 
 
@@ -144,7 +145,8 @@ def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
     addresses = serve(*servers)
     servers[1].twist = look
     harness("latency", *QUICK, *addresses, "num_warmup=0")
-    assert found[-1] == 9
+    # Eight laps of both arms, and the regular arm's ninth.
+    assert found[-1] == 17
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 18
     assert len(only("profile_export_regular.jsonl").read_text().splitlines()) == 9
 

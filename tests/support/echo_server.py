@@ -34,6 +34,7 @@ class EchoServer:
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
         delay_s: before each chunk.
+        slow_after: from this request on each chunk takes `slow_s`: another load that starts.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
@@ -50,6 +51,8 @@ class EchoServer:
     die_after: int = 0
     stop_after: int = 1_000_000
     delay_s: float = 0.0
+    slow_after: int = 1_000_000
+    slow_s: float = 0.0
     stall: bool = False
     key: str | None = None
     version: str | None = None
@@ -153,9 +156,10 @@ class EchoServer:
             width = 1
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = continuation(last, count)
+        delay_s = self.slow_s if len(self.bodies) >= self.slow_after else self.delay_s
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
         for step in steps:
-            await asyncio.sleep(self.delay_s)
+            await asyncio.sleep(delay_s)
             text = "".join(chr(FIRST_LETTER + token % 26) for token in step)
             choice: dict[str, Any] = {
                 "index": 0,

@@ -14,6 +14,8 @@ NAN = float("nan")
 # A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range
 # of the two.
 FEWEST_FOR_INTERVAL = 8
+# Names of what is independent of each other: a prompt, a batch of prompts, a lap of requests.
+UNITS = ("prompt", "batch", "lap")
 
 
 @dataclass(frozen=True)
@@ -44,5 +46,7 @@ class Interval:
 
 
 def counted(number: int, name: str) -> str:
-    """`1 prompt`, `15 prompts`."""
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+    """`1 prompt`, `15 prompts`, `8 batches`."""
+    if number == 1:
+        return f"1 {name}"
+    return f"{number} {name}{'es' if name.endswith('ch') else 's'}"

@@ -1,0 +1,53 @@
+"""The times of both arms, paired by what is independent: a prompt, a batch, or a lap of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.engines.timing import Generation
+from harness.results.statistics.interval import Floats
+from harness.results.statistics.ratios import totals_by_unit
+
+
+class PairedTimes(NamedTuple):
+    """Milliseconds per token of both arms, [num_units] each, in the order measured.
+
+    Attributes:
+        unit: what a unit is called: `prompt`, `batch` or `lap`.
+    """
+
+    regular: Floats
+    speculative: Floats
+    unit: str
+
+
+def paired_times(regular: Sequence[Generation], speculative: Sequence[Generation]) -> PairedTimes:
+    """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
+
+    Args:
+        regular, speculative: answers to the same questions, in the same order; one may be missing.
+    """
+    others = _times(speculative)
+    both = [
+        (number, ms, others[index])
+        for number, generation in enumerate(regular)
+        for index, ms in generation.times.items()
+        if index in others
+    ]
+    units = [number for number, _, _ in both]
+    return PairedTimes(
+        totals_by_unit([ms for _, ms, _ in both], units),
+        totals_by_unit([ms for _, _, ms in both], units),
+        _unit(regular),
+    )
+
+
+def _times(generations: Sequence[Generation]) -> dict[int, float]:
+    return {index: ms for generation in generations for index, ms in generation.times.items()}
+
+
+def _unit(generations: Sequence[Generation]) -> str:
+    if all(len(generation.requests) == 1 for generation in generations):
+        return "prompt"
+    return "lap" if any(generation.sent for generation in generations) else "batch"

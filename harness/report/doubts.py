@@ -1,0 +1,75 @@
+"""Sentences about a speed-up as such: whether the arms were comparable, and what its interval leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.results.schema import LatencyRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+
+
+def doubts(row: LatencyRow) -> Iterator[str]:
+    """Reasons to doubt the speed-up in this row; none in a row without one."""
+    if row.speedup is None:
+        return
+    for sentence in (
+        _too_few_laps(row),
+        _one_after_the_other(row),
+        _same_server(row),
+        _impossible(row),
+        _identical_arms_differ(row),
+    ):
+        if sentence is not None:
+            yield sentence
+
+
+def _too_few_laps(row: LatencyRow) -> str | None:
+    batch_size = row.batch_size or 1
+    if row.requests_per_second is None or batch_size == 1 or row.speedup_low is not None:
+        return None
+    return (
+        "Requests in flight together are not independent: they are one lap. An interval takes"
+        f" {FEWEST_FOR_INTERVAL} laps, num_prompts={FEWEST_FOR_INTERVAL * batch_size} at least."
+    )
+
+
+def _one_after_the_other(row: LatencyRow) -> str | None:
+    if row.interleaved is not False:
+        return None
+    return (
+        "The arms did not take turns (interleaved=false): drift of the machine or of the server"
+        " between them is not excluded."
+    )
+
+
+def _same_server(row: LatencyRow) -> str | None:
+    if row.url is None or row.url != row.regular_url:
+        return None
+    return "Both URLs are the same server: the ratio says how far apart identical arms are."
+
+
+def _impossible(row: LatencyRow) -> str | None:
+    """That no speculation can be so fast."""
+    most = row.tokens_per_iteration or row.mean_acceptance_length
+    reason = f"{most or 0:.2f} tokens per iteration"
+    if most is None and row.mean_proposed is not None:
+        most = row.mean_proposed + 1
+        reason = f"{row.mean_proposed:.3g} draft tokens per iteration"
+    least = row.speedup if row.speedup_low is None else row.speedup_low
+    if most is None or least is None or least <= most:
+        return None
+    return (
+        f"A speed-up of {row.speedup:.2f}× is impossible with {reason}: something else differs"
+        " between the arms, such as a cache, the hardware or other load."
+    )
+
+
+def _identical_arms_differ(row: LatencyRow) -> str | None:
+    low, high = row.aa_ratio_low, row.aa_ratio_high
+    if low is None or high is None or low <= 1 <= high:
+        return None
+    return (
+        f"Identical arms differ: the regular arm over itself is {row.aa_ratio:.3f}×, with an"
+        f" interval that excludes 1 ({low:.3f} to {high:.3f}). The interval of the speed-up does"
+        " not cover that."
+    )
