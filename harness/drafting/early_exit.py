@@ -60,7 +60,7 @@ def exit_sketch(
     """A draft that holds no weights of its own but a cache, and reads those of the target's first layers."""
     config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
-    caches = {name: own for block in whole.blocks for name, own in block.caches.items()}
+    caches = tuple(cache for block in whole.blocks for cache in block.caches)
     alone: dict[str, Any] = {
         "role": "draft",
         "settings": settings,

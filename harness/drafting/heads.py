@@ -26,7 +26,7 @@ from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint, ask_hub, source
 from harness.models.failures import explain, first_line
 from harness.models.random_weights import RandomTensor
-from harness.models.sketch import Block, Part, Sketch
+from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
@@ -70,8 +70,8 @@ class HeadCheckpoint:
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Its sizes; it stays on one device. What it borrows from the target is read, but not held."""
         state = self.build().state_dict()
-        parts = [
-            Part(
+        tensors = [
+            TensorSketch(
                 name,
                 tensor.numel(),
                 None if tensor.is_floating_point() else tensor.itemsize,
@@ -85,8 +85,8 @@ class HeadCheckpoint:
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(parts), {"": (cached, 0)}),),
-            num_parameters=sum(part.count for part in parts if part.name != "d2t"),
+            blocks=(Block(("",), tuple(tensors), (LayerCache("", cached),)),),
+            num_parameters=sum(tensor.count for tensor in tensors if tensor.name != "d2t"),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
             slots=SPARE_SLOTS,

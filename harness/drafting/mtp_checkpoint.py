@@ -26,10 +26,10 @@ from harness.drafting.mtp import MtpHead
 from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain
-from harness.models.meta import bare_model, part_of
+from harness.models.meta import bare_model, own_tensors, sketch_tensor
 from harness.models.quantization import stored_quantization
 from harness.models.random_weights import RandomTensor
-from harness.models.sketch import Block, Sketch
+from harness.models.sketch import Block, LayerCache, Sketch
 from harness.models.tokenizers import vocabulary_size
 
 
@@ -52,15 +52,11 @@ class MtpCheckpoint(HeadCheckpoint):
         bare.set_experts_implementation("batched_mm")  # as in `meta._caches`
         with init_empty_weights(include_buffers=True):
             model = MtpModel(bare, len(self.numbers))
-        parts = [
-            part_of(model, module, f"{name}.{own}", tensor, is_matrix=False)
-            for name, module in model.named_modules()
-            if name.startswith(("layers", "shared_post_norm"))
-            for own, tensor in [
-                *module.named_parameters(recurse=False),
-                *module.named_buffers(recurse=False),
-            ]
-        ]
+        tensors = []
+        for module_name, module in model.named_modules():
+            if module_name.startswith(("layers", "shared_post_norm")):
+                for name, tensor in own_tensors(module, module_name):
+                    tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
         cache, head = SlotCache(), MtpHead(self.config, model)
         cache.positions, cache.num_slots = torch.zeros(1, 1, dtype=torch.long, device="meta"), 1
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
@@ -71,8 +67,8 @@ class MtpCheckpoint(HeadCheckpoint):
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(parts), {"": (cache.token_size, 0)}),),
-            num_parameters=sum(part.count for part in parts),
+            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache.token_size),)),),
+            num_parameters=sum(tensor.count for tensor in tensors),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
             slots=SPARE_SLOTS,

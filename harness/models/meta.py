@@ -1,11 +1,12 @@
-"""From a configuration to a `Sketch`: the model is built once on the meta device, where tensors have no memory."""
+"""Sketches of models, which are built once on the meta device, where tensors have no memory."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,20 +21,33 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from harness.models.checkpoints import Checkpoint, recurrent_kind
 from harness.models.failures import explain_configuration
 from harness.models.quantization import stored_quantization
-from harness.models.sketch import Block, Part, Sketch, eight_bit_bytes, four_bit_bytes
+from harness.models.sketch import (
+    Block,
+    LayerCache,
+    Sketch,
+    TensorSketch,
+    covering,
+    eight_bit_bytes,
+    four_bit_bytes,
+)
 from harness.models.tokenizers import vocabulary_size
 
-# Whose output holds the keys, so that splitting it splits the cache.
+# Projections whose output holds the keys, so that splitting one splits the cache.
 _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_HEADS = {"attention": "num_attention_heads", "key and value": "num_key_value_heads"}
+# Names that configurations have for the number of experts, and for numbers of heads.
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_NUM_HEADS = {"attention": "num_attention_heads", "key and value": "num_key_value_heads"}
+
+# Tensors by their identity, because modules may share them.
+_Tensors = dict[int, TensorSketch]
 
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of the configuration, on the meta device, nothing quantized."""
+    """Build the configured model on the meta device, with nothing quantized."""
     factory: Any = AutoModelForCausalLM
     # A copy: the model writes into its configuration, and the checkpoint's is the one to load.
-    config, trust = copy.deepcopy(checkpoint.config), checkpoint.settings.trust_remote_code
+    config = copy.deepcopy(checkpoint.config)
+    trust = checkpoint.settings.trust_remote_code
     try:
         with init_empty_weights(include_buffers=True):
             model: PreTrainedModel = factory.from_config(
@@ -46,210 +60,138 @@ def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
-    """Build the model on the meta device and take down its sizes."""
+    """Build the model on the meta device and record its sizes."""
     model = bare_model(checkpoint, dtype)
-    settings, stored = checkpoint.settings, stored_quantization(checkpoint.config)
-    text, plan = checkpoint.config.get_text_config(decoder=True), model.tp_plan or {}
+    settings = checkpoint.settings
+    stored = stored_quantization(checkpoint.config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    told = _caches(model)
-    caches = told or _configured_caches(checkpoint.config)
-    matrices: set[str] = set()
+    measured_caches = _caches(model)
+    caches = measured_caches or _configured_caches(checkpoint.config)
+    quantizable: set[str] = set()
     if stored is not None:
-        # The same replacement of modules that loading makes.
-        quantizer: Any = AutoHfQuantizer.from_config(
-            model.config.quantization_config, pre_quantized=True
-        )
-        with init_empty_weights(include_buffers=True):
-            quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
+        _replace_quantized_modules(model, dtype)
     elif settings.gguf_file is None:
-        matrices = _matrices(model)
-    colwise = {name.rpartition(".")[2] for name, style in plan.items() if style == "colwise"}
+        quantizable = _quantizable_modules(model)
     return Sketch(
         role=checkpoint.role,
         settings=settings,
         dtype=dtype,
-        blocks=_blocks(model, matrices, caches),
+        blocks=_blocks(model, quantizable, caches),
         quantization="none" if stored is not None else settings.quantization,
         stored=stored,
         num_parameters=num_parameters,
         vocabulary_size=vocabulary_size(checkpoint.config),
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
-        heads={
-            kind: n
-            for kind, name in _HEADS.items()
-            if isinstance(n := getattr(text, name, None), int)
-        },
-        tp_plan=bool(plan),
-        splits_cache=not colwise.isdisjoint(_KEY_PROJECTIONS),
-        estimated_cache=not told,
+        heads=_num_heads(checkpoint.config),
+        tp_plan=bool(model.tp_plan),
+        splits_cache=_splits_cache(model),
+        estimated_cache=not measured_caches,
     )
 
 
-def _caches(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """By layer, numbers of keys and values for one token of one row, and bytes of a row's recurrent state.
+def _num_heads(config: PreTrainedConfig) -> dict[str, int]:
+    text_config = config.get_text_config(decoder=True)
+    numbers = {kind: getattr(text_config, name, None) for kind, name in _NUM_HEADS.items()}
+    return {kind: number for kind, number in numbers.items() if isinstance(number, int)}
 
-    A token passes through the model without memory, so that grouped heads, latent attention and other kinds count as
-    they are. Windows do not: the runner keeps every slot. Empty where the model's code looks at numbers: here are none.
+
+def _splits_cache(model: PreTrainedModel) -> bool:
+    plan = model.tp_plan or {}
+    return any(
+        style == "colwise" and name.rpartition(".")[2] in _KEY_PROJECTIONS
+        for name, style in plan.items()
+    )
+
+
+# Caches -------------------------------------------------------------------------------------------
+
+
+def _caches(model: PreTrainedModel) -> list[LayerCache]:
+    """The caches of all layers, of modules yet unknown; empty if the model does not run here.
+
+    One token passes through the model without memory, so that grouped heads, latent attention and
+    other kinds count as they are. Windows do not count: the runner keeps every slot. A model whose
+    code looks at numbers fails, because the meta device has none.
     """
     try:
         with torch.inference_mode():
-            # Other kinds of attention may look for padding in the mask, which has no numbers here, some models look for
-            # it in the tokens, and other ways to run experts count the tokens of each.
+            # Attention other than eager may look for padding in the mask, some models look for it
+            # in the tokens, and other implementations of experts count the tokens of each.
             model.config.pad_token_id = None
             model.set_attn_implementation("eager")
             model.set_experts_implementation("batched_mm")
-            output: Any = model(
-                input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True
-            )
+            token = torch.zeros(1, 1, dtype=torch.long, device="meta")
+            output: Any = model(input_ids=token, use_cache=True)
         layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
     except Exception:
         return []
-    return [
-        (
-            sum(tensor.numel() for name, tensor in _tensors(layer) if name in ("keys", "values")),
-            sum(tensor.nbytes for name, tensor in _tensors(layer) if name.endswith("_states")),
-        )
-        for layer in layers
-    ]
+    return [_layer_cache(layer) for layer in layers]
 
 
-def _configured_caches(config: PreTrainedConfig) -> list[tuple[int, int]]:
-    """The same as `_caches`, by the numbers of layers and heads; empty where these do not tell it."""
-    text = config.get_text_config(decoder=True)
-    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    sizes = [getattr(text, name, None) for name in names]
-    if recurrent_kind(config) is not None or not all(isinstance(size, int) for size in sizes):
+def _layer_cache(layer: Any) -> LayerCache:
+    """The size of one layer of transformers' cache, after one token of one row."""
+    token_numbers, state_bytes = 0, 0
+    for name, value in vars(layer).items():
+        # A layer with several states has a dictionary of them.
+        tensors = value.values() if isinstance(value, dict) else [value]
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if name in ("keys", "values"):
+                token_numbers += tensor.numel()
+            elif name.endswith("_states"):
+                state_bytes += tensor.nbytes
+    return LayerCache(token_numbers=token_numbers, state_bytes=state_bytes)
+
+
+def _configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
+    """Estimate caches from the numbers of layers and heads; empty where these say too little."""
+    text_config = config.get_text_config(decoder=True)
+    num_layers = getattr(text_config, "num_hidden_layers", None)
+    num_heads = getattr(text_config, "num_attention_heads", None)
+    width = getattr(text_config, "hidden_size", None)
+    if not (isinstance(num_layers, int) and isinstance(num_heads, int) and isinstance(width, int)):
         return []
-    num_layers, num_heads, width = (int(size or 0) for size in sizes)
-    num_key_heads = getattr(text, "num_key_value_heads", None) or num_heads
-    head_size = getattr(text, "head_dim", None) or width // num_heads
-    return [(2 * num_key_heads * head_size, 0)] * num_layers
+    if recurrent_kind(config) is not None:
+        return []
+    num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(text_config, "head_dim", None) or width // num_heads
+    return [LayerCache(token_numbers=2 * num_key_heads * head_size)] * num_layers
 
 
-def _tensors(layer: Any) -> list[tuple[str, torch.Tensor]]:
-    """Those of a layer's cache by the name of their attribute, which may have several by number."""
-    held = (
-        (name, one.values() if isinstance(one, dict) else [one])
-        for name, one in vars(layer).items()
+# Quantization -------------------------------------------------------------------------------------
+
+
+def _replace_quantized_modules(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Replace modules as loading does for weights that are stored quantized."""
+    quantizer: Any = AutoHfQuantizer.from_config(
+        model.config.quantization_config, pre_quantized=True
     )
-    return [
-        (name, tensor) for name, own in held for tensor in own if isinstance(tensor, torch.Tensor)
-    ]
+    with init_empty_weights(include_buffers=True):
+        quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
 
 
-def _matrices(model: PreTrainedModel) -> set[str]:
-    """Modules whose weight bitsandbytes quantizes: those that transformers replaces while loading."""
+def _quantizable_modules(model: PreTrainedModel) -> set[str]:
+    """Names of modules that transformers would replace to quantize them with bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return set()
     kept = HfQuantizer.get_modules_to_not_convert(
         model, None, list(model._keep_in_fp32_modules or ())
     )
-    return {
-        name
-        for name, module in model.named_modules()
-        if (type(module) is nn.Linear or isinstance(module, Conv1D))
-        and should_convert_module(name, kept)
-    }
-
-
-def _blocks(
-    model: PreTrainedModel, matrices: set[str], caches: list[tuple[int, int]]
-) -> tuple[Block, ...]:
-    """The model in pieces that may be on different devices; in one piece where it does not say where to split it.
-
-    Args:
-        matrices: modules whose weight bitsandbytes would quantize.
-        caches: see `_caches`.
-    """
-    indivisible = set(model._no_split_modules or ())
-    # Tensors by id, so that those which two modules share count once; which of them are in each piece; and in which
-    # piece and module each layer's cache is made.
-    parts: dict[int, Part] = {}
-    pieces: dict[str, list[int]] = {}
-    makers: dict[object, tuple[str, str]] = {}
-    piece: str | None = None
-    for name, module in model.named_modules(remove_duplicate=False):
-        if piece is None or (piece and not name.startswith(f"{piece}.")):
-            whole = (
-                not indivisible
-                or type(module).__name__ in indivisible
-                or next(module.children(), None) is None
-            )
-            piece = name if whole else None
-        if piece is not None:
-            makers.setdefault(
-                getattr(module, "layer_idx", getattr(module, "layer_id", None)), (piece, name)
-            )
-        for own, tensor in [
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        ]:
-            full = f"{name}.{own}" if name else own
-            pieces.setdefault(full if piece is None else piece, []).append(id(tensor))
-            if id(tensor) not in parts:
-                parts[id(tensor)] = part_of(model, module, full, tensor, name in matrices)
-    blocks: list[tuple[list[str], list[Part], dict[str, tuple[int, int]]]] = []
-    block_of: dict[int | str, int] = {}
-    for name, held in pieces.items():
-        # A tensor that an earlier block has keeps both together.
-        index = block_of[name] = min(
-            (block_of[one] for one in held if one in block_of), default=len(blocks)
-        )
-        if index == len(blocks):
-            blocks.append(([], [], {}))
-        blocks[index][0].append(name)
-        for one in held:
-            if one not in block_of:
-                block_of[one] = index
-                blocks[index][1].append(parts[one])
-    for layer, cached in enumerate(caches):
-        piece, maker = makers.get(layer, (next(iter(pieces)),) * 2)
-        made = blocks[block_of[piece]][2]
-        # Layers that say no number are all made by one.
-        before = made.get(maker, (0, 0))
-        made[maker] = before[0] + cached[0], before[1] + cached[1]
-    return tuple(Block(tuple(names), tuple(own), made) for names, own, made in blocks)
-
-
-def part_of(
-    model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, is_matrix: bool
-) -> Part:
-    """A parameter or buffer of a module; `is_matrix` if bitsandbytes would quantize the module's weight."""
-    if not isinstance(tensor, nn.Parameter):
-        return Part(name, tensor.numel(), tensor.itemsize, read=0.0)
-    is_weight = name.rpartition(".")[2] == "weight"
-    stored = _stored_bytes(module) if is_weight else None
-    # What is narrower than two bytes was quantized by another library.
-    floating = tensor.is_floating_point() and tensor.itemsize > 1
-    read = 1.0
-    if isinstance(module, nn.Embedding) and tensor is not getattr(
-        model.get_output_embeddings(), "weight", None
-    ):
-        # A lookup reads one row; the same matrix as output layer is read whole.
-        read = 0.0
-    elif ".experts." in name:
-        config = model.config.get_text_config(decoder=True)
-        numbers = (getattr(config, number, None) for number in _EXPERTS)
-        num_experts, used = (
-            next(filter(None, numbers), None),
-            getattr(config, "num_experts_per_tok", None),
-        )
-        read = used / num_experts if used and num_experts else 1.0
-    return Part(
-        name,
-        tensor.numel() if stored is None else stored,
-        1 if stored is not None else None if floating else tensor.itemsize,
-        outputs=tensor.shape[isinstance(module, Conv1D)] if is_weight and is_matrix else 0,
-        read=read,
-        split=_split_length(model.tp_plan or {}, name, tensor),
-    )
+    names = set()
+    for name, module in model.named_modules():
+        is_linear = type(module) is nn.Linear or isinstance(module, Conv1D)
+        if is_linear and should_convert_module(name, kept):
+            names.add(name)
+    return names
 
 
 def _stored_bytes(module: nn.Module) -> int | None:
-    """Bytes of a weight that is stored as bitsandbytes quantized it, scales included; None for any other module."""
+    """Bytes of a weight that bitsandbytes has quantized, scales included; None for others."""
     # By name, so that nothing here imports bitsandbytes.
-    kind, weight = type(module).__name__, cast(Any, getattr(module, "weight", None))
+    kind = type(module).__name__
+    weight = cast(Any, getattr(module, "weight", None))
     if kind == "Linear8bitLt":
         return eight_bit_bytes(int(weight.numel()), int(weight.shape[0]))
     if kind == "Linear4bit":
@@ -259,8 +201,157 @@ def _stored_bytes(module: nn.Module) -> int | None:
     return None
 
 
+# Blocks -------------------------------------------------------------------------------------------
+
+
+def _blocks(
+    model: PreTrainedModel, quantizable: set[str], caches: Sequence[LayerCache]
+) -> tuple[Block, ...]:
+    """Divide the model into pieces for different devices; pieces that share tensors are one block."""
+    pieces = _pieces(model, quantizable)
+    caches = _with_modules(caches, model, next(iter(pieces)))
+    blocks = []
+    for names in _groups_that_share(pieces):
+        tensors: _Tensors = {}
+        for name in names:
+            tensors = pieces[name] | tensors
+        own_caches = [cache for cache in caches if covering(cache.module, pieces) in names]
+        blocks.append(Block(tuple(names), tuple(tensors.values()), tuple(own_caches)))
+    return tuple(blocks)
+
+
+def _pieces(model: PreTrainedModel, quantizable: set[str]) -> dict[str, _Tensors]:
+    """The tensors of each piece that has any, in the order of the model."""
+    pieces: dict[str, _Tensors] = {name: {} for name in _piece_names(model)}
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in own_tensors(module, module_name):
+            sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
+            pieces[covering(name, pieces)].setdefault(id(tensor), sketch)
+    return {name: tensors for name, tensors in pieces.items() if tensors}
+
+
+def _piece_names(model: PreTrainedModel) -> list[str]:
+    """Modules that cannot be split, and the tensors that are outside of these.
+
+    A module cannot be split if transformers says so, or if it has no modules inside. Without a word
+    from transformers that is the whole model.
+    """
+    indivisible = set(model._no_split_modules or ())
+    names: list[str] = []
+    inside: str | None = None
+    for name, module in model.named_modules(remove_duplicate=False):
+        if inside is not None and (not inside or name.startswith(f"{inside}.")):
+            continue
+        has_children = any(True for _ in module.children())
+        if not indivisible or type(module).__name__ in indivisible or not has_children:
+            inside = name
+            names.append(name)
+        else:
+            inside = None
+            names += [tensor_name for tensor_name, _ in own_tensors(module, name)]
+    return names
+
+
+def _groups_that_share(pieces: Mapping[str, _Tensors]) -> list[list[str]]:
+    """Group names of pieces that share tensors, such as an embedding and the output layer."""
+    groups: list[list[str]] = []
+    group_of: dict[int, list[str]] = {}
+    for name, tensors in pieces.items():
+        group = next((group_of[key] for key in tensors if key in group_of), None)
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(name)
+        for key in tensors:
+            group_of.setdefault(key, group)
+    return groups
+
+
+def _with_modules(
+    caches: Sequence[LayerCache], model: PreTrainedModel, first_piece: str
+) -> list[LayerCache]:
+    """Name the module that fills each layer's cache: the first one with the layer's number.
+
+    Caches of layers whose modules have no number count for the first piece.
+    """
+    makers: dict[object, str] = {}
+    for name, module in model.named_modules():
+        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+        makers.setdefault(layer, name)
+    makers.pop(None, None)
+    return [
+        dataclasses.replace(cache, module=makers.get(layer, first_piece))
+        for layer, cache in enumerate(caches)
+    ]
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+def own_tensors(module: nn.Module, module_name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Full names and tensors of a module's parameters and buffers; none of modules inside."""
+    prefix = f"{module_name}." if module_name else ""
+    for name, parameter in module.named_parameters(recurse=False):
+        yield prefix + name, parameter
+    for name, buffer in module.named_buffers(recurse=False):
+        yield prefix + name, buffer
+
+
+def sketch_tensor(
+    model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, quantizable: bool
+) -> TensorSketch:
+    """The sizes of a parameter or buffer.
+
+    Args:
+        module: owner of the tensor.
+        name: full name of the tensor.
+        quantizable: whether bitsandbytes would quantize the module's weight.
+    """
+    if not isinstance(tensor, nn.Parameter):
+        return TensorSketch(name, tensor.numel(), tensor.itemsize, read=0.0)
+    is_weight = name.rpartition(".")[2] == "weight"
+    stored_bytes = _stored_bytes(module) if is_weight else None
+    count, itemsize = tensor.numel(), None
+    if stored_bytes is not None:
+        count, itemsize = stored_bytes, 1
+    elif not tensor.is_floating_point() or tensor.itemsize < 2:
+        # Another library has quantized it.
+        itemsize = tensor.itemsize
+    # Conv1D has its weight as [inputs, outputs].
+    outputs = tensor.shape[isinstance(module, Conv1D)] if is_weight and quantizable else 0
+    return TensorSketch(
+        name,
+        count,
+        itemsize,
+        outputs=outputs,
+        read=_read_share(model, module, name, tensor),
+        split=_split_length(model.tp_plan or {}, name, tensor),
+    )
+
+
+def _read_share(
+    model: PreTrainedModel, module: nn.Module, name: str, parameter: torch.Tensor
+) -> float:
+    """Share of a parameter that a forward pass of one token reads."""
+    if isinstance(module, nn.Embedding):
+        # A lookup reads one row; the same matrix as output layer is read whole.
+        output = getattr(model.get_output_embeddings(), "weight", None)
+        return 1.0 if parameter is output else 0.0
+    if ".experts." in name:
+        config = model.config.get_text_config(decoder=True)
+        num_used = getattr(config, "num_experts_per_tok", None)
+        for number in _NUM_EXPERTS:
+            num_experts = getattr(config, number, None)
+            if num_experts and num_used:
+                return float(num_used / num_experts)
+    return 1.0
+
+
 def _split_length(plan: Mapping[str, str], name: str, parameter: torch.Tensor) -> int:
-    """Length of the dimension along which the plan splits a parameter; 0 where every rank has all of it."""
+    """Length of the dimension along which ranks split a parameter; 0 if they do not.
+
+    Weights are [..., outputs, inputs], biases [outputs].
+    """
     generic = re.sub(r"\.\d+\.", ".*.", name)
     owner, _, kind = generic.rpartition(".")
     style = plan.get(generic) or plan.get(owner) or ""
@@ -269,6 +360,7 @@ def _split_length(plan: Mapping[str, str], name: str, parameter: torch.Tensor) -
     if style == "grouped_gemm":
         return parameter.shape[0]
     if "colwise" in style:
-        # Weights are [..., outputs, inputs], biases [outputs].
         return parameter.shape[max(0, parameter.ndim - 2)]
-    return parameter.shape[-1] if "rowwise" in style and kind != "bias" else 0
+    if "rowwise" in style and kind != "bias":
+        return parameter.shape[-1]
+    return 0

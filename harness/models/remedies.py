@@ -129,7 +129,7 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
 def _smaller(sketch: Sketch) -> list[tuple[str, Sketch]]:
     """The same model held in fewer bytes: the settings that say so, and the sketch."""
     # A sketch knows of no such matrices without bitsandbytes, nor where its weights have a format already.
-    if not any(part.outputs for block in sketch.blocks for part in block.parts):
+    if not any(tensor.outputs for tensor in sketch.tensors):
         return []
     found = []
     ways: tuple[Quantization, ...] = ("none", "8bit", "4bit")

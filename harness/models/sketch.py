@@ -1,6 +1,7 @@
 """A model as numbers: the size of each tensor, and where the model may be split.
 
-Whether it fits, where its layers go and what a step reads is arithmetic on these numbers (`fit`, `roofline`).
+Whether it fits, where its layers go and how much a step reads is arithmetic on these numbers
+(`fit`, `roofline`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,15 +21,16 @@ DeviceMap = Mapping[str, int | str]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor.
+class TensorSketch:
+    """A parameter or buffer as numbers.
 
     Attributes:
-        count: of its numbers.
-        itemsize: bytes of each; None for the model's dtype.
+        count: how many numbers it has.
+        itemsize: bytes of each number; None for the model's dtype.
         outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
-        read: share of it that a forward pass reads: 0 for embeddings that are looked up, less than 1 for experts.
-        split: length of the dimension along which ranks share it; 0 for what each rank has in full.
+        read: share that a forward pass reads: 0 for embeddings that are looked up, less than 1 for
+            experts.
+        split: length of the dimension along which ranks share it; 0 if each rank has all of it.
     """
 
     name: str
@@ -39,28 +41,44 @@ class Part:
     split: int = 0
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
-        """Bytes as held, scales of quantized matrices included."""
-        if not self.outputs or quantization == "none":
-            return self.count * (self.itemsize or dtype.itemsize)
-        return (
-            eight_bit_bytes(self.count, self.outputs)
-            if quantization == "8bit"
-            else four_bit_bytes(self.count)
-        )
+        """Bytes in memory, scales of quantized matrices included."""
+        if self.outputs and quantization == "8bit":
+            return eight_bit_bytes(self.count, self.outputs)
+        if self.outputs and quantization == "4bit":
+            return four_bit_bytes(self.count)
+        return self.count * (self.itemsize or dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Memory that one layer needs for each row.
+
+    Attributes:
+        module: name of the module that fills it.
+        token_numbers: numbers of keys and values for one token.
+        state_bytes: size of the recurrent state.
+    """
+
+    module: str = ""
+    token_numbers: int = 0
+    state_bytes: int = 0
+
+    def nbytes(self, dtype: torch.dtype, tokens: int, states: int) -> int:
+        """Bytes of so many tokens and so many rows' states."""
+        return tokens * self.token_numbers * dtype.itemsize + states * self.state_bytes
 
 
 @dataclass(frozen=True)
 class Block:
-    """What must be on one device: a layer, an embedding, a matrix tied to one.
+    """A layer, an embedding or another piece that stays on one device, tied pieces included.
 
     Attributes:
-        modules: their names, for a device map.
-        caches: by module, numbers of keys and values for one token of one row, and bytes of a row's recurrent state.
+        modules: names for a device map.
     """
 
     modules: tuple[str, ...]
-    parts: tuple[Part, ...]
-    caches: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tensors: tuple[TensorSketch, ...]
+    caches: tuple[LayerCache, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,19 +86,20 @@ class Sketch:
     """A model before its weights load.
 
     Attributes:
-        dtype: of what is not quantized.
-        blocks: in the order in which they may be shared out among devices.
-        quantization: what bitsandbytes does while loading.
-        stored: how the repository's own weights are quantized; None where they are not.
-        num_parameters: of the architecture, quantized or not; shared tensors once.
-        modules: names of all, the empty one included.
-        heads: their number by kind.
-        tp_plan: whether transformers can split it over ranks, and
-        splits_cache: whether each rank then keeps the keys and values of its own heads alone.
-        slots: by which its own cache grows, of a head; 0 where a runner holds the cache.
-        borrowed: bytes of the target's weights that each of its passes reads too.
+        dtype: format of everything that is not quantized.
+        blocks: in the order in which they are placed on devices.
+        quantization: applied by bitsandbytes while loading.
+        stored: quantization of the repository's own weights; None for none.
+        num_parameters: of the architecture, quantized or not; shared tensors count once.
+        modules: names of all modules, the empty one included.
+        heads: numbers of heads by kind.
+        tp_plan: whether transformers can split the model over ranks.
+        splits_cache: whether each rank keeps the keys and values of its own heads alone.
+        slots: step in which a head's own cache grows; 0 if a runner holds the cache.
+        borrowed: bytes of the target's weights that each pass reads too.
         one_pass: whether one pass drafts all tokens.
-        estimated_cache: whether `caches` follow from the configuration, because the model's code does not tell them.
+        estimated_cache: whether caches follow from the configuration because the model's code does
+            not tell them.
     """
 
     role: str
@@ -101,28 +120,33 @@ class Sketch:
     one_pass: bool = False
     estimated_cache: bool = False
 
+    @property
+    def tensors(self) -> list[TensorSketch]:
+        """The tensors of all blocks."""
+        return [tensor for block in self.blocks for tensor in block.tensors]
+
     @functools.cached_property
     def block_bytes(self) -> list[int]:
         """Weights and buffers of each block."""
-        return [
-            sum(part.nbytes(self.dtype, self.quantization) for part in block.parts)
-            for block in self.blocks
-        ]
+        return self._block_bytes(self.quantization)
 
     @functools.cached_property
     def plain_bytes(self) -> list[int]:
         """The same outside the GPUs, where bitsandbytes does not quantize."""
-        return [
-            sum(part.nbytes(self.dtype, "none") for part in block.parts) for block in self.blocks
-        ]
+        return self._block_bytes("none")
+
+    def _block_bytes(self, quantization: Quantization) -> list[int]:
+        sizes = []
+        for block in self.blocks:
+            sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
+        return sizes
 
     def block_caches(self, tokens: int = 1, states: int = 1) -> list[int]:
-        """Bytes of each block's keys and values for so many tokens, and of so many rows' recurrent states."""
-        size = self.dtype.itemsize
-        return [
-            sum(tokens * n * size + states * own for n, own in block.caches.values())
-            for block in self.blocks
-        ]
+        """Bytes of each block's caches, for so many tokens and so many rows' recurrent states."""
+        sizes = []
+        for block in self.blocks:
+            sizes.append(sum(cache.nbytes(self.dtype, tokens, states) for cache in block.caches))
+        return sizes
 
     @property
     def weight_bytes(self) -> int:
@@ -136,17 +160,17 @@ class Sketch:
 
     @property
     def state_bytes(self) -> int:
-        """The recurrent state of one row; with `cache_bytes` 0 where the model's code does not tell."""
+        """The recurrent state of one row."""
         return sum(self.block_caches(tokens=0))
 
     @property
     def knows_cache(self) -> bool:
-        """Whether anything tells what is kept of each token; what is not known is no zero."""
+        """Whether the size of the cache is known at all; an unknown size is not zero."""
         return bool(self.slots or self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:
-        """A sentence about a cache whose size the model's code does not tell; None for any other."""
+        """A sentence about a cache whose size is unknown or estimated; None for any other."""
         silent = (
             f"the code of {self.role}={self.settings.name} does not tell the size of its KV cache"
         )
@@ -158,42 +182,45 @@ class Sketch:
 
     @property
     def read_bytes(self) -> int:
-        """What a forward pass reads of weights, wherever they are."""
+        """Bytes of weights that a forward pass reads, wherever they are."""
         return sum(self.weights_on({"": 0}, read=True).values()) + self.borrowed
 
     def weights_on(self, device_map: DeviceMap, *, read: bool = False) -> dict[str, int]:
-        """Bytes of weights and buffers by `cuda:0`, `cpu` or `disk`; only those that a forward pass reads if `read`."""
+        """Bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
+
+        With `read` only those count that a forward pass reads.
+        """
+        offloaded = offloads(device_map)
         total: Counter[str] = Counter()
-        for part in (part for block in self.blocks for part in block.parts):
-            place = device_map[covering(part.name, device_map)]
-            plain = offloads(device_map) and not isinstance(place, int)
-            size = part.nbytes(self.dtype, "none" if plain else self.quantization)
-            total[device_name(place)] += round(part.read * size) if read else size
+        for tensor in self.tensors:
+            device = device_map[covering(tensor.name, device_map)]
+            plain = offloaded and not isinstance(device, int)
+            size = tensor.nbytes(self.dtype, "none" if plain else self.quantization)
+            total[device_name(device)] += round(tensor.read * size) if read else size
         return {name: size for name, size in total.items() if size}
 
     def caches_on(self, device_map: DeviceMap, tokens: int = 1, states: int = 1) -> dict[str, int]:
-        """The same of `block_caches`; those of offloaded layers are on the first GPU."""
-        first = next((place for place in device_map.values() if isinstance(place, int)), "cpu")
+        """Bytes of caches by device; those of offloaded layers are on the first GPU."""
+        gpus = [device for device in device_map.values() if isinstance(device, int)]
+        elsewhere = gpus[0] if gpus else "cpu"
         total: Counter[str] = Counter()
-        for module, (numbers, own) in (
-            cache for block in self.blocks for cache in block.caches.items()
-        ):
-            place = device_map[covering(module, device_map)]
-            size = tokens * numbers * self.dtype.itemsize + states * own
-            total[device_name(place if isinstance(place, int) else first)] += size
+        for block in self.blocks:
+            for cache in block.caches:
+                device = device_map[covering(cache.module, device_map)]
+                name = device_name(device if isinstance(device, int) else elsewhere)
+                total[name] += cache.nbytes(self.dtype, tokens, states)
         return dict(total)
 
     def rank_bytes(self, num_ranks: int) -> int:
         """Bytes of the rank that holds most: its part of what is split, the rest in full."""
-        sizes = [
-            (part.split, part.nbytes(self.dtype, "none"))
-            for block in self.blocks
-            for part in block.parts
-        ]
-        return sum(
-            round(size * math.ceil(length / num_ranks) / length) if length else size
-            for length, size in sizes
-        )
+        total = 0
+        for tensor in self.tensors:
+            size = tensor.nbytes(self.dtype, "none")
+            if tensor.split:
+                longest = math.ceil(tensor.split / num_ranks)
+                size = round(size * longest / tensor.split)
+            total += size
+        return total
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
@@ -202,18 +229,24 @@ def eight_bit_bytes(count: int, outputs: int) -> int:
 
 
 def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> int:
-    """Bytes of so many weights in NF4; `nested` if the scales, one per `block_size` weights, are quantized as well."""
-    blocks = math.ceil(count / block_size)
-    # Scales in float32; or in 8 bits, for every 256 of them a float32 scale, their offset and a table of 256 values.
-    scales = blocks + 4 * math.ceil(blocks / 256) + 4 + 256 * 4 if nested else 4 * blocks
+    """Bytes of so many weights in NF4, with a scale for every `block_size` of them.
+
+    `nested` if the scales are quantized as well.
+    """
+    num_scales = math.ceil(count / block_size)
+    scales = 4 * num_scales
+    if nested:
+        # In 8 bits; every 256 of them share a float32 scale, and all share an offset and a table of
+        # 256 values.
+        scales = num_scales + 4 * math.ceil(num_scales / 256) + 4 + 256 * 4
     # Two weights to a byte, and the 16 values that they stand for, in float32.
     return math.ceil(count / 2) + 16 * 4 + scales
 
 
-def covering(name: str, device_map: DeviceMap) -> str:
-    """The key of `device_map` that decides about the tensor or module `name`, its longest prefix; KeyError for none."""
+def covering(name: str, modules: Container[str]) -> str:
+    """The longest of `modules` that holds the tensor or module `name`; KeyError if none does."""
     key = name
-    while key not in device_map:
+    while key not in modules:
         if not key:
             raise KeyError(name)
         key = key.rpartition(".")[0]
@@ -226,6 +259,6 @@ def device_name(device: int | str) -> str:
 
 
 def offloads(device_map: DeviceMap) -> bool:
-    """Whether some layers are elsewhere than where they are computed."""
-    places = set(device_map.values())
-    return "disk" in places or ("cpu" in places and len(places) > 1)
+    """Whether some layers are stored on another device than the one that computes them."""
+    devices = set(device_map.values())
+    return "disk" in devices or ("cpu" in devices and len(devices) > 1)

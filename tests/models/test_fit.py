@@ -12,7 +12,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
 from harness.models.fit import Case, Demand, Misfit, balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
-from harness.models.sketch import Block, Part, offloads
+from harness.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 from wording import mentions
 
@@ -131,7 +131,7 @@ def test_uneven_gpus_are_filled_although_balance_is_impossible() -> None:
 
 
 def test_models_that_declare_no_blocks_are_not_split() -> None:
-    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (Part("weight", 5 * GB),)),))
+    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
 
@@ -459,7 +459,8 @@ def splittable(**fields: Any) -> Any:
     whole = sketch(tp_plan=True, splits_cache=True, cache=1000, **fields)
     shared = [
         dataclasses.replace(
-            block, parts=tuple(dataclasses.replace(part, split=1000) for part in block.parts)
+            block,
+            tensors=tuple(dataclasses.replace(tensor, split=1000) for tensor in block.tensors),
         )
         for block in whole.blocks[1:-1]
     ]

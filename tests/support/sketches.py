@@ -8,7 +8,7 @@ import torch
 
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.fit import Case, Demand, Misfit, Placement, fit
-from harness.models.sketch import Block, Part, Sketch
+from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 GB = 10**9
 # No text: all room is for weights.
@@ -36,13 +36,13 @@ def sketch(
     layers = (
         Block(
             (f"model.layers.{n}",),
-            (Part(f"model.layers.{n}.weight", count, outputs=1000),),
-            {f"model.layers.{n}": (cache, 0)} if cache else {},
+            (TensorSketch(f"model.layers.{n}.weight", count, outputs=1000),),
+            (LayerCache(f"model.layers.{n}", cache),) if cache else (),
         )
         for n in range(num_layers)
     )
-    first = Block(("model.embed",), (Part("model.embed.weight", small, read=0.0),))
-    blocks = (first, *layers, Block(("head",), (Part("head.weight", small),)))
+    first = Block(("model.embed",), (TensorSketch("model.embed.weight", small, read=0.0),))
+    blocks = (first, *layers, Block(("head",), (TensorSketch("head.weight", small),)))
     names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
     asked = ModelSettings(
         name="13B" if role == "model" else "7B", repository="x/y", **(settings or {})
