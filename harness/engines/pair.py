@@ -22,9 +22,9 @@ from harness.drafting.translated import Translation
 from harness.drafting.translation import how_to_translate
 from harness.menu.methods.model import ModelDraftSettings
 from harness.menu.records import method_of
+from harness.models.case import Case, Demand, Memory, Placement, effective_placement
 from harness.models.checkpoints import Checkpoint, ReadCheckpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.fit import Case, Demand, Memory, Placement, effective_placement
 from harness.models.loading import LoadedModel, PlacedModel
 from harness.models.meta import sketch_model
 from harness.models.quantization import check_quantization, check_quantizer, resolve_dtype

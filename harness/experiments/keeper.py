@@ -15,7 +15,7 @@ from harness.engines.protocol import Engine
 from harness.engines.runner_choice import is_spoiled, resolve
 from harness.engines.server import ServerEngine
 from harness.engines.vllm import VllmEngine
-from harness.models.fit import Demand
+from harness.models.case import Demand
 
 
 class PairKeeper:

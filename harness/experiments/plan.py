@@ -19,9 +19,10 @@ from harness.drafting.translation import check_local
 from harness.engines.pair import sketch_pair
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.experiments.session import Session
+from harness.models.case import Case, Demand, Memory, Misfit, Placement
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.fit import Case, Demand, Memory, Misfit, Placement, fit
+from harness.models.fit import fit
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import advice_on_8bit, fit_regardless, remedies
 from harness.models.sketch import device_name, offloads

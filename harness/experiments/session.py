@@ -23,8 +23,8 @@ from harness.experiments.encoding import encode_set
 from harness.experiments.keeper import PairKeeper
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
+from harness.models.case import Demand
 from harness.models.failures import as_run_error
-from harness.models.fit import Demand
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Document
 from harness.report.terminal import print_document

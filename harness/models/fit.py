@@ -1,421 +1,303 @@
-"""Whether models fit and where their layers go: arithmetic on sketches, free bytes and the needs of a run.
-
-No model is needed, so any machine can be pretended.
-"""
+"""Whether models fit, and where their layers go."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from harness.config.amounts import amount
-from harness.config.errors import RunError, SettingError
-from harness.config.run import RunnerName
-from harness.config.settings import ModelSettings, PlacementSettings
+from harness.config.errors import SettingError
+from harness.models.case import Case, Memory, Misfit, Placement, parse_device
 from harness.models.ranks import world
 from harness.models.sketch import DeviceMap, Sketch, device_name, offloads
-from harness.runners.static import BUCKET
-
-# Bytes by device: a GPU's index or "cpu".
-Memory = Mapping[int | str, int]
-
-
-class Misfit(RunError):
-    """A model that found no place: what it needs and what is free, in one line."""
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a run needs in addition to weights.
-
-    `batch_size` is the most rows that are decoded at once, `prompt_tokens` are of the longest prompt, and
-    `num_draft_tokens` is K, or 0 without a draft.
-    """
-
-    batch_size: int
-    prompt_tokens: int
-    new_tokens: int
-    num_draft_tokens: int
-    runner: RunnerName
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of the longest row: its prompt, what is generated, and what is drafted beyond it."""
-        return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
-
-    def cached_tokens(self, runner: RunnerName, slots: int = 0) -> int:
-        """Tokens of a row whose keys and values a runner holds at its fullest moment; or a head, by its `slots`."""
-        if slots:
-            first = self.prompt_tokens + self.num_draft_tokens + slots
-            # What is full is kept until all is copied.
-            return first if self.row_tokens <= first else 2 * self.row_tokens + slots
-        if runner == "eager":
-            return self.row_tokens
-        # The prompt is read into a separate cache and copied from there.
-        return -(-(self.row_tokens + 1) // BUCKET) * BUCKET + self.prompt_tokens
-
-    def graph_bytes(self, sketch: Sketch, *, drafts: bool) -> int:
-        """An estimate of what captured graphs hold: the results of each, and as much again for their working memory.
-
-        A target's results are the logits of one token and of K + 1, each also with what is decided, which takes K
-        distributions in float32; a draft's those of one token and of two, each also with K such distributions.
-        """
-        k = self.num_draft_tokens
-        logits = (3 if drafts else 2 * (k + 2) if k else 2) * sketch.dtype.itemsize
-        return (
-            2 * self.batch_size * sketch.vocabulary_size * (logits + (2 if drafts else 1) * k * 4)
-        )
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where one model is.
-
-    Attributes:
-        device_map: from module names to a GPU's index, `"cpu"` or `"disk"`; `""` is the whole model.
-        bytes_per_device: of weights and buffers, by `cuda:0`, `cpu` or `disk`.
-        cache_per_device: of keys, values and graphs at the fullest moment.
-        num_ranks: processes that hold the model, this one's part of it by `device_map`, all of them by the bytes.
-        split: whether each has a part of every layer; otherwise each has a copy.
-    """
-
-    device_map: DeviceMap
-    bytes_per_device: dict[str, int]
-    cache_per_device: dict[str, int] = field(default_factory=dict)
-    num_ranks: int = 1
-    split: bool = False
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """Every device that computes layers; those on disk are computed on the CPU."""
-        names = (device_name(device).replace("disk", "cpu") for device in self.device_map.values())
-        return [torch.device(name) for name in dict.fromkeys(names)]
-
-    def taken(self, device: int | str) -> int:
-        """Bytes of weights and caches on a device."""
-        name = device_name(device)
-        return self.bytes_per_device.get(name, 0) + self.cache_per_device.get(name, 0)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is to be placed, and where: the target, then the draft if it does not share its weights (`shared`).
-
-    The models' own settings override `placement`. Without a GPU in `free` everything goes to the CPU.
-    """
-
-    models: tuple[Sketch, ...]
-    placement: PlacementSettings
-    free: Memory
-    demand: Demand
-    shared: bool = False
-
-    @property
-    def gpus(self) -> list[int]:
-        """All GPUs of the machine."""
-        return sorted(device for device in self.free if isinstance(device, int))
-
-    @property
-    def room(self) -> dict[int | str, int]:
-        """Bytes that may be used: on each GPU all but the reserve."""
-        reserve = int(self.placement.reserve_gb * 1e9)
-        return {d: max(0, n - (reserve if isinstance(d, int) else 0)) for d, n in self.free.items()}
-
-    def how(self, sketch: Sketch) -> PlacementSettings:
-        """See `effective_placement`."""
-        return effective_placement(sketch.role, sketch.settings, self.placement)
-
-    def pool(self, sketch: Sketch) -> list[int]:
-        """The GPUs that a model may use. Its own number of them does not say which."""
-        how = self.how(sketch)
-        return (
-            []
-            if how.strategy == "cpu"
-            else self.gpus
-            if sketch.settings.gpus
-            else self.gpus[: how.gpus]
-        )
-
-    def held(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> tuple[tuple[int, int], int]:
-        """Tokens that are cached for a model, over all rows, with its recurrent states; and bytes of graphs.
-
-        What is neither compiled nor captured, because it is in 8 bit or on several devices, has a static cache. A
-        recurrent model has all twice, before and after the draft tokens.
-        """
-        runner = self.demand.runner
-        if runner == "auto":
-            runner = "graphs" if on_gpu else "static"
-        if runner != "eager" and (not whole or "8bit" in (sketch.quantization, sketch.stored)):
-            runner = "static"
-        drafts = [False, True] if self.shared else [sketch.role == "draft"]
-        if sketch.state_bytes:
-            states = (
-                len(drafts) * self.demand.batch_size * (2 if self.demand.num_draft_tokens else 1)
-            )
-            return (states * self.demand.row_tokens, states), 0
-        captured = drafts if on_gpu and runner.startswith("graphs") and not sketch.slots else []
-        tokens = (
-            len(drafts) * self.demand.batch_size * self.demand.cached_tokens(runner, sketch.slots)
-        )
-        return (tokens, 0), sum(self.demand.graph_bytes(sketch, drafts=d) for d in captured)
-
-
-def effective_placement(
-    role: str, settings: ModelSettings, placement: PlacementSettings
-) -> PlacementSettings:
-    """The run's placement with what a model's own settings override; an explicit map is the target's alone."""
-    device_map = placement.device_map if role == "model" else None
-    strategy = placement.strategy_for(role, settings)
-    if device_map is not None and not any(
-        isinstance(_parse_device(d), int) for d in device_map.values()
-    ):
-        strategy = "cpu"
-    return replace(
-        placement, strategy=strategy, gpus=settings.gpus or placement.gpus, device_map=device_map
-    )
 
 
 def fit(case: Case) -> list[Placement]:
-    """Place the target, and the draft on what it leaves.
+    """Place the target, and the draft on the remaining memory.
 
-    `auto` takes the fewest GPUs that hold both and spreads the target evenly over the fewest of these, `balanced`
-    spreads evenly over all, `sequential` fills one after the other, and `single` takes the one with the most room. A
-    draft stays whole on the GPU with the most room, unless its own settings say otherwise or no GPU holds it.
+    `auto` takes the fewest GPUs that hold both and spreads the target evenly over the fewest of
+    these, `balanced` spreads evenly over all, `sequential` fills one after the other, and `single`
+    takes the one with the most room. A draft stays whole on the GPU with the most room, unless its
+    own settings say otherwise or no GPU holds it.
 
-    Raises Misfit if a model finds no place, and SettingError for an explicit map that does not suit model or machine,
-    or a model that cannot be split or offloaded.
+    Raises:
+        Misfit: there is no room for a model.
+        SettingError: an explicit map that does not suit model or machine, or a model that cannot
+            be split or offloaded.
     """
-    split = next(
-        (how for how in map(case.how, case.models) if how.strategy == "tensor_parallel"), None
-    )
-    if split is not None:
-        # The processes that run, or those that would on a machine with these GPUs.
-        here = world().size
-        num_ranks = here if here > 1 else len(case.gpus[: split.gpus]) or split.gpus or 1
-        if num_ranks > 1:
-            return _fit_on_ranks(case, num_ranks)
-    target, gpus = case.models[0], case.gpus[: case.placement.gpus]
-    limits = [gpus]
-    if gpus and case.how(target).strategy == "auto" and not target.settings.gpus:
-        limits = [roomiest(gpus, case.free, count) for count in range(1, len(gpus) + 1)]
-    # A draft that stays whole may have to come before the target that is spread around it.
-    orders = [1, -1] if len(case.models) > 1 and case.placement.device_map is None else [1]
-    attempts = [(order, limit, True, False) for limit in limits for order in orders]
-    attempts += [(1, limit, False, False) for limit in limits]
-    attempts += [(1, gpus, False, True)] if case.placement.offload != "none" else []
-    for order, limit, whole_draft, offload in attempts:
-        room, placements = case.room, []
+    num_ranks = _num_ranks(case)
+    if num_ranks > 1:
+        return _fit_on_ranks(case, num_ranks)
+    for attempt in _attempts(case):
         try:
-            for sketch in case.models[::order]:
-                placed = _place(
-                    case, sketch, room, _ways(case, sketch, room, limit, whole_draft), offload
-                )
-                room = {device: max(0, n - placed.taken(device)) for device, n in room.items()}
-                placements.append(placed)
-            return placements[::order]
+            return _place_all(case, attempt)
         except Misfit as exception:
             misfit = exception
     raise misfit
 
 
-def _ways(
-    case: Case, sketch: Sketch, room: Memory, limit: list[int], whole_draft: bool
-) -> list[list[int]]:
-    """The GPUs over which a model may be spread, to be tried in turn; an empty list is the CPU.
+# Attempts -----------------------------------------------------------------------------------------
 
-    They are within `limit`, unless the model's own settings say otherwise.
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One way to place all models.
+
+    Attributes:
+        gpus: allowed for models whose own settings say nothing about GPUs.
+        draft_first: whether the draft chooses its GPU before the target.
+        split_draft: whether the draft may be on several GPUs.
+        offload: whether the last layers may be outside the GPUs.
     """
-    strategy, own = case.how(sketch).strategy, sketch.settings
-    gpus = [
-        gpu
-        for gpu in case.pool(sketch)
-        if gpu in limit or own.gpus or (sketch.role == "draft" and own.placement)
-    ]
-    if sketch.role == "draft" and not (own.placement or own.gpus) and strategy != "single":
-        strategy = "single" if whole_draft else "balanced"
+
+    gpus: list[int]
+    draft_first: bool = False
+    split_draft: bool = False
+    offload: bool = False
+
+
+def _attempts(case: Case) -> Iterator[_Attempt]:
+    """All ways to place the models, the best first."""
+    target = case.models[0]
+    gpus = case.gpus[: case.placement.gpus]
+    choices = [gpus]
+    if gpus and case.how(target).strategy == "auto" and not target.settings.gpus:
+        choices = _fewest_first(gpus, case.free)
+    for choice in choices:
+        yield _Attempt(choice)
+        if len(case.models) > 1 and case.placement.device_map is None:
+            # A whole draft may need a GPU that the target would have shared evenly.
+            yield _Attempt(choice, draft_first=True)
+    for choice in choices:
+        yield _Attempt(choice, split_draft=True)
+    if case.placement.offload != "none":
+        yield _Attempt(gpus, split_draft=True, offload=True)
+
+
+def _place_all(case: Case, attempt: _Attempt) -> list[Placement]:
+    room = case.room
+    order = -1 if attempt.draft_first else 1
+    placements = []
+    for sketch in case.models[::order]:
+        placement = _place(case, sketch, room, attempt)
+        room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
+        placements.append(placement)
+    return placements[::order]
+
+
+# One model ----------------------------------------------------------------------------------------
+
+
+def _place(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> Placement:
+    """Place a model on the first choice of devices that holds it, with the least offloaded."""
+    how = case.how(sketch)
+    if how.device_map is not None:
+        return _place_explicitly(case, sketch, how.device_map)
+    for gpus in _gpu_choices(case, sketch, room, attempt):
+        devices: list[int | str] = [*gpus] or ["cpu"]
+        can_offload = attempt.offload and case.placement.offload not in devices
+        for num_offloaded in range(len(sketch.blocks) if can_offload else 1):
+            device_map = _share_out(case, sketch, room, devices, num_offloaded)
+            if device_map is None:
+                continue
+            placement = _placement(case, sketch, device_map)
+            # On one of several GPUs the model may need more room there, for graphs.
+            if all(placement.taken(device) <= size for device, size in room.items()):
+                return placement
+    raise case.misfit(sketch, {device: room[device] for device in devices})
+
+
+def _gpu_choices(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> list[list[int]]:
+    """Lists of GPUs to try in turn for a model; an empty list is the CPU."""
+    settings = sketch.settings
+    is_draft = sketch.role == "draft"
+    strategy = case.how(sketch).strategy
+    gpus = case.pool(sketch)
+    if not (settings.gpus or (is_draft and settings.placement)):
+        gpus = [gpu for gpu in gpus if gpu in attempt.gpus]
+    if is_draft and not (settings.placement or settings.gpus):
+        strategy = "balanced" if attempt.split_draft and strategy != "single" else "single"
     if not gpus:
         return [[]]
     if strategy == "single" or len(sketch.blocks) == 1:
         return [roomiest(gpus, room, 1)]
-    if own.gpus:
-        return [roomiest(gpus, room, own.gpus)]
+    if settings.gpus:
+        return [roomiest(gpus, room, settings.gpus)]
     if strategy == "auto":
-        return [roomiest(gpus, room, count + 1) for count in range(len(gpus))]
-    return [gpus[: count + 1] for count in range(len(gpus))] if strategy == "sequential" else [gpus]
+        return _fewest_first(gpus, room)
+    if strategy == "sequential":
+        return [gpus[:count] for count in range(1, len(gpus) + 1)]
+    return [gpus]
 
 
-def _place(
-    case: Case, sketch: Sketch, room: Memory, ways: list[list[int]], offload: bool
-) -> Placement:
-    """In the first way there is room for; with the last layers outside the GPUs where that is allowed and necessary.
+def _share_out(
+    case: Case, sketch: Sketch, room: Memory, devices: Sequence[int | str], num_offloaded: int
+) -> DeviceMap | None:
+    """Put a model's blocks on devices in order, the last ones outside; None if there is no room.
 
-    Those are computed on the first device, which holds their caches and has room to bring in one of them.
+    The first device computes the blocks outside: it holds their caches, and has room for one.
     """
-    how, away = case.how(sketch), case.placement.offload
-    if how.device_map is not None:
-        return _place_explicitly(case, sketch, how.device_map)
-    for gpus in ways:
-        devices: list[int | str] = [*gpus] or ["cpu"]
-        for num_away in range(len(sketch.blocks) if offload and away not in devices else 1):
-            num_here = len(sketch.blocks) - num_away
-            held, graphs = case.held(
-                sketch, whole=len(devices) == 1 and not num_away, on_gpu=bool(gpus)
-            )
-            caches = sketch.block_caches(*held)
-            sizes = sketch.plain_bytes if num_away and not gpus else sketch.block_bytes
-            loads = [size + cache for size, cache in zip(sizes, caches, strict=True)][:num_here]
-            loads[-1] += graphs
-            rooms = [room[device] for device in devices]
-            rooms[0] -= max(sketch.plain_bytes[num_here:], default=0) + sum(caches[num_here:])
-            shared_out = filled if num_away or how.strategy == "sequential" else balanced
-            if not (where := shared_out(loads, rooms)):
-                continue
-            places = [*(devices[index] for index in where), *[away] * num_away]
-            names = {
-                name: place
-                for block, place in zip(sketch.blocks, places, strict=True)
-                for name in block.modules
-            }
-            placed = _measured(case, sketch, {"": places[0]} if len(set(places)) == 1 else names)
-            # A model that turns out to be on one of several GPUs needs more there, for graphs.
-            if all(placed.taken(device) <= n for device, n in room.items()):
-                return placed
-    raise _misfit(case, sketch, {device: room[device] for device in devices})
+    num_here = len(sketch.blocks) - num_offloaded
+    on_gpu = devices[0] != "cpu"
+    whole = len(devices) == 1 and not num_offloaded
+    needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
+    caches = sketch.block_caches(needs.tokens, needs.states)
+    weights = sketch.plain_bytes if num_offloaded and not on_gpu else sketch.block_bytes
+    loads = [weights[block] + caches[block] for block in range(num_here)]
+    loads[-1] += needs.graph_bytes
+    rooms = [room[device] for device in devices]
+    rooms[0] -= max(sketch.plain_bytes[num_here:], default=0) + sum(caches[num_here:])
+    in_order = num_offloaded or case.how(sketch).strategy == "sequential"
+    places = filled(loads, rooms) if in_order else balanced(loads, rooms)
+    if not places:
+        return None
+    block_devices = [devices[place] for place in places]
+    block_devices += [case.placement.offload] * num_offloaded
+    if len(set(block_devices)) == 1:
+        return {"": block_devices[0]}
+    device_map: dict[str, int | str] = {}
+    for block, device in zip(sketch.blocks, block_devices, strict=True):
+        device_map |= dict.fromkeys(block.modules, device)
+    return device_map
 
 
-def _place_explicitly(case: Case, sketch: Sketch, given: Mapping[str, Any]) -> Placement:
-    """The map the user gave, once it is known to suit the model and the machine. It keeps no reserve."""
+def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
+    """The placement by a map, with its bytes."""
+    if offloads(device_map) and sketch.stored is not None:
+        parts = f"parts of {sketch.settings.name}"
+        rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
+        raise SettingError("placement", rule)
+    devices = list(dict.fromkeys(device_map.values()))
+    on_gpu = any(isinstance(device, int) for device in devices)
+    whole = len(devices) == 1 and devices != ["disk"]
+    needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
+    caches = sketch.caches_on(device_map, needs.tokens, needs.states)
+    if needs.graph_bytes:
+        name = device_name(devices[0])
+        caches[name] = caches.get(name, 0) + needs.graph_bytes
+    return Placement(device_map, sketch.weights_on(device_map), caches)
+
+
+def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
+    """Follow the user's map, if it suits the model and the machine. It keeps no reserve."""
     setting = "placement.device_map"
-    device_map = {str(module): _parse_device(device) for module, device in given.items()}
+    device_map = {str(module): parse_device(device) for module, device in typed_map.items()}
     for device in device_map.values():
         if device not in case.free and device != "disk":
             known = ", ".join([*map(str, case.free), "disk"])
             raise SettingError(setting, f"must name devices of this machine ({known})", device)
-    if unknown := [module for module in device_map if module not in sketch.modules]:
-        raise SettingError(setting, f"must name modules of {sketch.class_name}", unknown[0])
+    for module in device_map:
+        if module not in sketch.modules:
+            raise SettingError(setting, f"must name modules of {sketch.class_name}", module)
     try:
-        placed = _measured(case, sketch, device_map)
+        placement = _placement(case, sketch, device_map)
     except KeyError as missing:
-        raise SettingError(
-            setting, f"must cover the whole model; {missing.args[0]} is on no device"
-        ) from missing
-    for device, available in case.free.items():
-        if (taken := placed.taken(device)) > available:
-            puts = f"puts {amount(taken)} of {sketch.settings.name} on {device_name(device)}"
-            why = f"{setting} {puts}, and {amount(available)} are free there"
-            raise Misfit(f"{sketch.role}: {sketch.settings.name} does not fit: {why}")
-    return placed
+        rule = f"must cover the whole model; {missing.args[0]} is on no device"
+        raise SettingError(setting, rule) from missing
+    for device, free in case.free.items():
+        taken = placement.taken(device)
+        if taken > free:
+            name = sketch.settings.name
+            puts = f"{setting} puts {amount(taken)} of {name} on {device_name(device)}"
+            why = f"{puts}, and {amount(free)} are free there"
+            raise Misfit(f"{sketch.role}: {name} does not fit: {why}")
+    return placement
 
 
-def _parse_device(device: object) -> int | str:
-    """`0`, `"0"` and `"cuda:0"` as 0; anything else as it is written."""
-    text = str(device).removeprefix("cuda:")
-    return int(text) if text.isdigit() else text
+# Ranks --------------------------------------------------------------------------------------------
 
 
-def _measured(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
-    """A placement by this map, with its bytes."""
-    if offloads(device_map) and sketch.stored is not None:
-        rule = f"parts of {sketch.settings.name} cannot be outside the GPUs: its weights are quantized already"
-        raise SettingError("placement", rule)
-    places = set(device_map.values())
-    on_gpu = any(isinstance(place, int) for place in places)
-    held, graphs = case.held(sketch, whole=len(places) == 1 and "disk" not in places, on_gpu=on_gpu)
-    caches = sketch.caches_on(device_map, *held)
-    if graphs:
-        (device,) = map(device_name, places)
-        caches[device] = caches.get(device, 0) + graphs
-    return Placement(device_map, sketch.weights_on(device_map), caches)
+def _num_ranks(case: Case) -> int:
+    """Number of processes that run, or would on such a machine; 1 without tensor_parallel."""
+    for how in map(case.how, case.models):
+        if how.strategy == "tensor_parallel":
+            if world().size > 1:
+                return world().size
+            return len(case.gpus[: how.gpus]) or how.gpus or 1
+    return 1
 
 
 def _fit_on_ranks(case: Case, num_ranks: int) -> list[Placement]:
-    """Every rank alike: its part of what is split, a copy of what is not, and a GPU for each if there are GPUs."""
-    placements, room = [], case.room
+    """Give every rank its part of split models, a copy of the others, and a GPU if any."""
+    placements = []
+    room = case.room
     for sketch in case.models:
-        split, on_gpus = case.how(sketch).strategy == "tensor_parallel", bool(case.pool(sketch))
+        split = case.how(sketch).strategy == "tensor_parallel"
+        on_gpu = bool(case.pool(sketch))
         _check_ranks(sketch, num_ranks, split)
-        held, graphs = case.held(sketch, whole=not split, on_gpu=on_gpus)
-        size = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
-        cache = graphs + sum(sketch.block_caches(*held)) // (
-            num_ranks if split and sketch.splits_cache else 1
-        )
-        # Main memory holds what all ranks have.
-        devices, times = (
-            ([f"cuda:{n}" for n in range(num_ranks)], 1) if on_gpus else (["cpu"], num_ranks)
-        )
-        weights, caches = (
-            dict.fromkeys(devices, times * size),
-            dict.fromkeys(devices, times * cache),
-        )
-        placed = Placement(
-            {"": world().rank if on_gpus else "cpu"}, weights, caches, num_ranks, split
-        )
-        if any(placed.taken(device) > n for device, n in room.items()):
-            raise _misfit(
-                case,
-                sketch,
-                {d: n for d, n in room.items() if isinstance(d, int) == on_gpus},
-                num_ranks,
-            )
-        placements.append(placed)
-        room = {device: n - placed.taken(device) for device, n in room.items()}
+        placement = _place_on_ranks(case, sketch, num_ranks, split, on_gpu)
+        if any(placement.taken(device) > size for device, size in room.items()):
+            offered = {d: size for d, size in room.items() if isinstance(d, int) == on_gpu}
+            raise case.misfit(sketch, offered, num_ranks)
+        room = {device: size - placement.taken(device) for device, size in room.items()}
+        placements.append(placement)
     return placements
 
 
-def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
-    settings, quantized = sketch.settings, sketch.stored or sketch.quantization
-    only, what = (num_ranks, "a part") if split else (1, "a copy")
-    if settings.gpus not in (None, only):
-        rule = f"must be {only} where {num_ranks} ranks hold {what} each"
-        raise SettingError(f"{sketch.role}.gpus", rule, settings.gpus)
-    uneven = next(
-        (f"{number} {kind} heads" for kind, number in sketch.heads.items() if number % num_ranks),
-        None,
-    )
-    reason = ""
-    if quantized != "none":
-        reason = f": its weights are quantized ({quantized})"
-    elif not sketch.tp_plan:
-        reason = f": transformers has no tp_plan for {sketch.class_name}"
-    elif uneven is not None:
-        reason = f" over {num_ranks} ranks, which cannot share its {uneven} evenly"
-    if split and reason:
-        raise SettingError(
-            sketch.role, f"cannot be combined with tensor_parallel{reason}", settings.name
-        )
-
-
-def _misfit(case: Case, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Misfit:
-    """What the model needs and what is free on the devices that it was offered."""
-    rooms, on_gpu = list(room.values()), "cpu" not in room
+def _place_on_ranks(
+    case: Case, sketch: Sketch, num_ranks: int, split: bool, on_gpu: bool
+) -> Placement:
+    needs = case.needs(sketch, whole=not split, on_gpu=on_gpu)
+    weights = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
+    cache = sum(sketch.block_caches(needs.tokens, needs.states))
+    if split and sketch.splits_cache:
+        cache //= num_ranks
+    cache += needs.graph_bytes
     if on_gpu:
-        count = "one GPU has" if len(rooms) == 1 else f"{len(rooms)} GPUs have"
-        alike = len(rooms) > 2 and len(set(rooms)) == 1
-        amounts = f"{amount(rooms[0])} each" if alike else " + ".join(map(amount, rooms))
-        free = f"{count} {amounts} free beyond placement.reserve_gb"
+        names = [f"cuda:{rank}" for rank in range(num_ranks)]
+        device: int | str = world().rank
     else:
-        free = f"{amount(rooms[0])} of main memory are free"
-    held = (
-        str(sketch.dtype).removeprefix("torch.")
-        if sketch.quantization == "none"
-        else sketch.quantization
+        # Main memory holds what all ranks have.
+        names, device = ["cpu"], "cpu"
+        weights, cache = num_ranks * weights, num_ranks * cache
+    return Placement(
+        {"": device},
+        dict.fromkeys(names, weights),
+        dict.fromkeys(names, cache),
+        num_ranks,
+        split,
     )
-    held += f" with {num_ranks} ranks" if num_ranks > 1 else ""
-    tokens, graphs = case.held(sketch, whole=len(rooms) == 1, on_gpu=on_gpu)
-    cached = sum(sketch.block_caches(*tokens))
-    cache = f" and its KV cache {amount(cached + graphs)}" if cached else ""
-    where = " next to the model" if sketch.role == "draft" else ""
-    needs = f"its weights need {amount(sketch.weight_bytes)} in {held}{cache}"
-    return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {needs}, {free}")
+
+
+def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
+    settings = sketch.settings
+    num_gpus, share = (num_ranks, "a part") if split else (1, "a copy")
+    if settings.gpus not in (None, num_gpus):
+        rule = f"must be {num_gpus} where {num_ranks} ranks hold {share} each"
+        raise SettingError(f"{sketch.role}.gpus", rule, settings.gpus)
+    reason = _why_not_split(sketch, num_ranks)
+    if split and reason:
+        rule = f"cannot be combined with tensor_parallel{reason}"
+        raise SettingError(sketch.role, rule, settings.name)
+
+
+def _why_not_split(sketch: Sketch, num_ranks: int) -> str:
+    """The reason why so many ranks cannot share a model, to end a sentence; empty for none."""
+    quantization = sketch.stored or sketch.quantization
+    if quantization != "none":
+        return f": its weights are quantized ({quantization})"
+    if not sketch.tp_plan:
+        return f": transformers has no tp_plan for {sketch.class_name}"
+    for kind, number in sketch.heads.items():
+        if number % num_ranks:
+            heads = f"{number} {kind} heads"
+            return f" over {num_ranks} ranks, which cannot share its {heads} evenly"
+    return ""
+
+
+# Sharing out --------------------------------------------------------------------------------------
 
 
 def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """For each load, in order, the index of the first room that still has place; empty if the rooms do not suffice."""
-    index, left, where = 0, rooms[0], []
+    """Fill rooms with loads, in order.
+
+    Returns:
+        For each load the index of its room; empty if they do not fit.
+    """
+    index, left = 0, rooms[0]
+    places = []
     for load in loads:
         while load > left:
             index += 1
@@ -423,19 +305,26 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
                 return []
             left = rooms[index]
         left -= load
-        where.append(index)
-    return where
+        places.append(index)
+    return places
 
 
 def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
     """As `filled`, with no room filled further than necessary."""
 
-    def up_to(limit: int) -> list[int]:
+    def fill_up_to(limit: int) -> list[int]:
         return filled(loads, [min(limit, room) for room in rooms])
 
-    return up_to(bisect.bisect_left(range(max(rooms)), True, key=lambda limit: bool(up_to(limit))))
+    lowest = bisect.bisect_left(range(max(rooms)), True, key=lambda limit: bool(fill_up_to(limit)))
+    return fill_up_to(lowest)
 
 
-def roomiest(gpus: Sequence[int], room: Mapping[int | str, int], count: int) -> list[int]:
-    """Those with the most room, the first where they are equal, in their own order."""
-    return sorted(sorted(gpus, key=lambda gpu: (-room[gpu], gpu))[:count])
+def roomiest(gpus: Sequence[int], room: Memory, count: int) -> list[int]:
+    """The `count` GPUs with the most room, the first ones where it is equal, in their own order."""
+    by_room = sorted(gpus, key=lambda gpu: (-room[gpu], gpu))
+    return sorted(by_room[:count])
+
+
+def _fewest_first(gpus: Sequence[int], room: Memory) -> list[list[int]]:
+    """The roomiest GPU, the two roomiest, and so on."""
+    return [roomiest(gpus, room, count) for count in range(1, len(gpus) + 1)]

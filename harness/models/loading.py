@@ -16,9 +16,9 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
 from harness.models.boundaries import cross_once
+from harness.models.case import Placement
 from harness.models.checkpoints import Checkpoint, source, source_arguments
 from harness.models.failures import explain
-from harness.models.fit import Placement
 from harness.models.quantization import bitsandbytes_config
 from harness.models.random_weights import random_state
 from harness.models.ranks import compute_on_plain_parts, split_arguments

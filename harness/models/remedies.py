@@ -1,141 +1,173 @@
-"""What to say of models that do not fit: what would fit instead, and where they would go if they must."""
+"""Advice on models that do not fit: settings and machines with which they would."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Quantization
-from harness.models.fit import Case, Memory, Misfit, Placement, fit
+from harness.models.case import Case, Memory, Misfit, Placement
+from harness.models.fit import fit
 from harness.models.sketch import Sketch
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
 
+# From the mildest to the strongest.
+_QUANTIZATIONS: tuple[Quantization, ...] = ("none", "8bit", "4bit")
+
+# A change in words, and the case with this change.
+_Change = tuple[str, Case]
+
 
 def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
-    """See `fit`; with `force` see `fit_regardless`.
+    """Place the models as `fit` does, or with `force` as `fit_regardless` does.
 
-    Raises RunError if a model does not fit: what it needs, what is free and what would fit.
+    Raises:
+        RunError: a model does not fit; with what it needs, what is free and what would fit.
     """
     try:
         return fit(case)
     except Misfit as misfit:
         if force:
             return fit_regardless(case)
-        instead = remedies(case)
-        second = f"what would fit: {', '.join(instead)}" if instead else "a smaller model is needed"
-        raise RunError(f"{misfit}\n{second} (force=true tries anyway)") from None
+        texts = remedies(case)
+        advice = f"what would fit: {', '.join(texts)}" if texts else "a smaller model is needed"
+        raise RunError(f"{misfit}\n{advice} (force=true tries anyway)") from None
 
 
 def fit_regardless(case: Case) -> list[Placement]:
-    """Where the models would be if every device had that many times more memory, but no more than it takes."""
-    case = replace(case, placement=replace(case.placement, reserve_gb=0.0))
+    """Place the models as if every device had more memory, by the smallest factor that suffices."""
+    placement = replace(case.placement, reserve_gb=0.0)
     # A machine without any free memory has to begin somewhere.
-    free = {device: max(n, 10**8) for device, n in case.free.items()}
-    larger = (
-        replace(case, free={device: int(n * 1.05**step) for device, n in free.items()})
-        for step in range(1000)
-    )
-    return fit(next(filter(_fits, larger)))
+    free = {device: max(size, 10**8) for device, size in case.free.items()}
+    for step in range(1000):
+        larger = {device: int(size * 1.05**step) for device, size in free.items()}
+        enlarged = replace(case, placement=placement, free=larger)
+        if _fits(enlarged):
+            return fit(enlarged)
+    raise RunError("the models fit on no machine, however large")
 
 
 def remedies(case: Case) -> list[str]:
-    """Changes of settings, and of the machine, each of which makes the models fit; with the bytes they then take."""
-    target, *drafts = case.models
-    found: list[str] = []
-
-    def helps(said: str, *models: Sketch, **changes: Any) -> bool:
-        """Add a change to those found if the models then fit."""
-        fits = _fits(replace(case, models=models or case.models, **changes))
-        found.extend([said] if fits else [])
-        return fits
-
-    one = replace(case.demand, batch_size=1)
-    if rows := _most(
-        case.demand.batch_size, lambda n: _fits(replace(case, demand=replace(one, batch_size=n)))
-    ):
-        found.append(f"batch_size={rows}")
-    elif tokens := _most(
-        case.demand.new_tokens, lambda n: _fits(replace(case, demand=replace(one, new_tokens=n)))
-    ):
-        found.append(f"batch_size=1 decoding.max_new_tokens={tokens}")
-    if case.placement.strategy == "tensor_parallel" and drafts:
-        settings = replace(drafts[0].settings, placement="tensor_parallel")
-        helps("draft.placement=tensor_parallel", target, replace(drafts[0], settings=settings))
-    if not case.pool(target) and target.dtype == torch.float32:
-        half = [replace(sketch, dtype=torch.bfloat16) for sketch in case.models]
-        helps(f"dtype=bfloat16 ({amount(sum(sketch.weight_bytes for sketch in half))})", *half)
-    smaller = [_smaller(sketch) for sketch in case.models]
-    for index, ways in enumerate(smaller):
-        for said, other in ways:
-            helps(said, *case.models[:index], other, *case.models[index + 1 :])
-    if not found and drafts:
-        for (first, model), (second, draft) in itertools.product(*smaller):
-            if helps(f"{first} with {second}", model, draft):
-                break
-    if gpus := case.pool(target):
-        spread = replace(case.placement, strategy="balanced", gpus=None, device_map=None)
-        unlimited = [
-            replace(sketch, settings=replace(sketch.settings, gpus=None)) for sketch in case.models
-        ]
-        all_gpus = "spread over all GPUs (placement.strategy=balanced, no limit on gpus)"
-        if not helps(all_gpus, *unlimited, placement=spread):
-            room = max(case.free[gpu] for gpu in gpus)
-            for count in range(len(case.gpus) + 1, _MOST_GPUS + 1):
-                free: Memory = {**dict.fromkeys(range(count), room), "cpu": 0}
-                if helps(
-                    f"{count} GPUs with as much free", *unlimited, placement=spread, free=free
-                ):
-                    break
+    """Changes of settings or of the machine, each of which makes the models fit."""
+    texts = _less_text(case)
+    texts += _helpful(_changed_models(case))
+    if not texts:
+        texts = list(itertools.islice(_helpful(_both_quantized(case)), 1))
+    if case.pool(case.models[0]):
+        texts += _more_gpus(case)
         if case.placement.offload == "none":
-            helps("placement.offload=cpu (slow)", placement=replace(case.placement, offload="cpu"))
-    return found
+            offload = replace(case.placement, offload="cpu")
+            texts += _helpful([("placement.offload=cpu (slow)", replace(case, placement=offload))])
+    return texts
 
 
 def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) -> str | None:
-    """What is faster than LLM.int8() on a GPU, which reads each layer's outliers on the host; None without.
+    """Advise against LLM.int8() on a GPU, where it reads each layer's outliers on the host.
 
-    The author of bitsandbytes says so of inference (its issue 490).
+    The author of bitsandbytes says so of inference (its issue 490). None without such a model.
     """
-    slow = [
-        sketch.role
-        for sketch, placed in zip(models, placements, strict=False)
-        if sketch.quantization == "8bit" and placed.devices[0].type == "cuda"
-    ]
+    slow = []
+    for sketch, placement in zip(models, placements, strict=False):
+        if sketch.quantization == "8bit" and placement.devices[0].type == "cuda":
+            slow.append(sketch.role)
+    if not slow:
+        return None
     advice = "8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
-    return f"{' and '.join(slow)}: {advice}" if slow else None
+    return f"{' and '.join(slow)}: {advice}"
 
 
 def _fits(case: Case) -> bool:
     try:
         return bool(fit(case))
-    except (Misfit, SettingError):  # what is split over ranks cannot be quantized, for one
+    except (Misfit, SettingError):  # for example, quantized weights cannot be split over ranks
         return False
+
+
+def _helpful(changes: Iterable[_Change]) -> Iterator[str]:
+    return (text for text, case in changes if _fits(case))
+
+
+def _less_text(case: Case) -> list[str]:
+    """The largest smaller batch that fits; or else the most new tokens of a single row."""
+
+    def with_rows(number: int) -> Case:
+        return replace(case, demand=replace(case.demand, batch_size=number))
+
+    def with_tokens(number: int) -> Case:
+        return replace(case, demand=replace(case.demand, batch_size=1, new_tokens=number))
+
+    rows = _most(case.demand.batch_size, lambda number: _fits(with_rows(number)))
+    if rows:
+        return [f"batch_size={rows}"]
+    tokens = _most(case.demand.new_tokens, lambda number: _fits(with_tokens(number)))
+    return [f"batch_size=1 decoding.max_new_tokens={tokens}"] if tokens else []
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number below `limit` that fits; 0 for none."""
-    return bisect.bisect_left(range(1, limit), True, key=lambda n: not fits(n))
+    return bisect.bisect_left(range(1, limit), True, key=lambda number: not fits(number))
 
 
-def _smaller(sketch: Sketch) -> list[tuple[str, Sketch]]:
-    """The same model held in fewer bytes: the settings that say so, and the sketch."""
-    # A sketch knows of no such matrices without bitsandbytes, nor where its weights have a format already.
+def _changed_models(case: Case) -> Iterator[_Change]:
+    """A split draft, half precision on the CPU, and each model in fewer bits."""
+    target, *drafts = case.models
+    if case.placement.strategy == "tensor_parallel" and drafts:
+        settings = replace(drafts[0].settings, placement="tensor_parallel")
+        split_draft = replace(drafts[0], settings=settings)
+        yield "draft.placement=tensor_parallel", replace(case, models=(target, split_draft))
+    if not case.pool(target) and target.dtype == torch.float32:
+        halves = tuple(replace(sketch, dtype=torch.bfloat16) for sketch in case.models)
+        size = amount(sum(sketch.weight_bytes for sketch in halves))
+        yield f"dtype=bfloat16 ({size})", replace(case, models=halves)
+    for index, sketch in enumerate(case.models):
+        for text, smaller in _quantized(sketch):
+            models = (*case.models[:index], smaller, *case.models[index + 1 :])
+            yield text, replace(case, models=models)
+
+
+def _both_quantized(case: Case) -> Iterator[_Change]:
+    if len(case.models) < 2:
+        return
+    target, draft = case.models
+    for target_text, smaller_target in _quantized(target):
+        for draft_text, smaller_draft in _quantized(draft):
+            both = replace(case, models=(smaller_target, smaller_draft))
+            yield f"{target_text} with {draft_text}", both
+
+
+def _quantized(sketch: Sketch) -> Iterator[tuple[str, Sketch]]:
+    """The same model in fewer bits: the setting, and the sketch."""
+    # A sketch has no such matrices without bitsandbytes, nor if its weights have a format already.
     if not any(tensor.outputs for tensor in sketch.tensors):
-        return []
-    found = []
-    ways: tuple[Quantization, ...] = ("none", "8bit", "4bit")
-    for way in ways[ways.index(sketch.quantization) + 1 :]:
-        other = replace(
-            sketch, settings=replace(sketch.settings, quantization=way), quantization=way
-        )
-        found.append((f"{sketch.role}.quantization={way} ({amount(other.weight_bytes)})", other))
-    return found
+        return
+    first = _QUANTIZATIONS.index(sketch.quantization) + 1
+    for quantization in _QUANTIZATIONS[first:]:
+        settings = replace(sketch.settings, quantization=quantization)
+        smaller = replace(sketch, settings=settings, quantization=quantization)
+        size = amount(smaller.weight_bytes)
+        yield f"{sketch.role}.quantization={quantization} ({size})", smaller
+
+
+def _more_gpus(case: Case) -> list[str]:
+    """All GPUs of this machine, or the fewest that are enough, each with as much free memory."""
+    placement = replace(case.placement, strategy="balanced", gpus=None, device_map=None)
+    models = []
+    for sketch in case.models:
+        models.append(replace(sketch, settings=replace(sketch.settings, gpus=None)))
+    spread = replace(case, models=tuple(models), placement=placement)
+    if _fits(spread):
+        return ["spread over all GPUs (placement.strategy=balanced, no limit on gpus)"]
+    room = max(case.free[gpu] for gpu in case.pool(case.models[0]))
+    for count in range(len(case.gpus) + 1, _MOST_GPUS + 1):
+        free: Memory = {**dict.fromkeys(range(count), room), "cpu": 0}
+        if _fits(replace(spread, free=free)):
+            return [f"{count} GPUs with as much free"]
+    return []

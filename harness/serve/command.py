@@ -13,8 +13,8 @@ from functools import partial
 from harness.config.commands import ServeSettings
 from harness.config.errors import SettingError
 from harness.engines.pair import plan_pair
+from harness.models.case import Demand
 from harness.models.failures import as_run_error
-from harness.models.fit import Demand
 
 try:
     import uvicorn

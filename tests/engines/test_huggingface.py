@@ -24,7 +24,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
 from harness.menu.methods.early_exit import EarlyExitSettings
 from harness.menu.methods.lookup import LookupSettings
-from harness.models.fit import Demand
+from harness.models.case import Demand
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]

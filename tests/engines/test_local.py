@@ -18,7 +18,7 @@ from harness.engines.protocol import Question
 from harness.engines.runner_choice import resolve
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.outcomes import exact_outcomes
-from harness.models.fit import Demand
+from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 

@@ -19,7 +19,7 @@ from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
-from harness.models.fit import Demand
+from harness.models.case import Demand
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
 

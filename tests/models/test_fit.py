@@ -10,7 +10,8 @@ import torch
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
-from harness.models.fit import Case, Demand, Misfit, balanced, filled, fit
+from harness.models.case import Case, Demand, Misfit
+from harness.models.fit import balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
 from harness.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, case, draft, fits, gpus_of, machine, sketch

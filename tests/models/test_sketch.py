@@ -17,7 +17,8 @@ from harness.engines import pair
 from harness.engines.pair import plan_pair
 from harness.engines.roofline import known_gpu, roofs
 from harness.models import meta
-from harness.models.fit import Demand, fit
+from harness.models.case import Demand
+from harness.models.fit import fit
 from harness.models.meta import bare_model, sketch_model
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner

@@ -17,7 +17,7 @@ from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation
-from harness.models.fit import Demand
+from harness.models.case import Demand
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 _MOST = 64

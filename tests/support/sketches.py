@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.fit import Case, Demand, Misfit, Placement, fit
+from harness.models.case import Case, Demand, Misfit, Placement
+from harness.models.fit import fit
 from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 GB = 10**9

@@ -12,8 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 from architectures import random_model
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings
 from harness.engines.pair import Pair, plan_pair
+from harness.models.case import Demand
 from harness.models.checkpoints import Checkpoint
-from harness.models.fit import Demand
 
 VOCABULARY_SIZE = 320
 
