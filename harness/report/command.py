@@ -14,7 +14,9 @@ from harness.report.distill import trained_table
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pairs import Pair, fastest, latency_pairs, latency_tables, published_tables
+from harness.report.pair_tables import latency_tables
+from harness.report.pairs import MeasuredPair, fastest, latency_pairs
+from harness.report.published import published_tables
 from harness.report.races import races_table
 from harness.report.recovery import losses, recovery_table
 from harness.report.runs import Run, read
@@ -59,7 +61,7 @@ class Report:
 
     headlines: Document
     parts: Document
-    pairs: Sequence[Pair]
+    pairs: Sequence[MeasuredPair]
     accuracy: Sequence[Run]
     others: Sequence[LatencyRow] = ()
 

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.report.accuracy import merged_rows, named_runs
-from harness.report.pairs import Pair, groups, predicted_curve
+from harness.report.pairs import MeasuredPair, k_series
+from harness.report.predicted_curve import predicted_curve
 from harness.report.runs import Run
 from harness.report.table import grouped
 
@@ -68,7 +69,7 @@ DotRow = tuple[str, Mapping[str, Point]]
 Curves = Mapping[str, Sequence[Point]]
 
 
-def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
+def plots(pairs: Sequence[MeasuredPair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
     """Plots of pairs of `latency` and runs of `eval` that have something to show: name -> SVGs."""
     # The first figure ever drawn on a machine makes matplotlib list its fonts, and say so.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
@@ -99,11 +100,11 @@ def plots(pairs: Sequence[Pair], accuracy: Sequence[Run]) -> dict[str, list[str]
         }
 
 
-def _measured(pair: Pair, x: float = 0) -> Point:
+def _measured(pair: MeasuredPair, x: float = 0) -> Point:
     return Point(pair.row.speedup or 0.0, pair.row.speedup_low, pair.row.speedup_high, x)
 
 
-def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
+def _speedups(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
     """Speed-up of each pair at its best K, with its interval, and what theory predicts."""
     for pair in pairs:
         if pair.best:
@@ -114,7 +115,7 @@ def _speedups(pairs: Sequence[Pair]) -> Iterable[DotRow]:
             yield f"{pair.row.speedup:.2f}×  {pair.name.label()}", points
 
 
-def _by_category(pairs: Sequence[Pair]) -> list[Figure]:
+def _by_category(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """For each pair at its best K the speed-up in every category of prompts, with its interval."""
     figures = []
     for pair in pairs:
@@ -131,7 +132,7 @@ def _by_category(pairs: Sequence[Pair]) -> list[Figure]:
     return figures[:_MOST_PANELS]
 
 
-def _times(pairs: Sequence[Pair]) -> Iterable[DotRow]:
+def _times(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
     """Milliseconds per token of both arms, with the standard deviation over prompts."""
     for pair in pairs:
         if pair.best or (pair.row.speedup is None and not pair.partial):
@@ -161,13 +162,13 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
         yield name.label(), points
 
 
-def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
+def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """For each pair the measured speed-up against K, and the curve that theory predicts; K=auto is a line across.
 
     All are to one scale.
     """
     found = []
-    for group in groups(_whole(pairs)):
+    for group in k_series(_whole(pairs)):
         numbers = [pair for pair in group if isinstance(pair.name.num_draft_tokens, int)]
         predicted = [Point(value, x=k) for k, value in predicted_curve(group)]
         if numbers and (predicted or len(group) > 1):
@@ -186,11 +187,11 @@ def _against_k(pairs: Sequence[Pair]) -> list[Figure]:
     ]
 
 
-def _whole(pairs: Sequence[Pair]) -> Iterable[Pair]:
+def _whole(pairs: Sequence[MeasuredPair]) -> Iterable[MeasuredPair]:
     return (pair for pair in pairs if pair.row.speedup is not None and not pair.partial)
 
 
-def _by_load(pairs: Sequence[Pair], unit: str) -> dict[str, list[Pair]]:
+def _by_load(pairs: Sequence[MeasuredPair], unit: str) -> dict[str, list[MeasuredPair]]:
     """Pairs that differ in their load alone, by name and then by load; where they do.
 
     Args:
@@ -205,11 +206,11 @@ def _by_load(pairs: Sequence[Pair], unit: str) -> dict[str, list[Pair]]:
     return dict(several[:_MOST_CURVES])
 
 
-def _units_of_load(pairs: Sequence[Pair]) -> list[str]:
+def _units_of_load(pairs: Sequence[MeasuredPair]) -> list[str]:
     return list(dict.fromkeys(pair.unit_of_load for pair in pairs))
 
 
-def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
+def _against_load(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """Measured speed-up against the load, and the line where speculation stops to pay; a figure for each unit."""
     figures = []
     for unit in _units_of_load(pairs):
@@ -228,7 +229,7 @@ def _against_load(pairs: Sequence[Pair]) -> list[Figure]:
     return figures
 
 
-def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
+def _throughputs(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """Tokens per second in all against those that one reader gets; each point has its load."""
     figures = []
     families = [
@@ -255,7 +256,7 @@ def _throughputs(pairs: Sequence[Pair]) -> list[Figure]:
     return figures
 
 
-def _by_position(pairs: Sequence[Pair]) -> list[Figure]:
+def _by_position(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """How often a draft token is accepted at its position, if it was tested."""
     shown = [pair for pair in pairs if pair.best and pair.row.acceptance_by_position][:_MOST_CURVES]
     rates = {

@@ -12,8 +12,10 @@ from rich.text import Text
 from harness.report.accuracy import accuracy_table, merged_rows
 from harness.report.distill import trained_table
 from harness.report.latency import speedup_bounds
+from harness.report.methods import methods_tables
 from harness.report.overview import failures_table
-from harness.report.pairs import latency_pairs, methods_tables, pairs_table
+from harness.report.pair_tables import pairs_table
+from harness.report.pairs import latency_pairs
 from harness.report.plan import plan_document
 from harness.report.recovery import recovery_table, summarise
 from harness.report.runs import Run, group, merge

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.report.command import build
-from harness.report.pairs import latency_pairs, pairs_table
+from harness.report.pair_tables import pairs_table
+from harness.report.pairs import latency_pairs
 from harness.report.plots import plots
 from harness.report.runs import group
 from report_files import latency_run, write

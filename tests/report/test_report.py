@@ -10,7 +10,7 @@ import pytest
 
 from harness.report.command import Report, build
 from harness.report.data import figures_of
-from harness.report.pairs import predicted_curve
+from harness.report.predicted_curve import predicted_curve
 from harness.report.table import Line, Table
 from harness.results.schema import CompareRow
 from report_files import eval_run, latency_run, prompt_rows, write

@@ -1,0 +1,198 @@
+"""Tables that compare many runs of `latency`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.report.categories import Category
+from harness.report.caveats import caveats
+from harness.report.costs import held_back, rest_ms, share_of_predicted, tokens_per_iteration
+from harness.report.latency import ACCEPTED, ARM, BOUNDS, SPEEDUP, latency_document, no_interval
+from harness.report.methods import methods_tables
+from harness.report.pairs import MeasuredPair
+from harness.report.table import Column, Document, Table, interval, number, percent, times
+from harness.report.words import common_settings
+from harness.results.schema import LatencyRow
+from harness.results.work import why_no_verdict
+
+PAIR = Column("pair", text=True, of="name.cell", once=True)
+K = Column("K", of="name.num_draft_tokens", names=True)
+
+
+def latency_tables(pairs: Sequence[MeasuredPair]) -> Document:
+    """A single run in detail, or several compared."""
+    if len(pairs) == 1 and not pairs[0].partial:
+        return latency_document(pairs[0].run.rows, pairs[0].run.prompts)
+    return [
+        pairs_table(pairs),
+        _categories(pairs),
+        _reasons(pairs),
+        _arms(pairs),
+        *methods_tables(pairs),
+    ]
+
+
+def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
+    """Speed-up of each pair and K."""
+    repeated = any(pair.run.times > 1 for pair in pairs)
+    columns = (
+        PAIR,
+        K,
+        Column("regular\nms/token", number(), "regular.ms_per_token"),
+        Column("spec.\nms/token", number(), _speculative_ms),
+        SPEEDUP.at("row"),
+        BOUNDS.at("row"),
+        Column("predicted", times, "row.predicted_speedup"),
+        ACCEPTED.at("row"),
+        Column("", of=_remark, optional=True),
+        Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
+    )
+    notes = ["runs: how often this was measured; the newest is shown."] if repeated else []
+    return Table.of(
+        "pairs",
+        "Speed-up",
+        pairs,
+        columns,
+        strong="marked",
+        faint="partial",
+        about=common_settings([pair.row for pair in pairs]),
+        notes=(*notes, *_limits(pairs)),
+    )
+
+
+def _speculative_ms(pair: MeasuredPair) -> float | None:
+    return None if pair.row is pair.regular else pair.row.ms_per_token
+
+
+def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
+    """Why some pairs have no interval or no verdict, and what limits the figures."""
+    without_interval = []
+    without_verdict = []
+    for pair in pairs:
+        if pair.row.speedup is not None and pair.row.speedup_low is None:
+            without_interval.append(f"{no_interval(pair.row).capitalize()}.")
+        if (reason := why_no_verdict(pair.run.rows)) is not None:
+            without_verdict.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
+    warnings = caveats(pair.row for pair in pairs)
+    return [*dict.fromkeys(without_interval), *without_verdict, *warnings]
+
+
+def _remark(pair: MeasuredPair) -> str | None:
+    if pair.partial:
+        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+    if why_no_verdict(pair.run.rows) is not None:
+        return "no verdict"
+    return "best K" if pair.chosen else None
+
+
+def _categories(pairs: Sequence[MeasuredPair]) -> Table:
+    """Pairs by category: speed-up with interval, and tokens per iteration."""
+    with_categories = [pair for pair in pairs if pair.categories]
+    numbers: dict[str, set[int]] = {}
+    for pair in with_categories:
+        for category in pair.categories:
+            numbers.setdefault(category.name, set()).add(category.num_prompts)
+    columns = [Column("pair", text=True, of=lambda pair: pair.name.label())]
+    columns += [_category_column(name, numbers[name]) for name in numbers]
+    return Table.of(
+        "categories",
+        "Pairs by category of prompts",
+        with_categories,
+        columns,
+        about="Speed-up, its 95 % interval, and tokens per iteration; the number of prompts in brackets.",
+    )
+
+
+def _category_column(name: str, numbers_of_prompts: set[int]) -> Column:
+    """A column for one category. Its number of prompts is in the heading, or in the cells where pairs differ in it."""
+    differ = len(numbers_of_prompts) > 1
+    heading = name if differ else f"{name} ({min(numbers_of_prompts)})"
+
+    def category_of(pair: MeasuredPair) -> Category | None:
+        return next((category for category in pair.categories if category.name == name), None)
+
+    def cell(category: Category) -> str:
+        speedup = times(category.speedup.estimate)
+        if differ:
+            speedup += f" ({category.num_prompts})"
+        bounds = interval(category.speedup.low, category.speedup.high)
+        tokens = category.mean_acceptance_length
+        return "\n".join(filter(None, [speedup, bounds, f"{tokens:.2f} tokens" if tokens else ""]))
+
+    return Column(heading, cell, category_of)
+
+
+def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
+    """Why a pair is as fast as it is: acceptance, costs, and what limits it."""
+    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
+    columns = (
+        PAIR,
+        K,
+        ACCEPTED.at("row"),
+        Column("of those\ntested", percent, "row.conditional_acceptance_rate"),
+        Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),
+        Column("drafting\nms", number(), "row.draft_ms"),
+        Column("verifying\nms", number(), "row.verify_ms"),
+        Column("rest\nms", number(), rest_ms).at("row"),
+        Column("target\nstep ms", number(), "regular.target_step_ms"),
+        Column("of\npredicted", "{:.0%}".format, share_of_predicted).at("row"),
+        Column("by\nposition, %", _positions, "row.acceptance_by_position"),
+    )
+    notes = []
+    for pair in pairs:
+        loses = pair.best and (pair.row.speedup or 1) < 1
+        if loses and (reason := held_back(pair.regular, pair.row)):
+            notes.append(f"{pair.name.label()}: {reason}.")
+    return Table.of(
+        "reasons",
+        "The reason",
+        drafting,
+        columns,
+        strong="marked",
+        faint="partial",
+        about=(
+            "Where an iteration's time goes, and how many tokens it yields."
+            " Of predicted: measured over predicted speed-up."
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _positions(rates: Sequence[float | None]) -> str:
+    return " ".join("–" if rate is None else f"{100 * rate:.0f}" for rate in rates)
+
+
+class _Arm(NamedTuple):
+    """One arm of a run."""
+
+    pair: MeasuredPair
+    row: LatencyRow
+
+    @property
+    def num_draft_tokens(self) -> int | str | None:
+        return self.pair.name.num_draft_tokens if self.row is self.pair.row else None
+
+
+def _arms(pairs: Sequence[MeasuredPair]) -> Table:
+    """Figures of each arm."""
+    arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
+    of_rows = (
+        *ARM,
+        Column("median\nms/token", number(), "ms_per_token_median"),
+        Column("greedy texts\nidentical", of=_identical, optional=True),
+    )
+    columns = (
+        PAIR.at("pair"),
+        Column("K", of="num_draft_tokens", names=True),
+        *(column.at("row") for column in of_rows),
+    )
+    return Table.of(
+        "all_arms", "Times of each arm", arms, columns, faint="pair.partial", in_full=True
+    )
+
+
+def _identical(row: LatencyRow) -> str | None:
+    if row.identical_prompts is None:
+        return None
+    return f"{row.identical_prompts} of {row.num_prompts}"

@@ -1,0 +1,73 @@
+"""Published figures next to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.report.latency import BOUNDS
+from harness.report.pairs import MeasuredPair
+from harness.report.table import Column, Table, number, times
+from harness.results.published import FIGURES, Published, published_for
+from harness.results.schema import LatencyRow
+
+
+class _Counterparts(NamedTuple):
+    """A published figure, and our measurement of the same pair where there is one."""
+
+    name: str
+    theirs: Published
+    ours: LatencyRow | None
+
+
+def published_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
+    """Published figures of the pairs that we measured, and a table of all that we know of."""
+    columns = (
+        Column("pair", text=True, of="name"),
+        Column("published by", text=True, of="theirs.source"),
+        Column("their hardware", text=True, of=lambda item: item.theirs.hardware or "not stated"),
+        Column("our hardware", text=True, of="ours.devices", optional=True),
+        Column("their\nms/token", _published_ms, "theirs.ms_per_token"),
+        Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
+        Column("their\nspeed-up", of="theirs.speedup_text"),
+        Column("our\nspeed-up", times, "ours.speedup", optional=True),
+        replace(BOUNDS.at("ours"), optional=True),
+    )
+    next_to_ours = Table.of(
+        "published",
+        "Next to published figures",
+        _counterparts(pairs),
+        columns,
+        about="Hardware, prompts and code differ: compare speed-ups rather than times.",
+    )
+    accuracy = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
+    every = Table.of(
+        "all_published",
+        "All published figures",
+        [_Counterparts(figure.named, figure, None) for figure in FIGURES],
+        (*columns, accuracy),
+        in_full=True,
+    )
+    return [next_to_ours, every]
+
+
+def _counterparts(pairs: Sequence[MeasuredPair]) -> list[_Counterparts]:
+    """Figures of pairs at their best K and of targets alone, each once; of targets once per device."""
+    bests = [pair for pair in pairs if pair.best]
+    alone = [pair for pair in pairs if pair.row.speedup is None and not pair.partial]
+    found: dict[object, _Counterparts] = {}
+    for pair in (*bests, *alone):
+        for figure in published_for(pair.row):
+            place = FIGURES.index(figure)
+            if figure.drafts:
+                counterparts = _Counterparts(pair.name.label(), figure, pair.row)
+                found.setdefault(place, counterparts)
+            elif pair.regular is not None:
+                counterparts = _Counterparts(str(pair.row.model), figure, pair.regular)
+                found.setdefault((place, pair.row.devices), counterparts)
+    return list(found.values())
+
+
+def _published_ms(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 10 else f"{ms:.2f}"
