@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"config", "runners"},
     "training": {"drafting", "runners"},
     "engines": {"config", "menu", "models", "runners", "drafting", "decoding", "results"},
-    "results": {"config"},
+    "results": {"config", "menu"},
     "report": {"config", "menu", "results"},
     "experiments": {
         "config",

@@ -30,7 +30,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.runner_choice import build_runner
 from harness.engines.stopwatches import Phases
 from harness.menu.method import MakeDrafter
-from harness.menu.records import method_of
+from harness.menu.records import make_drafter, method_of
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
 from harness.models.tokenizers import vocabulary_size
@@ -157,7 +157,7 @@ class LocalEngine(Engine):
             draft_runner = draft_runner and sharing(draft_runner)
         self._make_drafter: MakeDrafter | None = None
         if method is not None:
-            self._make_drafter = method.drafter(pair.drafting, pair, draft_runner)
+            self._make_drafter = make_drafter(pair, draft_runner, size)
         self.arms: list[Arm] = self._arms()
 
     @property

@@ -84,14 +84,12 @@ def _defaults(method: str) -> dict[str, Any]:
     kind = METHODS[method].settings
     own = {field.name: field for field in dataclasses.fields(kind)}
     names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
-    return {name: _plain(own[name].default) for name in names}
-
-
-def _plain(default: Any) -> Any:
-    """A default as a configuration holds it."""
-    if default is dataclasses.MISSING:
-        return "???"
-    return list(default) if isinstance(default, tuple) else default
+    defaults = {name: own[name].default for name in names}
+    return {
+        name: list(default) if isinstance(default, tuple) else default
+        for name, default in defaults.items()
+        if default is not dataclasses.MISSING
+    }
 
 
 def method_name(draft: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
 from harness.menu.head_kind import HeadKind
-from harness.menu.method import Method
+from harness.menu.method import LoadedPair, MakeDrafter, Method
 from harness.menu.registry import Registry
+
+if TYPE_CHECKING:
+    from harness.decoding.protocols import Runner
 
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
 METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "harness.methods")
@@ -18,6 +21,23 @@ METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "h
 def method_of(draft: DraftSettings) -> Method:
     """The way to draft that the settings are for."""
     return METHODS[draft.method]
+
+
+def make_drafter(pair: LoadedPair, runner: Runner | None, vocabulary_size: int) -> MakeDrafter:
+    """A function from the target's warp to a drafter for a pair, which has a draft.
+
+    Args:
+        runner: of the model that drafts, if one does.
+        vocabulary_size: how many tokens drafts may be.
+    """
+    settings = pair.drafting
+    assert settings is not None
+    make = method_of(settings).drafter(settings, pair, runner)
+    if METHODS.is_built_in(settings.method):
+        return make
+    from harness.drafting.checked import CheckedDrafter
+
+    return lambda warp: CheckedDrafter(make(warp), settings.name, vocabulary_size)
 
 
 def draft_settings(config: Mapping[str, Any]) -> type[DraftSettings]:

@@ -15,6 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from harness.config.errors import SettingError, nearest
 
+# Errors whose text says enough.
+_PLAIN_ERRORS = (AttributeError, ImportError, OSError)
+
 
 class Record:
     """What a user can name; `name` is how."""
@@ -80,6 +83,17 @@ class Registry(Generic[AnyRecord]):
         """Whether the record belongs to this project."""
         return name in self._built_in()
 
+    def source(self, name: str) -> bytes | None:
+        """The code of a record that is not built in, as far as one file holds it; None for a built-in one."""
+        if self.is_built_in(name):
+            return None
+        file = inspect.getsourcefile(type(self[name]))
+        return Path(file).read_bytes() if file else b""
+
+    def forget(self) -> None:
+        """Load records again when they are next asked for."""
+        self._loaded.clear()
+
     def _load(self, name: str) -> AnyRecord:
         in_file = _IN_FILE.fullmatch(name)
         installed = self._installed()
@@ -97,7 +111,12 @@ class Registry(Generic[AnyRecord]):
         except SettingError:
             raise
         except Exception as error:
-            rule = f"cannot be loaded: {type(error).__name__}: {error}"
+            cause = (
+                str(error)
+                if isinstance(error, _PLAIN_ERRORS)
+                else f"{type(error).__name__}: {error}"
+            )
+            rule = f"cannot be loaded: {cause}"
             raise SettingError(self._setting, rule, name) from error
         return self._checked(name, found)
 

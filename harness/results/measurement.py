@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings
+from harness.menu.records import METHODS
 from harness.results.environment import environment_columns
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
@@ -60,6 +61,7 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
             key: value for key, value in environment_columns().items() if key.endswith("_version")
         },
         "source": _source(),
+        "method": settings.draft and METHODS.source(settings.draft.method),
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[
         :16

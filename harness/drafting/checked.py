@@ -1,0 +1,125 @@
+"""Checks what drafters of other people's methods do, so that a mistake is one line with the method's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from harness.config.errors import HarnessError, RunError
+from harness.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
+from harness.decoding.randomness import existing_index
+
+# How far the probabilities of a distribution may be from 1 in sum: they are float32.
+_TOLERANCE = 1e-3
+
+
+class CheckedDrafter(Drafter):
+    """Another drafter whose every proposal is checked.
+
+    Args:
+        drafter: of a method that is not built in.
+        name: of the method, as it is typed.
+        vocabulary_size: how many tokens the target has.
+
+    Raises:
+        RunError: from each method, for an exception of the drafter or a proposal that breaks a rule.
+    """
+
+    def __init__(self, drafter: Drafter, name: str, vocabulary_size: int) -> None:
+        self._drafter = drafter
+        self._name = name
+        self._vocabulary_size = vocabulary_size
+        self._num_rows = 0
+        self.layers = tuple(drafter.layers)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        """See `Drafter.start`."""
+        self._num_rows = len(prompts)
+        with self._explained("start"):
+            self._drafter.start(prompts, first_tokens, step)
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        """See `Drafter.add`."""
+        self._num_rows += len(prompts)
+        with self._explained("add"):
+            self._drafter.add(prompts, first_tokens, step)
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        with self._explained("propose"):
+            proposal = self._drafter.propose(num_draft_tokens, uniforms)
+        rule = self._broken_rule(proposal, num_draft_tokens, uniforms)
+        if rule is not None:
+            raise RunError(f"draft={self._name}: propose() {rule}")
+        return proposal
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        """See `Drafter.observe`."""
+        with self._explained("observe"):
+            self._drafter.observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """See `Drafter.select`."""
+        self._num_rows = len(rows)
+        with self._explained("select"):
+            self._drafter.select(rows)
+
+    @contextmanager
+    def _explained(self, call: str) -> Iterator[None]:
+        """Turn an exception of the other's code into a RunError."""
+        try:
+            yield
+        except (HarnessError, NonFiniteError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RunError(f"draft={self._name}: {call}() raised {cause}") from error
+
+    def _broken_rule(self, proposal: object, most: int, uniforms: Tensor) -> str | None:
+        """The rule that a proposal breaks; None where it breaks none."""
+        if not isinstance(proposal, Proposal):
+            return f"must return a Proposal, not {type(proposal).__name__}"
+        tokens = proposal.tokens
+        if not isinstance(tokens, Tensor) or tokens.dtype != torch.long:
+            return "must give tokens as a tensor of int64"
+        if tokens.dim() != 2 or len(tokens) != self._num_rows or tokens.shape[1] > most:
+            rows = self._num_rows
+            return f"must give tokens [{rows}, at most {most}], not {list(tokens.shape)}"
+        if not ((tokens >= 0) & (tokens < self._vocabulary_size)).all():
+            return f"gives tokens outside the vocabulary of {self._vocabulary_size}"
+        return self._broken_lengths(proposal) or self._broken_draw(proposal, uniforms)
+
+    def _broken_lengths(self, proposal: Proposal) -> str | None:
+        if proposal.lengths is None:
+            return None
+        lengths = list(proposal.lengths)
+        width = proposal.tokens.shape[1]
+        if len(lengths) != self._num_rows or not all(0 <= length <= width for length in lengths):
+            return f"must give lengths from 0 to {width}, one per row, not {lengths}"
+        return None
+
+    def _broken_draw(self, proposal: Proposal, uniforms: Tensor) -> str | None:
+        """Probabilities must be distributions, and the tokens drawn from them by the given uniforms."""
+        tokens, probabilities = proposal.tokens, proposal.probabilities
+        if probabilities is None:
+            return None
+        wanted = [*tokens.shape, self._vocabulary_size]
+        if list(probabilities.shape) != wanted:
+            return f"must give probabilities {wanted}, not {list(probabilities.shape)}"
+        sums = probabilities.sum(-1)
+        if not ((probabilities >= 0).all() and ((sums - 1).abs() < _TOLERANCE).all()):
+            return "gives probabilities that are no distributions: each must be at least 0, their sum 1"
+        drawn = existing_index(probabilities, uniforms[:, : tokens.shape[1]])
+        if not (drawn == tokens).all():
+            return (
+                "gives tokens that its probabilities and the uniforms do not draw: an answer would "
+                "depend on other random numbers (use harness.decoding.randomness.existing_index)"
+            )
+        return None
