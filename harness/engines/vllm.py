@@ -193,10 +193,13 @@ class VllmArm(Arm):
 
         def arrivals() -> Iterator[dict[int, list[int]]]:
             rows: dict[str, int] = {}
+            # The wall clock says when a request was, and is set forward and back.
+            started: dict[int, float] = {}
             try:
                 for row, prompt in enumerate(question.prompts):
                     rows[identity := f"{self.name}-{next(self._ids)}"] = row
                     requests[row].started_ns = time.time_ns()
+                    started[row] = time.perf_counter()
                     llm.add_request(
                         identity,
                         {"type": "token", "prompt_token_ids": list(prompt)},
@@ -207,9 +210,7 @@ class VllmArm(Arm):
                     for output in llm.step():
                         row, completion = rows[output.request_id], output.outputs[0]
                         if tokens := list(completion.token_ids):
-                            requests[row].add(
-                                tokens, (time.time_ns() - requests[row].started_ns) / 1e9
-                            )
+                            requests[row].add(tokens, time.perf_counter() - started[row])
                             new[row] = tokens
                         if output.finished:
                             del rows[output.request_id]

@@ -18,7 +18,7 @@ from harness.engines.roofline import Roof, roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
 from harness.experiments.laps import Twin, in_laps, num_laps
-from harness.experiments.paired import PairedTimes, paired_times
+from harness.experiments.paired import PairedTimes, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
@@ -387,7 +387,9 @@ class Latency(Experiment):
             "draft_floor_ms": draft_roof and draft_roof.floor_ms,
         }
         # With equal token counts this is the ratio of total times.
-        found = self._ratio(paired_times(regular.generations, speculative.generations))
+        paired = paired_times(regular.generations, speculative.generations)
+        found = self._ratio(paired)
+        columns |= reach_columns(paired)
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
         columns |= {"speedup_covers": found.covers, "interleaved": self.num_units > 1}
         columns |= self.identical

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.engines.timing import Generation
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
+from harness.results.statistics.power import units_needed, visible_difference
 from harness.results.statistics.ratios import totals_by_unit
+from harness.results.statistics.runs import ratio_over_runs
 
 
 class PairedTimes(NamedTuple):
@@ -41,6 +43,16 @@ def paired_times(regular: Sequence[Generation], speculative: Sequence[Generation
         totals_by_unit([ms for _, _, ms in both], units),
         _unit(regular),
     )
+
+
+def reach_columns(times: PairedTimes) -> dict[str, Any]:
+    """The columns about how small a difference would show; none where there is no interval."""
+    if times.regular.size < FEWEST_FOR_INTERVAL:
+        return {}
+    estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
+    visible = visible_difference(estimate)
+    enough = units_needed(estimate, visible / 2) if visible > 0 else None
+    return {"visible_difference": visible, "units_for_half": enough}
 
 
 def _times(generations: Sequence[Generation]) -> dict[int, float]:

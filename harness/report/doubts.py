@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.results.schema import LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
 
 
 def doubts(row: LatencyRow) -> Iterator[str]:
@@ -21,6 +21,29 @@ def doubts(row: LatencyRow) -> Iterator[str]:
     ):
         if sentence is not None:
             yield sentence
+
+
+def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
+    """How small a difference would show, and what the interval does not cover."""
+    if row.speedup_low is None or not row.speedup_covers:
+        return
+    visible, enough = row.visible_difference, row.units_for_half
+    if visible:
+        sentence = (
+            f"Over {row.speedup_covers}, differences below {_percent(visible)} cannot be seen"
+        )
+        unit = next(name for name in UNITS if name in row.speedup_covers)
+        if enough is not None:
+            yield f"{sentence}; {counted(enough, unit)} would show {_percent(visible / 2)}."
+        else:
+            yield f"{sentence}; more {counted(2, unit).split()[1]} alone would not show half of that."
+    if "run" not in row.speedup_covers:
+        yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
+
+
+def _percent(share: float) -> str:
+    """`4.1 %`, `0.35 %`, `14 %`."""
+    return f"{100 * share:.2g} %"
 
 
 def _too_few_laps(row: LatencyRow) -> str | None:

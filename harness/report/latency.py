@@ -15,6 +15,7 @@ from harness.report.costs import (
     share_of_predicted,
     tokens_per_iteration,
 )
+from harness.report.doubts import limits_of_the_interval
 from harness.report.table import (
     Column,
     Document,
@@ -52,8 +53,11 @@ def latency_document(
         Line(settings_line(rows), "dim"),
     ]
     lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
-    document.append(Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP)))
-    requests = [row for row in rows if row.requests_per_second is not None]
+    has_spread = any(row.ms_per_token_std is not None for row in rows)
+    unit = "batches" if (last.batch_size or 1) > 1 and not was_served(last) else "prompts"
+    notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
+    document.append(Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes))
+    requests = [row for row in rows if was_served(row)]
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
@@ -73,18 +77,24 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
     regular, last = rows[0], rows[-1]
     if no_verdict is not None:
         return [Line(f"No verdict: {no_verdict}.", "warning"), _reason(regular, last)]
-    was_served = last.requests_per_second is not None
-    if last.speedup is not None and (last.mean_acceptance_length is not None or was_served):
+    told = last.mean_acceptance_length is not None or was_served(last)
+    if last.speedup is not None and told:
         speedup = speedup_in_words(last)
         if no_gain := finding(last):
             sentence = f"Speculative decoding {no_gain} here: {speedup}."
         else:
             sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
         style: Style = "plain" if last.speedup_low is None else "strong"
-        return [Line(sentence, style), _reason(regular, last)]
+        limits = [Line(text, "dim") for text in limits_of_the_interval(last)]
+        return [Line(sentence, style), *limits, _reason(regular, last)]
     lines = {"target reads": _target_reads(regular), "8-bit layers": _eight_bit(regular, last)}
     table = _table_of_known(lines)
     return [table] if table.rows else []
+
+
+def was_served(row: LatencyRow) -> bool:
+    """Whether prompts were requests, each with a time of its own."""
+    return row.requests_per_second is not None
 
 
 def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:

@@ -202,7 +202,9 @@ class LatencyRow(DecodedRow):
         "time per token of a row, with the prompt's pass; mean over batches", "ms"
     )
     ms_per_token_median: float | None = figure("median of the same", "ms")
-    ms_per_token_std: float | None = figure("standard deviation of the same", "ms")
+    ms_per_token_std: float | None = figure(
+        "standard deviation of the same, over prompts or batches", "ms"
+    )
     tokens_per_second: float | None = figure("tokens of all rows over total time", "tokens/s")
     tokens_per_second_per_user: float | None = figure(
         "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
@@ -242,6 +244,12 @@ class LatencyRow(DecodedRow):
     speedup_high: float | None = figure("upper end of the same")
     speedup_covers: str | None = figure(
         "what the interval is over: prompts, batches, or laps of requests in flight together"
+    )
+    visible_difference: float | None = figure(
+        "a change of the speed-up by this share is found four times in five; smaller ones less often"
+    )
+    units_for_half: int | None = figure(
+        "prompts, batches or laps that would show half of it, with as many runs; empty where none would"
     )
     interleaved: bool | None = figure(
         "whether the arms took turns; `False` where drift of the machine is not excluded"

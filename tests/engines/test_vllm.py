@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 
 from harness.config.settings import DecodingSettings, ModelSettings
+from harness.engines import vllm as vllm_engine
+from harness.engines.protocol import Question
 from harness.engines.vllm import speculative_config
 from harness.menu.records import HEADS, draft_settings
 from in_process import Harness, results
@@ -99,6 +101,52 @@ def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     assert "it is estimated from the configuration" in outcome.stdout + outcome.stderr
     monkeypatch.setattr("harness.models.meta._configured_caches", lambda config: [])
     assert mentions(harness(*settings, code=2).complaint, "engine=vllm", "KV cache")
+
+
+class StubbornClock:
+    """A wall clock that is set back at every look, and one that goes on by a quarter of a second."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = 10**18, 0.0
+
+    def time_ns(self) -> int:
+        self.wall -= 10**12
+        return self.wall
+
+    def perf_counter(self) -> float:
+        self.steady += 0.25
+        return self.steady
+
+
+class OneTokenAtATime:
+    """An engine of vLLM's shape that answers every request with two tokens."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+
+    def add_request(self, identity: str, *_: Any) -> None:
+        self.waiting.append(identity)
+
+    def step(self) -> list[Any]:
+        first = not hasattr(self, "began")
+        self.began = True
+        text = SimpleNamespace(token_ids=[7], spec_decode_metrics=None)
+        return [
+            SimpleNamespace(request_id=identity, outputs=[text], finished=not first)
+            for identity in self.waiting
+        ]
+
+
+def test_request_times_do_not_come_from_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = SimpleNamespace(start=lambda arm: OneTokenAtATime())
+    monkeypatch.setattr(vllm_engine, "time", StubbornClock())
+    monkeypatch.setattr(vllm_engine, "_sampling_parameters", lambda question, index: None)
+    arm = vllm_engine.VllmArm("regular", stub, {}, 0)  # type: ignore[arg-type]
+    decoding = DecodingSettings(temperature=0, max_new_tokens=2)
+    assert len(list(arm.stream(Question([[1, 2]], decoding, 0, [0])))) == 2
+    (request,) = arm.last_requests
+    assert request.arrivals == [0.25, 0.5]
+    assert request.seconds == 0.5
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
