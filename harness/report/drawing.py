@@ -1,0 +1,207 @@
+"""The two kinds of plots, dots in rows and curves, as SVG that suits light and dark pages.
+
+Text stays text, and the same figures give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+MEASURED = "measured, 95 % interval"
+AUTO = "K=auto"
+# Curves that a reader can distinguish in one plot.
+MOST_CURVES = 6
+
+# Series that are in several plots. The curves of all others differ in black and white too.
+_STYLES: dict[str, dict[str, Any]] = {
+    MEASURED: {"color": "C0", "marker": "o"},
+    "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
+    "predicted curve": {"color": "C1", "linestyle": "--"},
+    AUTO: {"color": "C2", "linestyle": "-."},
+    "regular": {"color": "C5", "marker": "s"},
+    "speculative": {"color": "C0", "marker": "o"},
+    "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
+}
+_DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_OTHER_STYLES = [
+    {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
+]
+# The line of no difference.
+_REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
+# Vertical offsets of series within a row of dots.
+_SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
+# In inches. A figure fits the width of a telephone, and a screen has room for two.
+_WIDTH = 5.2
+_ROW_HEIGHT = 0.46
+_MOST_ROWS = 40
+_LONGEST_LABEL = 62
+_UNITS = ("requests/s", "requests/s,")
+
+
+class Point(NamedTuple):
+    """A value with its bounds; at `x` on a curve."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    x: float = 0
+
+
+class DotRow(NamedTuple):
+    """One row of dots below its label, a point for each series."""
+
+    label: str
+    points: Mapping[str, Point]
+
+
+# Points by the name of their curve.
+Curves = Mapping[str, Sequence[Point]]
+
+
+def dot_plot(
+    rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False
+) -> list[Figure]:
+    """A figure with a row of dots below each label; none without any dots.
+
+    Args:
+        reference: where a line marks no difference.
+        from_zero: whether the axis begins at 0. Values of very different size get a logarithmic one.
+    """
+    rows = [row for row in rows if row.points][:_MOST_ROWS]
+    if not rows:
+        return []
+    axes = _axes(_ROW_HEIGHT * len(rows) + 0.95, xlabel=label)
+    axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.75))
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    for y, row in enumerate(rows):
+        text = shortened(row.label)
+        axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center")
+    for series in _STYLES:
+        _draw_dots(axes, rows, series)
+    if from_zero:
+        _scale_from_zero(axes, [point.value for row in rows for point in row.points.values()])
+    if reference is not None:
+        axes.axvline(reference, **_REFERENCE)
+    _add_legend(axes)
+    return [axes.figure]
+
+
+def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: str = "") -> Any:
+    """The axes of a figure with these curves and their bounds, from 0 to `top`."""
+    curves = {name: points for name, points in curves.items() if points}
+    has_long_names = not set(curves) <= set(_STYLES)
+    legend_height = 0.2 * len(curves) if has_long_names else 0
+    axes = _axes(2.8 + legend_height, xlabel=x_label, ylabel=y_label, title=title)
+    last = max((point.x for points in curves.values() for point in points), default=1)
+    axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
+    if y_label == "speed-up":
+        axes.axhline(1, **_REFERENCE)
+    for (name, points), other_style in zip(curves.items(), _OTHER_STYLES, strict=False):
+        axes.errorbar(
+            [point.x for point in points],
+            [point.value for point in points],
+            yerr=_bounds(points),
+            label=shortened(name),
+            elinewidth=2,
+            clip_on=False,
+            **_STYLES.get(name, other_style),
+        )
+    _add_legend(axes, columns=1 if has_long_names else 3)
+    return axes
+
+
+def top_of(plots: Iterable[Curves]) -> float:
+    """A value a little above all points and their bounds, for plots to one scale."""
+    highest = 1.0
+    for curves in plots:
+        for points in curves.values():
+            highest = max([highest, *(point.high or point.value for point in points)])
+    return 1.08 * highest
+
+
+def shortened(label: str) -> str:
+    """A label on one line, short enough for a figure; the tables have it in full."""
+    label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
+    if len(label) > _LONGEST_LABEL:
+        label = " ".join(map(_last_of_path, label.split(" ")))
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def _last_of_path(word: str) -> str:
+    """The part of a path that says most. A unit is no path."""
+    if word in _UNITS:
+        return word
+    return word.rstrip("/").rpartition("/")[2] or word
+
+
+def svg(name: str, figure: Figure) -> str:
+    """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
+    buffer = io.StringIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
+    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    ids = re.compile(r'\bid="|href="#|url\(#')
+    # Only tags have ids. Text between them, such as the name of a model, stays as it is.
+    return re.sub(
+        r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), text[text.index("<svg") :]
+    )
+
+
+def _draw_dots(axes: Any, rows: Sequence[DotRow], series: str) -> None:
+    places = [y for y, row in enumerate(rows) if series in row.points]
+    if not places:
+        return
+    points = [rows[y].points[series] for y in places]
+    axes.errorbar(
+        [point.value for point in points],
+        [y + _SHIFTS.get(series, 0) for y in places],
+        xerr=_bounds(points),
+        label=series,
+        elinewidth=2,
+        **{**_STYLES[series], "linestyle": "none"},
+    )
+
+
+def _scale_from_zero(axes: Any, values: Sequence[float]) -> None:
+    if max(values) > 20 * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_xlim(left=0)
+
+
+def _bounds(points: Sequence[Point]) -> Any:
+    """Distances of the bounds from their values, [2, num_points].
+
+    NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
+    """
+    value, low, high, _ = np.array(points, dtype=float).T
+    return np.maximum([value - low, high - value], 0)
+
+
+def _axes(height: float, **labels: str) -> Any:
+    # `Any`, because matplotlib's types name different things in different versions.
+    axes: Any = Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
+    axes.set(**labels)
+    return axes
+
+
+def _add_legend(axes: Any, columns: int = 3) -> None:
+    axes.figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=columns,
+        handlelength=2.4,
+        columnspacing=1.4,
+    )
