@@ -223,7 +223,7 @@ def _find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
             if (index := fetch(settings, name)) is not None:
-                shards = _shards(settings, index)
+                shards = sorted(set(read_weight_map(settings, "draft", index).values()))
                 return tuple(
                     path for shard in shards if (path := fetch(settings, shard)) is not None
                 )
@@ -235,13 +235,17 @@ def _find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
     raise SettingError("draft", f"holds no weights ({', '.join(kind.weight_files)})", settings.name)
 
 
-def _shards(settings: ModelSettings, index: Path) -> list[str]:
-    """The files that an index names, in order. Raises RunError for one that names none."""
+def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index tells it. Raises RunError for one that tells no files."""
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return sorted(shards)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"draft: {index.name} of {settings.repository} is damaged") from error
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        is_whole = isinstance(weight_map, dict)
+        is_whole = is_whole and all(isinstance(file, str) for file in weight_map.values())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise RunError(f"{role}: {index.name} of {settings.repository} is damaged")
+    return weight_map
 
 
 def _without_numbers(part: Any) -> Tensor:

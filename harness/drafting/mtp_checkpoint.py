@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
 from harness.drafting.blocks import SPARE_SLOTS, SlotCache
-from harness.drafting.heads import HeadCheckpoint, fetch
+from harness.drafting.heads import HeadCheckpoint, fetch, read_weight_map
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.mtp import MtpHead
 from harness.menu.head_kind import HeadKind
@@ -176,7 +175,7 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
     settings = target.settings
     try:
         if (index := fetch(settings, "model.safetensors.index.json")) is not None:
-            return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return index, read_weight_map(settings, "model", index)
         if (file := fetch(settings, "model.safetensors")) is not None:
             with safe_open(file, framework="pt") as stored:
                 return file, list(stored.keys())

@@ -16,10 +16,10 @@ from harness.results.acceptance import Rejection
 
 def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm."""
-    [tokens], ms_per_token = generation.tokens, generation.ms_per_token
+    [request], ms_per_token = generation.requests, generation.ms_per_token
     columns = {
-        "completion": tokenizer.decode(tokens, skip_special_tokens=True),
-        "num_tokens": len(tokens),
+        "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
+        "num_tokens": request.num_tokens,
         "time_ms": 1000 * generation.seconds,
         "ms_per_token": ms_per_token,
         "tokens_per_second": 1000 / ms_per_token,
@@ -36,7 +36,7 @@ def outcome(
     reference = engine.reference if question.decoding.temperature == 0 else None
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
-        # Per token: sampled texts may end at different lengths.
+        # Per token: sampled texts may differ in length by a little.
         "speedup": regular.ms_per_token / speculative.ms_per_token,
         "acceptance": speculative.acceptance,
         "identical": divergence is None,

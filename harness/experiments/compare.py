@@ -31,6 +31,7 @@ from harness.report.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.schema import CompareRow
+from harness.results.work import why_no_verdict_of_race
 
 # New tokens of each arm before the first race, which then pays for nothing that a process does only once.
 _WARMUP_TOKENS = 8
@@ -161,6 +162,8 @@ class Compare(Experiment):
         finally:
             self._num_races += 1
             row = session.row(CompareRow, measurement=measurement_digest(settings), **found)
+            if why_no_verdict_of_race(row) is not None:
+                row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
         self._show(row, engine, list(laps.values()), rejected, session, token_ids)
 

@@ -129,7 +129,8 @@ class Evaluation(Experiment):
                     "smallest_batch": self.smallest_batch,
                     "num_resumed": sum(key in self.resumed for key in keys),
                 }
-                if arm != "regular" and mine:
+                # Where an arm failed, the other may have done more work.
+                if arm != "regular" and mine and session.status != "failed":
                     regular = [answers[key]["regular"] for key in keys]
                     columns |= _against(
                         regular, mine, greedy=self.settings.decoding.temperature == 0

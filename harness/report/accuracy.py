@@ -131,7 +131,9 @@ def _difference(line: Named) -> str | None:
 
 def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
     row, lines = merged[-1], []
-    if row.difference is not None and row.mcnemar_p_value is not None:
+    if row.status == "failed":
+        lines.append(Line(f"No verdict: {row.error}.", "warning"))
+    elif row.difference is not None and row.mcnemar_p_value is not None:
         found = "No significant difference between the arms: speculative minus regular is"
         if row.mcnemar_p_value < 0.05:
             found = "The speculative arm differs:"

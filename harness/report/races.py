@@ -20,15 +20,20 @@ from harness.report.table import (
 from harness.report.words import in_words, labels, lossy_warning, pair_name
 from harness.results.acceptance import Rejection
 from harness.results.schema import CompareRow
+from harness.results.work import why_no_verdict_of_race
 
 
 def verdict(row: CompareRow) -> Document:
-    """Speed-up, acceptance, and whether the texts are the same; no more than labels after a race of one arm."""
+    """Speed-up or why there is none, acceptance, and whether the texts are the same.
+
+    No more than labels after a race of one arm.
+    """
     lines = [
         Line(f"{label}: acceptance and texts say nothing about the pair", "warning")
         for label in labels(row)
     ]
-    if row.speedup is None:
+    no_verdict = why_no_verdict_of_race(row)
+    if row.speedup is None and no_verdict is None:
         return lines
     accepted = "nothing was drafted"
     if row.engine == "server":
@@ -36,14 +41,23 @@ def verdict(row: CompareRow) -> Document:
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
         accepted += f", {row.mean_acceptance_length:.2f} tokens per iteration"
-    pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
     if lossy := lossy_warning(row):
         lines.insert(0, Line(lossy, "warning"))
+    if no_verdict is not None and not row.ignore_eos:
+        lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
     return [
-        Line(f"{times(row.speedup)}{pays} · {accepted}", "strong"),
+        Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
         Line(_identity(row), "dim"),
         *lines,
     ]
+
+
+def _headline(row: CompareRow, no_verdict: str | None) -> str:
+    """The speed-up, or why there is none."""
+    if no_verdict is not None or row.speedup is None:
+        return f"No verdict: {no_verdict}"
+    pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
+    return f"{times(row.speedup)}{pays}"
 
 
 def rejections(found: Sequence[Rejection] | None) -> Document:
@@ -74,7 +88,8 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     lines = []
     timed = [row for row in rows if row.regular_ms_per_token is not None]
     for (pair, k), races in grouped(timed, lambda row: (_name(row), row.num_draft_tokens)).items():
-        speedups = [row.speedup for row in races if row.speedup is not None]
+        compared = [row for row in races if why_no_verdict_of_race(row) is None]
+        speedups = [row.speedup for row in compared if row.speedup is not None]
         rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
         median = statistics.median(speedups) if speedups else None
         spread = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None

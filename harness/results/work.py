@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from harness.results.schema import LatencyRow
+from harness.results.schema import CompareRow, LatencyRow
 
 AnyLatencyRow = TypeVar("AnyLatencyRow", bound=LatencyRow)
 
@@ -58,6 +58,14 @@ def why_no_verdict(rows: Sequence[LatencyRow]) -> str | None:
     if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
         return None
     return no_verdict(*map(Work.of, rows))
+
+
+def why_no_verdict_of_race(row: CompareRow) -> str | None:
+    """Why the arms of a race cannot be compared; None where they can, or where one is missing."""
+    regular, speculative = row.regular_num_tokens, row.speculative_num_tokens
+    if regular is None or speculative is None:
+        return None
+    return no_verdict(Work("regular", 1, 0, regular), Work("speculative", 1, 0, speculative))
 
 
 def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:

@@ -434,7 +434,15 @@ def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 1, "b": "c"}}']
+    "text",
+    [
+        "[]",
+        "{",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": 1, "b": "c"}}',
+        "[" * 100_000,
+    ],
 )
 def test_a_damaged_index_is_one_line(text: str, tmp_path: Path) -> None:
     write_head("speculators eagle3", tmp_path)

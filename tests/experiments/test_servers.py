@@ -162,6 +162,27 @@ def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: S
     assert "no verdict" in harness("report").stdout.lower()
 
 
+def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
+    race = ["compare", "engine=server", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
+    outcome = harness(*race, *serve(*servers))
+    assert mentions(outcome.stdout, "No verdict", "regular generated 8 tokens, speculative 3")
+    assert "×" not in outcome.stdout
+    assert results("compare")["speedup"].isna().all()
+    assert "×" not in harness("report").stdout
+
+
+def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve: Serve) -> None:
+    """Every arm's first request asks how a server is used; the next ones warm it up."""
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, die_after=5)
+    ask = ["eval", "engine=server", "task=addition", "num_prompts=6", "batch_size=1"]
+    outcome = harness(*ask, *serve(*servers), code=1)
+    said = " ".join(outcome.stdout.split())
+    assert "No verdict: speculative: 1 of 1 requests failed" in said
+    assert "significant difference" not in said
+    assert results("eval")[["difference", "mcnemar_p_value"]].isna().all(axis=None)
+
+
 def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
     outcome = harness("latency", *QUICK, *serve(*servers))

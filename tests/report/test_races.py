@@ -25,6 +25,11 @@ ROW: dict[str, Any] = {
     [
         ({}, "2.00× faster · 75% of the draft tokens accepted, 4.00 tokens per iteration"),
         ({"speedup": 0.5}, "0.50×: slower than regular decoding"),
+        (
+            {"regular_num_tokens": 64, "speculative_num_tokens": 5},
+            "No verdict: the arms did not do the same work: regular generated 64 tokens, speculative 5 ·",
+        ),
+        ({"regular_num_tokens": 64, "speculative_num_tokens": 60}, "2.00× faster"),
         ({}, "The texts are identical, token for token."),
         (
             {"identical": False, "parted_at": 3, "logit_margin": 1e-6},
