@@ -25,7 +25,7 @@ from harness.models.devices import free_memory, visible_gpus
 from harness.models.fit import fit
 from harness.models.quiet import quiet_libraries
 from harness.models.remedies import advice_on_8bit, fit_regardless, remedies
-from harness.models.sketch import device_name, offloads
+from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
@@ -34,11 +34,11 @@ from harness.results.schema import PlanRow
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the pair is to go.
+    """The devices for a pair.
 
     Attributes:
         free: bytes on each GPU and, as `"cpu"`, in main memory.
-        bandwidths: of memory in GB/s, by device name; empty where none is known.
+        bandwidths: speed of memory in GB/s, by device name; empty if unknown.
     """
 
     free: Memory
@@ -52,12 +52,13 @@ class Machine:
 
     def device_of(self, checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
         """The kind of device that a model with this placement is on."""
-        on_gpu = self.num_gpus and how.strategy != "cpu"
-        return torch.device(("meta" if self.pretended else "cuda") if on_gpu else "cpu")
+        if not self.num_gpus or how.strategy == "cpu":
+            return torch.device("cpu")
+        return torch.device("meta" if self.pretended else "cuda")
 
 
 class Plan:
-    """An `Experiment` that decodes nothing: sketches of the models, placed on a machine that may be pretended."""
+    """Sketches the models and places them on a real or pretended machine; decodes nothing."""
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
@@ -65,27 +66,34 @@ class Plan:
 
     def measure(self, session: Session) -> None:
         quiet_libraries()
-        settings, machine = self.settings, find_machine(self.settings)
+        machine = find_machine(self.settings)
         session.devices = [machine.name]
+        case = self._case(machine)
+        try:
+            placements = fit(case)
+        except Misfit as misfit:
+            session.status, session.error = "does_not_fit", str(misfit)
+            self.figures["instead"] = "\n".join(remedies(case)) or None
+            placements = fit_regardless(case)
+        self.figures |= _sizes(case, machine, placements)
+        self.figures |= _limits(case, placements, machine.bandwidths)
+
+    def _case(self, machine: Machine) -> Case:
+        """Sketch the pair and check it, as far as the configurations allow."""
+        settings = self.settings
         pair = sketch_pair(
             settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of
         )
         length, new_tokens = settings.prompt_length, settings.decoding.max_new_tokens
         pair.check_context([[0] * length], new_tokens, "prompt_length", said="", value=length)
         if len(pair.checkpoints) > 1:
-            (check_local if settings.weights == "stored" else check_sizes)(*pair.checkpoints)
+            check = check_local if settings.weights == "stored" else check_sizes
+            check(*pair.checkpoints)
         self.figures["draft_layers"] = getattr(pair.drafting, "layers", None)
         demand = Demand(
             settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner
         )
-        case = pair.case(machine.free, demand)
-        try:
-            found = fit(case)
-        except Misfit as misfit:
-            session.status, session.error = "does_not_fit", str(misfit)
-            self.figures["instead"] = "\n".join(remedies(case)) or None
-            found = fit_regardless(case)
-        self.figures |= _sizes(case, machine, found) | _limits(case, found, machine.bandwidths)
+        return pair.case(machine.free, demand)
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
@@ -109,156 +117,191 @@ def find_machine(settings: PlanSettings) -> Machine:
         SettingError: GPUs to pretend without a memory, or fewer than the placement asks for.
     """
     if settings.gpus is None and settings.gpu_memory is None:
-        gpus = visible_gpus(dataclasses.replace(settings.placement, gpus=None))
-        names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
-        counted = [
-            f"{n} × {gpu}" if n > 1 else gpu for gpu, n in collections.Counter(names).items()
-        ]
-        # The slowest decides: each layer is read where it is.
-        rates = sorted(
-            (known.bandwidth_gb_s, gpu) for gpu in names if (known := known_gpu(gpu)) is not None
-        )
-        name = "; ".join(counted) or f"{cpu_name() or 'the CPU'}, main memory"
-        machine = Machine(free_memory(gpus), name, {gpu: rate for rate, gpu in rates[:1]})
+        machine = _this_machine(settings.placement)
     else:
-        count, memory = settings.gpus or 1, settings.gpu_memory_bytes
-        if memory is None:
-            if torch.cuda.device_count() == 0:
-                rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
-                raise SettingError("gpu_memory", rule)
-            memory = free_memory([0])[0]
-        free: Memory = {
-            **dict.fromkeys(range(count), memory),
-            "cpu": psutil.virtual_memory().available,
-        }
-        sold = [
-            gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1
-        ] or known_gpus()
-        size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
-        name = f"{count} pretended GPU{'' if count == 1 else 's'} of {size}"
-        machine = Machine(
-            free, name, {gpu.name: gpu.bandwidth_gb_s for gpu in sold}, pretended=True
-        )
+        machine = _pretended_machine(settings)
     if settings.bandwidth is not None:
-        machine = dataclasses.replace(
-            machine, bandwidths={"the given bandwidth": settings.bandwidth}
-        )
-    for setting, asked in (
-        ("placement", settings.placement),
-        ("model", settings.model),
-        ("draft", settings.draft),
-    ):
-        number = asked and asked.gpus
-        if number and machine.num_gpus and number > machine.num_gpus:
-            raise SettingError(
-                f"{setting}.gpus", f"must not exceed the number of GPUs, {machine.num_gpus}", number
-            )
+        bandwidths = {"the given bandwidth": settings.bandwidth}
+        machine = dataclasses.replace(machine, bandwidths=bandwidths)
+    _check_gpus("placement", settings.placement.gpus, machine)
+    _check_gpus("model", settings.model.gpus, machine)
+    if settings.draft is not None:
+        _check_gpus("draft", settings.draft.gpus, machine)
     return machine
+
+
+def _this_machine(placement: PlacementSettings) -> Machine:
+    gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
+    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    texts = []
+    for name, number in collections.Counter(names).items():
+        texts.append(f"{number} × {name}" if number > 1 else name)
+    bandwidths = {}
+    for name in names:
+        gpu = known_gpu(name)
+        if gpu is not None:
+            bandwidths[name] = gpu.bandwidth_gb_s
+    if bandwidths:
+        # The slowest decides: each layer is read where it is.
+        slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
+        bandwidths = {slowest: bandwidths[slowest]}
+    text = "; ".join(texts) or f"{cpu_name() or 'the CPU'}, main memory"
+    return Machine(free_memory(gpus), text, bandwidths)
+
+
+def _pretended_machine(settings: PlanSettings) -> Machine:
+    count = settings.gpus or 1
+    memory = settings.gpu_memory_bytes
+    if memory is None:
+        if torch.cuda.device_count() == 0:
+            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
+            raise SettingError("gpu_memory", rule)
+        memory = free_memory([0])[0]
+    free: dict[int | str, int] = dict.fromkeys(range(count), memory)
+    free["cpu"] = psutil.virtual_memory().available
+    similar = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
+    bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in similar or known_gpus()}
+    size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
+    name = f"{count} pretended GPU{'' if count == 1 else 's'} of {size}"
+    return Machine(free, name, bandwidths, pretended=True)
+
+
+def _check_gpus(setting: str, number: int | None, machine: Machine) -> None:
+    if number and machine.num_gpus and number > machine.num_gpus:
+        rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
+        raise SettingError(f"{setting}.gpus", rule, number)
 
 
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
     """The bytes of each model, and where they go."""
-    free = {device_name(device): n for device, n in machine.free.items()}
-    used = {
-        name
-        for placed in placements
-        for name in (*placed.bytes_per_device, *placed.cache_per_device)
-    }
-    devices = {
-        name: {
-            "free": free.get(name, 0),
-            "model": placements[0].bytes_per_device.get(name, 0),
-            "draft": sum(placed.bytes_per_device.get(name, 0) for placed in placements[1:]),
-            "cache": sum(placed.cache_per_device.get(name, 0) for placed in placements),
-        }
-        for name in (*free, "disk")
-        if name.startswith("cuda") or name in used
-    }
-    needed = sum(
-        size for device in devices.values() for kind, size in device.items() if kind != "free"
-    )
+    devices = _bytes_by_device(machine, placements)
+    knows_caches = all(sketch.knows_cache for sketch in case.models)
+    needed = sum(sizes["model"] + sizes["draft"] + sizes["cache"] for sizes in devices.values())
     figures: dict[str, Any] = {
         "note": _note(case, placements),
         "num_gpus": machine.num_gpus,
-        "free_bytes": min(n for name, n in free.items() if name != "cpu" or not machine.num_gpus),
-        "reserve_bytes": int(case.placement.reserve_gb * 1e9) if machine.num_gpus else 0,
+        "free_bytes": machine.free["cpu"],
+        "reserve_bytes": 0,
         "num_tokens": case.demand.row_tokens,
-        "needed_bytes": needed if all(sketch.knows_cache for sketch in case.models) else None,
+        "needed_bytes": needed if knows_caches else None,
         "devices_bytes": devices,
     }
-    models = list(zip(case.models, placements, strict=True)) * (2 if case.shared else 1)
-    for prefix, (sketch, placed) in zip(("", "draft_"), models, strict=False):
-        lent = case.shared and prefix == "draft_"
-        cache = sum(placed.cache_per_device.values()) // (2 if case.shared else 1)
-        # llama-ssp's rule: 4 GB per billion parameters, 2 GB if they are quantized.
-        rule = 4 if sketch.settings.quantization == "none" else 2
-        figures |= {
-            f"{prefix}dtype": str(sketch.dtype).removeprefix("torch."),
-            f"{prefix}num_parameters": sketch.num_parameters,
-            f"{prefix or 'model_'}bytes": 0 if lent else sum(placed.bytes_per_device.values()),
-            f"{prefix}cache_bytes": cache if any(sketch.block_caches()) else None,
-            f"{prefix}rule_of_thumb_bytes": sketch.num_parameters * rule,
-            f"{prefix}device_map": None if lent else dict(placed.device_map),
-        }
+    if machine.num_gpus:
+        figures["free_bytes"] = min(machine.free[gpu] for gpu in case.gpus)
+        figures["reserve_bytes"] = int(case.placement.reserve_gb * 1e9)
+    for sketch, placement in zip(case.models, placements, strict=True):
+        prefix = "" if sketch is case.models[0] else "draft_"
+        figures |= _model_sizes(prefix, sketch, placement)
+    if case.shared:
+        figures |= _model_sizes("draft_", case.models[0], placements[0])
+        figures |= {"draft_bytes": 0, "draft_device_map": None}
+        if figures["cache_bytes"] is not None:
+            # The target and its draft have equal caches.
+            figures["cache_bytes"] //= 2
+            figures["draft_cache_bytes"] //= 2
     return figures
+
+
+def _bytes_by_device(
+    machine: Machine, placements: Sequence[Placement]
+) -> dict[str, dict[str, int]]:
+    """Bytes by device and use; every GPU is there, and other devices that are used."""
+    free = {device_name(device): size for device, size in machine.free.items()}
+    target, *drafts = placements
+    devices = {}
+    for name in (*free, "disk"):
+        draft_bytes = sum(placement.bytes_per_device.get(name, 0) for placement in drafts)
+        cache_bytes = sum(placement.cache_per_device.get(name, 0) for placement in placements)
+        is_used = any(
+            name in placement.bytes_per_device or name in placement.cache_per_device
+            for placement in placements
+        )
+        if is_used or name.startswith("cuda"):
+            devices[name] = {
+                "free": free.get(name, 0),
+                "model": target.bytes_per_device.get(name, 0),
+                "draft": draft_bytes,
+                "cache": cache_bytes,
+            }
+    return devices
+
+
+def _model_sizes(prefix: str, sketch: Sketch, placement: Placement) -> dict[str, Any]:
+    """The columns about one model."""
+    cache_bytes = sum(placement.cache_per_device.values())
+    has_cache = any(sketch.block_caches())
+    # llama-ssp's rule: 4 GB per billion parameters, 2 GB if they are quantized.
+    bytes_per_parameter = 4 if sketch.settings.quantization == "none" else 2
+    return {
+        f"{prefix}dtype": str(sketch.dtype).removeprefix("torch."),
+        f"{prefix}num_parameters": sketch.num_parameters,
+        f"{prefix or 'model_'}bytes": sum(placement.bytes_per_device.values()),
+        f"{prefix}cache_bytes": cache_bytes if has_cache else None,
+        f"{prefix}rule_of_thumb_bytes": sketch.num_parameters * bytes_per_parameter,
+        f"{prefix}device_map": dict(placement.device_map),
+    }
 
 
 def _limits(
     case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]
 ) -> dict[str, Any]:
-    """The bytes that a token must read, and so its least time; and the most that speculation can gain.
+    """The bytes that a token must read, its least time, and the most that speculation can gain.
 
-    Speculation at its best: every draft token accepted, and verification as cheap as one step. GPUs over which every
-    layer is split read at once, so that the bytes are those of one GPU. Nothing is known where a cache is not.
+    Speculation at its best: every draft token is accepted, and a verification costs as much as one
+    step. Nothing is known if the size of a cache is not.
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return {"bandwidths": bandwidths}
-    demand, k = case.demand, case.demand.num_draft_tokens
-    # On average half of the new tokens are there.
-    tokens, rows = (
-        demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2),
-        demand.batch_size,
-    )
     steps = []
-    for sketch, placed in zip(case.models, placements, strict=True):
-        at_once = len(placed.bytes_per_device) if placed.split else 1
-        cache = sum(sketch.block_caches(tokens, rows)) / (at_once if sketch.splits_cache else 1)
-        steps.append(sketch.read_bytes / at_once + cache)
-    only = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
-    # A method without weights reads nothing.
-    passes = 1 if case.models[-1].one_pass else k
-    iteration = steps[0] + passes * (steps[-1] if len(steps) > 1 or case.shared else 0)
-    figures = {
-        "read_bytes": round(steps[0]),
+    for sketch, placement in zip(case.models, placements, strict=True):
+        steps.append(_step_bytes(case.demand, sketch, placement))
+    target_step = steps[0]
+    bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
+    figures: dict[str, Any] = {
+        "read_bytes": round(target_step),
         "bandwidths": bandwidths,
-        "lowest_ms_per_token": only and steps[0] / only / 1e6,
+        "lowest_ms_per_token": _milliseconds(target_step, bandwidth),
     }
-    speculative = {
+    k = case.demand.num_draft_tokens
+    if not k:
+        return figures
+    # A method without weights reads nothing.
+    draft_step = steps[-1] if len(steps) > 1 or case.shared else 0
+    num_draft_steps = 1 if case.models[-1].one_pass else k
+    iteration = target_step + num_draft_steps * draft_step
+    return figures | {
         "speculative_read_bytes": round(iteration / (k + 1)),
-        "highest_speedup": steps[0] * (k + 1) / iteration,
-        "break_even_tokens": iteration / steps[0],
-        "lowest_speculative_ms_per_token": only and iteration / (k + 1) / only / 1e6,
+        "highest_speedup": target_step * (k + 1) / iteration,
+        "break_even_tokens": iteration / target_step,
+        "lowest_speculative_ms_per_token": _milliseconds(iteration / (k + 1), bandwidth),
     }
-    return figures | (speculative if k else {})
+
+
+def _step_bytes(demand: Demand, sketch: Sketch, placement: Placement) -> float:
+    """The bytes that one step reads, of one GPU if every layer is split: these read at once."""
+    # On average half of the new tokens are there.
+    tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
+    cache = sum(sketch.block_caches(tokens, demand.batch_size))
+    num_devices = len(placement.bytes_per_device) if placement.split else 1
+    return sketch.read_bytes / num_devices + cache / (num_devices if sketch.splits_cache else 1)
+
+
+def _milliseconds(num_bytes: float, bandwidth: float | None) -> float | None:
+    return bandwidth and num_bytes / bandwidth / 1e6
 
 
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     """More for the user to know; None for nothing."""
-    notes = []
-    notes += [said for sketch in case.models if (said := sketch.about_cache)]
+    notes = [sketch.about_cache for sketch in case.models]
     if offloads(placements[0].device_map):
-        notes.append(
-            "layers outside the GPUs are fetched for every token, which takes far longer than reading them"
-        )
+        fetched = "layers outside the GPUs are fetched for every token"
+        notes.append(f"{fetched}, which takes far longer than reading them")
     if placements[0].split and len(case.models) > 1 and not placements[1].split:
-        notes.append(
-            "each process has a copy of the draft; draft.placement=tensor_parallel splits it"
-        )
-    if advice := advice_on_8bit(case.models, placements):
-        notes.append(advice)
+        copied = "each process has a copy of the draft"
+        notes.append(f"{copied}; draft.placement=tensor_parallel splits it")
+    notes.append(advice_on_8bit(case.models, placements))
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
-        notes.append(
-            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens): the draft's are translated"
-        )
-    return "; ".join(notes) or None
+        differ = f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens)"
+        notes.append(f"{differ}: the draft's are translated")
+    return "; ".join(filter(None, notes)) or None

@@ -22,8 +22,9 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.models.failures import explain_configuration, first_line
 
-# Layers that keep keys and values by position (and those that keep nothing): forgetting the last tokens means cutting
-# the cache. Any other kind of layer, known or to come, folds tokens into a state that cannot give them back.
+# Layers that keep keys and values by position (and those that keep nothing): forgetting the last
+# tokens means cutting the cache. Any other kind of layer, known or to come, folds tokens into a
+# state that cannot give them back.
 _TAKEN_BACK = {
     "full_attention",
     "sliding_attention",
@@ -82,12 +83,14 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
 def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
 
-    Without `weights` a preset's own architecture is enough, and a directory may hold a configuration alone.
+    Without `weights` a preset's own architecture is enough, and a directory may hold a
+    configuration alone.
 
     Raises:
-        SettingError: a directory that is not there or holds no model; a model that is not a causal language model, or
-            that keeps no state from token to token.
-        RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf` package.
+        SettingError: a directory that is not there or holds no model; a model that is not a causal
+            language model, or that keeps no state from token to token.
+        RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf`
+            package.
     """
     if not weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
@@ -116,8 +119,8 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
     if config.is_encoder_decoder:
         rule = "must be a decoder-only model; this is an encoder-decoder"
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
-        # BERT and its kin have a causal class too, but no cache unless they were made decoders. (GPT-NeoX is a decoder
-        # and says it is none.)
+        # BERT and its kin have a causal class too, but no cache unless they were made decoders.
+        # (GPT-NeoX is a decoder and says it is none.)
         rule = "must be a decoder-only model; this is an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         rule = f"must be a causal language model, not {config.model_type}"
@@ -171,8 +174,8 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
 def _check_generation(role: str, settings: ModelSettings) -> None:
     """Raise a SettingError for a directory whose generation_config.json is broken.
 
-    Some of what is wrong in it fails when the weights have loaded; the rest is ignored by transformers, and texts would
-    not end where the model ends them.
+    Some of what is wrong in it fails when the weights have loaded; the rest is ignored by
+    transformers, and texts would not end where the model ends them.
     """
     if (
         settings.gguf_file is not None

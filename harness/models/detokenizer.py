@@ -1,4 +1,4 @@
-"""Token by token to text, as it is shown while it is generated: half a character waits for the other half."""
+"""From tokens to text while it is generated: half a character waits for the other half."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# A character has at most four bytes; if it is still broken after as many tokens, it will never be whole.
+# A character has at most four bytes; if it is still broken after as many tokens, it will never be
+# whole.
 _LONGEST_WAIT = 4
-# Enough of the prompt that the first new token gets its leading space, and no more than must be decoded each time.
+# Enough of the prompt that the first new token gets its leading space, and no more than must be
+# decoded each time.
 _CONTEXT = 4
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -16,8 +18,8 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text that follows a prompt, as it grows.
 
-    Each token is decoded behind a few of its predecessors, because a tokenizer may write a token differently at the
-    start of a text. Special tokens give no text.
+    Each token is decoded behind a few of its predecessors, because a tokenizer may write a token
+    differently at the start of a text. Special tokens give no text.
 
     Args:
         prompt: token ids of the prompt.
@@ -29,7 +31,7 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def add(self, token: int) -> str | None:
-        """The text that `token` completes, which may be empty; None while a character waits for more tokens."""
+        """The text that `token` completes, maybe empty; None while a character is incomplete."""
         self._pending.append(token)
         text = self._new_text()
         if text.endswith(_BROKEN) and len(self._pending) < _LONGEST_WAIT:
@@ -37,7 +39,7 @@ class Detokenizer:
         return self._taken(text)
 
     def flush(self) -> str:
-        """What still waits when the text ends, with its broken character."""
+        """Return the rest when the text ends, with its broken character."""
         return self._taken(self._new_text())
 
     def _new_text(self) -> str:

@@ -1,4 +1,4 @@
-"""The GPUs that may be used, and what is free on them and in main memory."""
+"""The GPUs that may be used, and the free memory on them and in main memory."""
 
 from __future__ import annotations
 
@@ -14,44 +14,39 @@ from harness.models.ranks import sum_over_ranks, world
 
 
 def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") -> list[int]:
-    """Indices of the GPUs that `placement` may use, from the first visible one on; empty where only the CPU may.
+    """Indices of the GPUs that `placement` may use, in order; empty if the CPU alone may be used.
 
     With several ranks, each has one GPU.
 
     Raises:
-        SettingError: if more GPUs are wanted, by `setting`, than are visible (a machine without any uses the CPU).
-        RunError: if there are GPUs and CUDA does not start.
+        SettingError: `setting` wants more GPUs than are visible (a machine without any uses the
+            CPU).
+        RunError: there are GPUs, and CUDA does not start.
     """
     if placement.strategy == "cpu":
         return []
     count = torch.cuda.device_count()
     if count == 0:
         return []
-    # The count comes from the driver's library and needs no CUDA. `is_available()` would turn a failed start into a
-    # warning and a silent run on the CPU.
+    # The count comes from the driver's library and needs no CUDA. `is_available()` would turn a
+    # failed start into a warning and a silent run on the CPU.
     try:
         torch.cuda.init()
     except RuntimeError as exception:
-        raise as_run_error(exception) or RunError(
-            f"CUDA does not start: {first_line(exception)}"
-        ) from exception
-    if placement.gpus is not None and placement.gpus > count:
-        raise SettingError(
-            setting, f"must not exceed the number of visible GPUs, {count}", placement.gpus
-        )
-    if (ranks := world()).size > 1:
-        if ranks.size > count:
-            raise SettingError(
-                setting, f"must not exceed the number of visible GPUs, {count}", ranks.size
-            )
-        return [ranks.rank]
-    return list(range(count))[: placement.gpus]
+        error = RunError(f"CUDA does not start: {first_line(exception)}")
+        raise as_run_error(exception) or error from exception
+    ranks = world()
+    for number in (placement.gpus or 1, ranks.size):
+        if number > count:
+            rule = f"must not exceed the number of visible GPUs, {count}"
+            raise SettingError(setting, rule, number)
+    return [ranks.rank] if ranks.size > 1 else list(range(count))[: placement.gpus]
 
 
 def free_memory(gpus: Iterable[int]) -> dict[int | str, int]:
     """Bytes that can still be allocated on each of `gpus` and, as `"cpu"`, in main memory.
 
-    What torch holds in its cache without using it counts as free. Naming no GPU starts no CUDA.
+    Unused memory in torch's cache counts as free. Without any GPU in `gpus`, CUDA does not start.
     """
     free: dict[int | str, int] = {}
     for gpu in gpus:
@@ -62,28 +57,26 @@ def free_memory(gpus: Iterable[int]) -> dict[int | str, int]:
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
-    """Wait until every GPU among `devices` has finished what was queued."""
+    """Wait until every GPU among `devices` has finished its queue."""
     for device in _gpus(devices):
         torch.cuda.synchronize(device)
 
 
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
-    """Let `peak_memory_bytes` count from here."""
+    """Start a new period for `peak_memory_bytes`."""
     for device in _gpus(devices):
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
-    """The most bytes torch had allocated since the last reset, summed over the GPUs among `devices`; None without one.
+    """The most bytes that torch had allocated since the last reset; None without a GPU.
 
-    Each GPU's own peak counts, so the sum may exceed what was held at any one moment. Ranks add up theirs.
+    The sum of every GPU's own peak, over all ranks. It may exceed the total at any one moment.
     """
     gpus = _gpus(devices)
-    return (
-        sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus))
-        if gpus
-        else None
-    )
+    if not gpus:
+        return None
+    return sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus))
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

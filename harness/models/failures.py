@@ -38,8 +38,9 @@ _UNREACHABLE = (
     "{name} cannot be fetched, the hub is out of reach: check the network\n"
     "(a model that was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
-# By the name of an exception or a part of its message, what it says of a repository; the first that is found counts.
-# `TransportError` is of the hub's client, and which client that is (httpx or its successor) depends on the version.
+# By the name of an exception or a part of its message, what it says of a repository; the first that
+# is found counts. `TransportError` is of the hub's client, and which client that is (httpx or its
+# successor) depends on the version.
 _OF_REPOSITORY = {
     # torch advises to load it without that protection.
     "weights_only": "{name} holds pickled code, which could do anything: fetch or convert it as safetensors",
@@ -63,7 +64,8 @@ _OF_REPOSITORY = {
 def as_run_error(exception: BaseException) -> RunError | None:
     """A failure of the machine that is known, in one or two lines; None for any other exception.
 
-    Knows exhausted memory, a full disk, ranks that ended, and CUDA that does not start or does not suit the GPU.
+    Knows exhausted memory, a full disk, ranks that ended, and CUDA that does not start or does not
+    suit the GPU.
     """
     if isinstance(exception, RunError):
         return exception

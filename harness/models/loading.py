@@ -89,7 +89,8 @@ class PlacedModel:
                 checkpoint, placement.device_map, self.dtype
             )
         if settings.gguf_file is not None and hasattr(transformers, "GgufConfig"):
-            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to keep it packed.
+            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
+            # keep it packed.
             arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
         if how := bitsandbytes_config(
             self.sketch.quantization, self.dtype, offloaded=offloads(placement.device_map)

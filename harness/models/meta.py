@@ -207,7 +207,7 @@ def _stored_bytes(module: nn.Module) -> int | None:
 def _blocks(
     model: PreTrainedModel, quantizable: set[str], caches: Sequence[LayerCache]
 ) -> tuple[Block, ...]:
-    """Divide the model into pieces for different devices; pieces that share tensors are one block."""
+    """Divide the model into pieces for devices; pieces that share tensors are one block."""
     pieces = _pieces(model, quantizable)
     caches = _with_modules(caches, model, next(iter(pieces)))
     blocks = []

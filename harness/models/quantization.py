@@ -18,10 +18,11 @@ from harness.models.failures import first_line
 def bitsandbytes_config(
     quantization: Quantization, dtype: torch.dtype, *, offloaded: bool = False
 ) -> BitsAndBytesConfig | None:
-    """How bitsandbytes is to quantize; None for `none`.
+    """Settings for bitsandbytes; None for `none`.
 
-    8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with quantized scales
-    (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in `dtype`. Offloaded layers stay in `dtype`.
+    8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
+    quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in
+    `dtype`. Offloaded layers stay in `dtype`.
     """
     if quantization == "none":
         return None
@@ -36,68 +37,67 @@ def bitsandbytes_config(
 
 
 def eight_bit_layers(model: nn.Module) -> list[nn.Module]:
-    """Those that bitsandbytes multiplies in 8 bits."""
+    """Layers that bitsandbytes multiplies in 8 bits."""
     return [module for module in model.modules() if type(module).__name__ == "Linear8bitLt"]
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """How the repository's own weights are quantized: `8bit`, `4bit`, another method's name, or None."""
-    text = config.get_text_config(decoder=True)
-    stored: Any = getattr(config, "quantization_config", None) or getattr(
-        text, "quantization_config", None
-    )
+    """Quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
+    stored: Any = None
+    for place in (config, config.get_text_config(decoder=True)):
+        stored = stored or getattr(place, "quantization_config", None)
     if stored is None:
         return None
     fields = stored if isinstance(stored, dict) else stored.to_dict()
     for name in ("8bit", "4bit"):
         if fields.get(f"load_in_{name}"):
             return name
-    return str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
+    method = fields.get("quant_method")
+    return str(getattr(method, "value", method))
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """What `dtype` means for a checkpoint on this kind of device."""
+    """The number format for a checkpoint on this kind of device."""
     config = checkpoint.config
     if dtype != "auto":
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    # A pretended GPU, which is no device of this machine, is taken for a recent one.
-    old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    # A pretended GPU, which is not in this machine, counts as recent.
+    is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
-    eight = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
-    return (
-        torch.float16
-        if old or eight or config.dtype in (torch.float16, "float16")
-        else torch.bfloat16
-    )
+    in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
+    if is_old or in_8bit or config.dtype in (torch.float16, "float16"):
+        return torch.float16
+    return torch.bfloat16
 
 
 def check_quantization(checkpoint: Checkpoint) -> None:
-    """Raise a SettingError for weights that are stored quantized and asked for in another quantization."""
+    """Raise a SettingError for stored quantized weights that another quantization is asked of."""
     settings = checkpoint.settings
     stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
     if settings.quantization != "none" and stored not in (None, settings.quantization):
-        rule = f"the weights of {settings.repository} are quantized already ({stored}): leave this setting out"
+        already = f"the weights of {settings.repository} are quantized already ({stored})"
+        rule = f"{already}: leave this setting out"
         raise SettingError(f"{checkpoint.role}.quantization", rule, settings.quantization)
 
 
 def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
-    """Raise a RunError if the library that holds quantized weights is missing or fails on `device`."""
+    """Raise a RunError if the library for quantized weights is missing or fails on `device`."""
     role, settings, config = checkpoint.role, checkpoint.settings, checkpoint.config
     stored = stored_quantization(config)
     quantization = stored or settings.quantization
     if quantization in ("8bit", "4bit"):
         _try_bitsandbytes(role, quantization, device)
-    elif stored is not None:
-        try:
-            quantizer: Any = AutoHfQuantizer.from_config(
-                config.quantization_config, pre_quantized=True
-            )
-            quantizer.validate_environment(device_map={"": str(device)})
-        except (ImportError, RuntimeError, ValueError) as exception:
-            what = f"{settings.repository} is quantized with {stored}, which does not load here"
-            raise RunError(f"{role}: {what}: {first_line(exception)}") from exception
+        return
+    if stored is None:
+        return
+    try:
+        quantizer: Any = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": str(device)})
+    except (ImportError, RuntimeError, ValueError) as exception:
+        reason = f"{settings.repository} is quantized with {stored}, which does not load here"
+        raise RunError(f"{role}: {reason}: {first_line(exception)}") from exception
 
 
 def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> None:
@@ -105,10 +105,9 @@ def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> Non
     try:
         import bitsandbytes
     except Exception as exception:  # a broken native library raises more than ImportError
-        raise RunError(
-            f"{role}: {quantization} needs bitsandbytes, which cannot be imported ({first_line(exception)})\n"
-            "install it with `pip install bitsandbytes`"
-        ) from exception
+        reason = f"{quantization} needs bitsandbytes, which cannot be imported"
+        advice = "install it with `pip install bitsandbytes`"
+        raise RunError(f"{role}: {reason} ({first_line(exception)})\n{advice}") from exception
     try:
         sample = torch.ones(64, 64, dtype=torch.float16, device=device)
         if quantization == "8bit":
@@ -117,7 +116,6 @@ def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> Non
             bitsandbytes.functional.quantize_4bit(sample, quant_type="nf4")
     except Exception as exception:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-        what = (
-            f"bitsandbytes {bitsandbytes.__version__} cannot quantize to {quantization} on {name}"
-        )
-        raise RunError(f"{role}: {what}: {first_line(exception)}") from exception
+        version = f"bitsandbytes {bitsandbytes.__version__}"
+        reason = f"{version} cannot quantize to {quantization} on {name}"
+        raise RunError(f"{role}: {reason}: {first_line(exception)}") from exception

@@ -1,4 +1,4 @@
-"""Silence what libraries repeat thousands of times, each message at its source; every other warning stays."""
+"""Silence messages that libraries repeat thousands of times; every other warning stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 
-# By logger, what its messages start with. The user need do nothing about any of them.
+# The start of a message by its logger. The user need do nothing about any of them.
 _FLOODS = {
     # From transformers' own assisted generation, about arguments that it adds itself.
     "transformers.generation.utils": r"Passing `generation_config` together with generation-related arguments",
@@ -42,7 +42,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=_FLOODS["bitsandbytes.autograd._functions"])
     # vLLM reads every attribute of torch.distributed.
     warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated")
-    # With every compilation on a GPU, of models in half precision too; float32 is meant where it is asked for.
+    # With every compilation on a GPU, even of models in half precision; float32 is the user's
+    # choice.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()

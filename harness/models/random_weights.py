@@ -1,8 +1,9 @@
-"""Models of random numbers: a checkpoint's architecture, quantization and placement without its weights.
+"""Models of random numbers: a checkpoint's architecture and quantization without its weights.
 
-Times do not depend on the weights' values, so a pair can be measured before it can be downloaded. Everything but the
-numbers is as in loading: transformers gets a state dict whose tensors are made, each on its device, when it reads them.
-So the same code quantizes them, one at a time, and they are never in memory all at once.
+Times do not depend on the weights' values, so a pair can be measured before it can be downloaded.
+Everything but the numbers is as in loading: transformers gets a state dict whose tensors are made,
+each on its device, when it reads them. So the same code quantizes them, one at a time, and they are
+never in memory all at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from harness.models.quantization import check_quantization, stored_quantization
 from harness.models.sketch import DeviceMap, covering
 from harness.models.tokenizers import check_sizes, vocabulary_size
 
-# What most architectures start training with.
+# Most architectures start training with it.
 _STANDARD_DEVIATION = 0.02
 
 
@@ -32,18 +33,19 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
 
     A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
 
-    Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot have.
+    Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot
+    have.
     """
     if settings.gguf_file is not None:
-        raise SettingError(
-            "weights", f"cannot be random for {role}={settings.name}: its format is GGUF", "random"
-        )
+        rule = f"cannot be random for {role}={settings.name}: its format is GGUF"
+        raise SettingError("weights", rule, "random")
     checkpoint = read_checkpoint(role, settings, weights=False)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
         if stored not in ("8bit", "4bit"):
-            rule = f"cannot be random for {role}={settings.name}: its weights are quantized with {stored}"
-            raise SettingError("weights", rule, "random")
+            rule = f"cannot be random for {role}={settings.name}"
+            reason = f"its weights are quantized with {stored}"
+            raise SettingError("weights", f"{rule}: {reason}", "random")
         check_quantization(checkpoint)
         for config in (checkpoint.config, checkpoint.config.get_text_config(decoder=True)):
             if hasattr(config, "quantization_config"):
@@ -55,22 +57,18 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
 def random_tokenizer(
     target: Checkpoint, draft: Checkpoint | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer for text that nobody will read: a token for each byte, and a name for every other id.
+    """A tokenizer for text that nobody will read: a token for each byte, a name for every other id.
 
     Raises SettingError if the vocabularies differ by more than the padding within one family.
     """
-    sizes = [
-        vocabulary_size(checkpoint.config)
-        for checkpoint in (target, draft)
-        if checkpoint is not None
-    ]
+    size = vocabulary_size(target.config)
     if draft is not None:
         check_sizes(target, draft)
+        size = min(size, vocabulary_size(draft.config))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), min(sizes)))][
-        : min(sizes)
-    ]
-    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), size))]
+    vocabulary = {name: number for number, name in enumerate(names[:size])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -79,18 +77,13 @@ def random_tokenizer(
 def random_state(
     checkpoint: Checkpoint, device_map: DeviceMap, dtype: torch.dtype
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
-    """The class of the model, and a state dict for its `from_pretrained`: the same random numbers every time."""
+    """The class of the model, and a reproducible state dict for `from_pretrained`."""
     bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository
-    tensors = {
-        name: RandomTensor(
-            f"{repository} {name}",
-            tensor.shape,
-            tensor.dtype,
-            device_map[covering(name, device_map)],
-        )
-        for name, tensor in bare.named_parameters()
-    }
+    tensors = {}
+    for name, tensor in bare.named_parameters():
+        device = device_map[covering(name, device_map)]
+        tensors[name] = RandomTensor(f"{repository} {name}", tensor.shape, tensor.dtype, device)
     return type(bare), tensors
 
 
@@ -98,7 +91,10 @@ def random_state(
 class RandomTensor:
     """A tensor that is made when it is indexed, as one in a safetensors file is read.
 
-    Its name determines its numbers, independent of all other tensors. `device` is a GPU's index, `cpu` or `disk`.
+    Its name determines its numbers, independent of all other tensors.
+
+    Attributes:
+        device: a GPU's index, `cpu` or `disk`.
     """
 
     name: str
@@ -107,7 +103,7 @@ class RandomTensor:
     device: int | str
 
     def get_shape(self) -> list[int]:
-        """As safetensors' slices have it, for ranks that ask only for their part."""
+        """The shape, for ranks that read only their part; safetensors' slices have this method."""
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -117,16 +113,14 @@ class RandomTensor:
         return part if part.shape == whole.shape else part.clone()
 
     def _whole(self) -> torch.Tensor:
-        device = (
-            torch.device("cuda", self.device)
-            if isinstance(self.device, int)
-            else torch.device("cpu")
-        )
+        device = torch.device("cpu")
+        if isinstance(self.device, int):
+            device = torch.device("cuda", self.device)
         tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
-            # Norms let everything pass, so that activations stay finite through any number of layers.
+            # Norms let everything pass, so that activations stay finite through any number of
+            # layers.
             return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)
         seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
-        return tensor.normal_(
-            0.0, _STANDARD_DEVIATION, generator=torch.Generator(device).manual_seed(seed)
-        )
+        generator = torch.Generator(device).manual_seed(seed)
+        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator)

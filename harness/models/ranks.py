@@ -1,9 +1,11 @@
 """Every layer split over several processes, the ranks, by transformers' own `tp_plan`: one device each, all at work.
 
-All ranks run the same program on the same numbers: randomness is data, and what is decided is what rank 0 decides,
-which `of_rank_0` tells the others. A model that is not split is a copy on every rank.
+All ranks run the same program on the same numbers: randomness is data, and what is decided is what
+rank 0 decides, which `of_rank_0` tells the others. A model that is not split is a copy on every
+rank.
 
-A rank reads who it is from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+A rank reads who it is from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _TIMEOUT = timedelta(minutes=10)
 # Ranks finish a generation within one forward of each other.
 _AGREEMENT_TIMEOUT = timedelta(minutes=1)
 
-# For messages between the ranks; layers use another group. On the CPU, so that nothing waits for a GPU.
+# For messages between the ranks; layers use another group. On the CPU, so that nothing waits for a
+# GPU.
 _control: dist.ProcessGroup | None = None
 
 
@@ -80,7 +83,8 @@ def split_arguments(num_ranks: int) -> dict[str, Any]:
 def compute_on_plain_parts(model: PreTrainedModel) -> None:
     """Let linear layers hold this rank's part as a plain tensor, which transformers makes again in every forward pass.
 
-    Layers that gather their outputs, or add a bias to a sum, and what is no linear layer, stay as they are.
+    Layers that gather their outputs, or add a bias to a sum, and what is no linear layer, stay as
+    they are.
     """
     plan = model.tp_plan or {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Tokenizers: loading them, comparing the draft's with the target's, and turning prompts into token ids."""
+"""Tokenizers: how they load, turn prompts into token ids, and differ between target and draft."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from harness.models.failures import explain, first_line
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
 
-# One family pads its embeddings to different numbers of rows; a larger share than this is another vocabulary.
+# One family pads its embeddings to different numbers of rows; a larger share than this is another
+# vocabulary.
 PADDING = 0.02
 
-# What architectures call the longest sequence they were made for.
+# Names that configurations have for the longest sequence.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -37,32 +38,32 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
 
     Raises SettingError or RunError if it is absent, gated or out of reach.
     """
-    setting, place = f"{role}.tokenizer", settings
+    place, setting = settings, role
     if settings.tokenizer is not None:
         # Another repository has other revisions and files.
         place = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
+        setting = f"{role}.tokenizer"
     try:
         return AutoTokenizer.from_pretrained(source(place), **source_arguments(place))
     except Exception as exception:
-        if Path(source(place)).is_dir() and place.gguf_file is None:
-            cause = first_line(exception)
-            if "trust_remote_code" in str(exception):
-                raise explain(exception, role, place) or exception from exception
-            rule = f"must name a directory or a repository with a tokenizer; {place.repository} holds none that loads"
-            rule += f" ({cause})"
-            raise SettingError(setting, rule) from exception
-        raise (
-            explain(exception, role if place is settings else setting, place) or exception
-        ) from exception
+        is_directory = Path(source(place)).is_dir() and place.gguf_file is None
+        if is_directory and "trust_remote_code" in str(exception):
+            raise explain(exception, role, place) or exception from exception
+        if is_directory:
+            rule = "must name a directory or a repository with a tokenizer"
+            cause = f"{place.repository} holds none that loads ({first_line(exception)})"
+            raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
+        raise explain(exception, setting, place) or exception from exception
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise a SettingError if the vocabularies differ by more than the padding within one family."""
+    """Raise a SettingError if the vocabularies differ by more than one family's padding."""
     size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
     if abs(size - other) > PADDING * max(size, other):
-        rule = f"must have the vocabulary of model={target.settings.name}: {other} outputs against {size}"
+        rule = f"must have the vocabulary of model={target.settings.name}"
+        rule = f"{rule}: {other} outputs against {size}"
         raise SettingError("draft", rule, draft.settings.name)
 
 
@@ -76,33 +77,33 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Token ids of each prompt; a plain prompt is a chat of one message.
 
-    `auto` uses the tokenizer's template where it has one. Without a template a plain prompt is encoded with the special
-    tokens that the tokenizer adds by itself; `never` does the same with the text of a whole chat.
+    `auto` uses the tokenizer's template if it has one. Without a template a plain prompt is encoded
+    with the special tokens that the tokenizer adds by itself; `never` does the same with the text
+    of a whole chat.
 
-    Raises SettingError for `always` without a template, for a chat of several messages that only a template could
-    read, and for a prompt of no tokens.
+    Raises SettingError for `always` without a template, for a chat of several messages that only a
+    template could read, and for a prompt of no tokens.
     """
-    if chat_template == "always" and not tokenizer.chat_template:
-        raise SettingError(
-            "chat_template", "this model's tokenizer has none; use auto or never", chat_template
-        )
-    number = sum(len(chat) > 1 for chat in chats)
-    if chat_template == "auto" and not tokenizer.chat_template and number:
-        rule = f"this model's tokenizer has none, and {number} of {len(chats)} prompts are chats of several messages"
-        raise SettingError(
-            "chat_template", f"{rule}; chat_template=never reads them as text", chat_template
-        )
+    has_template = bool(tokenizer.chat_template)
+    if chat_template == "always" and not has_template:
+        rule = "this model's tokenizer has none; use auto or never"
+        raise SettingError("chat_template", rule, chat_template)
+    num_long = sum(len(chat) > 1 for chat in chats)
+    if chat_template == "auto" and not has_template and num_long:
+        rule = f"{num_long} of {len(chats)} prompts are chats of several messages"
+        rule = f"this model's tokenizer has none, and {rule}"
+        rule = f"{rule}; chat_template=never reads them as text"
+        raise SettingError("chat_template", rule, chat_template)
     encoded: list[list[int]] = []
     for chat in chats:
-        if chat_template != "never" and tokenizer.chat_template:
+        if chat_template != "never" and has_template:
             messages = list(map(dict, chat))
             tokens: Any = tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=False
             )
         else:
-            tokens = tokenizer(chat[-1]["content"] if len(chat) == 1 else _as_text(chat))[
-                "input_ids"
-            ]
+            text = chat[-1]["content"] if len(chat) == 1 else _as_text(chat)
+            tokens = tokenizer(text)["input_ids"]
         if not tokens:
             raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
         encoded.append(list(map(int, tokens)))
@@ -117,17 +118,23 @@ def _as_text(chat: Chat) -> str:
 def max_context(config: PreTrainedConfig) -> int | None:
     """The longest sequence the model was made for, in tokens, prompt included.
 
-    None where positions have no end: ALiBi (BLOOM, MPT, some Falcon) and configurations that name no limit.
+    None without a limit: ALiBi (BLOOM, MPT, some Falcon) and configurations that name none.
     """
-    text = config.get_text_config(decoder=True)
-    attention: Any = getattr(text, "attn_config", None)
-    inside = (
-        attention.get("alibi")
-        if isinstance(attention, dict)
-        else getattr(attention, "alibi", False)
-    )
-    # MPT says it inside its attention settings; BLOOM knows nothing else and does not say it.
-    if getattr(text, "alibi", False) or inside or text.model_type == "bloom":
+    text_config = config.get_text_config(decoder=True)
+    if _has_alibi(text_config):
         return None
-    limits = (getattr(text, name, None) for name in _CONTEXT_NAMES)
-    return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
+    for name in _CONTEXT_NAMES:
+        limit = getattr(text_config, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return int(limit)
+    return None
+
+
+def _has_alibi(config: PreTrainedConfig) -> bool:
+    # MPT has it inside its attention settings; BLOOM has nothing else and does not say so.
+    attention: Any = getattr(config, "attn_config", None)
+    if isinstance(attention, dict) and attention.get("alibi"):
+        return True
+    if getattr(attention, "alibi", False) or getattr(config, "alibi", False):
+        return True
+    return bool(config.model_type == "bloom")
