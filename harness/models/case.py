@@ -1,4 +1,4 @@
-"""What is to be placed on which devices: sketches, free bytes and the needs of a run.
+"""The facts for a placement: sketches, free bytes and the needs of a run.
 
 No model is needed, so any machine can be pretended.
 """

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights load: its configuration, and whether it can be used at all."""
+"""Models before their weights load: their configurations, and whether they can be used at all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.models.failures import explain_configuration, first_line
 
-# Layers that keep keys and values by position (and those that keep nothing): forgetting the last
-# tokens means cutting the cache. Any other kind of layer, known or to come, folds tokens into a
-# state that cannot give them back.
-_TAKEN_BACK = {
+# Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
+# cutting the cache. Any other kind of layer folds tokens into a state that they cannot leave again.
+_NOT_RECURRENT = {
     "full_attention",
     "sliding_attention",
     "chunked_attention",
@@ -51,7 +50,12 @@ _RECURRENT_NAMES = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model before its weights load; `role` is `model` or `draft`. For `random` see `random_weights`."""
+    """A model before its weights load.
+
+    Attributes:
+        role: `model` or `draft`.
+        random: see `random_weights`.
+    """
 
     role: str
     settings: ModelSettings
@@ -65,19 +69,19 @@ ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
 
 def source(settings: ModelSettings) -> str:
     """The directory or the hub repository, as transformers takes it."""
-    return (
-        str(Path(settings.repository).expanduser())
-        if settings.repository.startswith("~")
-        else settings.repository
-    )
+    repository = settings.repository
+    return str(Path(repository).expanduser()) if repository.startswith("~") else repository
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     """Arguments for every `from_pretrained` of this repository."""
-    optional = {"revision": settings.revision, "gguf_file": settings.gguf_file}
     # False, not None, which makes transformers ask on the terminal.
-    trust: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
-    return trust | {name: value for name, value in optional.items() if value is not None}
+    arguments: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    if settings.revision is not None:
+        arguments["revision"] = settings.revision
+    if settings.gguf_file is not None:
+        arguments["gguf_file"] = settings.gguf_file
+    return arguments
 
 
 def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
@@ -95,19 +99,23 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
     if not weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
     else:
-        if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
-            raise RunError(
-                f"{role}: reading {settings.gguf_file} needs the gguf package: pip install harness[gguf]"
-            )
-        _check_directory(role, settings, weights)
-        try:
-            ask_hub(settings)
-            config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
-        except Exception as exception:
-            raise explain_configuration(exception, role, settings) from exception
-        _check_generation(role, settings)
+        config = _stored_configuration(role, settings, weights)
     check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)
+
+
+def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> PreTrainedConfig:
+    if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
+        reading = f"{role}: reading {settings.gguf_file}"
+        raise RunError(f"{reading} needs the gguf package: pip install harness[gguf]")
+    _check_directory(role, settings, weights)
+    try:
+        ask_hub(settings)
+        config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
+    except Exception as exception:
+        raise explain_configuration(exception, role, settings) from exception
+    _check_generation(role, settings)
+    return config
 
 
 def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
@@ -119,8 +127,8 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
     if config.is_encoder_decoder:
         rule = "must be a decoder-only model; this is an encoder-decoder"
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
-        # BERT and its kin have a causal class too, but no cache unless they were made decoders.
-        # (GPT-NeoX is a decoder and says it is none.)
+        # BERT and the like have a causal class too, but no cache unless they are decoders.
+        # (GPT-NeoX is a decoder and declares that it is not.)
         rule = "must be a decoder-only model; this is an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         rule = f"must be a causal language model, not {config.model_type}"
@@ -135,10 +143,12 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
 
 
 def recurrent_kind(config: PreTrainedConfig) -> str | None:
-    """What kind of state the model has that cannot be taken back; None for a KV cache."""
-    text = config.get_text_config(decoder=True)
-    if others := sorted(set(getattr(text, "layer_types", None) or ()) - _TAKEN_BACK):
-        return f"{config.model_type}: {', '.join(others)}"
+    """The kind of recurrent state that a model has; None for a KV cache alone."""
+    text_config = config.get_text_config(decoder=True)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    recurrent_types = sorted(set(layer_types) - _NOT_RECURRENT)
+    if recurrent_types:
+        return f"{config.model_type}: {', '.join(recurrent_types)}"
     # transformers' own mark, by which `generate` refuses assistants for these models.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
     by_name = any(name in config.model_type.lower() for name in _RECURRENT_NAMES)
@@ -146,53 +156,47 @@ def recurrent_kind(config: PreTrainedConfig) -> str | None:
 
 
 def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
-    """Hub repositories pass; a directory must be there and hold a configuration, and weights if `weights`."""
+    """Check that a directory exists and holds a configuration, and weights if they are needed."""
     directory = Path(source(settings))
+    repository = settings.repository
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
-        if (
-            directory.is_absolute()
-            or settings.repository.startswith((".", "~"))
-            or settings.repository.count("/") > 1
-        ):
-            raise SettingError(role, "no such directory", settings.repository)
+        is_path = directory.is_absolute() or repository.startswith((".", "~"))
+        if is_path or repository.count("/") > 1:
+            raise SettingError(role, "no such directory", repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():
-            raise SettingError(
-                f"{role}.gguf_file", f"no such file in {directory}", settings.gguf_file
-            )
+            rule = f"no such file in {directory}"
+            raise SettingError(f"{role}.gguf_file", rule, settings.gguf_file)
         return
     if not (directory / "config.json").is_file():
         hint = " (for a GGUF file set gguf_file)" if any(directory.glob("*.gguf")) else ""
-        raise SettingError(role, f"the directory holds no config.json{hint}", settings.repository)
-    if weights and not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
+        raise SettingError(role, f"the directory holds no config.json{hint}", repository)
+    has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
+    if weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
-        raise SettingError(role, rule, settings.repository)
+        raise SettingError(role, rule, repository)
 
 
 def _check_generation(role: str, settings: ModelSettings) -> None:
     """Raise a SettingError for a directory whose generation_config.json is broken.
 
-    Some of what is wrong in it fails when the weights have loaded; the rest is ignored by
-    transformers, and texts would not end where the model ends them.
+    Some mistakes in it fail after the weights have loaded. transformers ignores the others, and
+    texts would not end where the model ends them.
     """
-    if (
-        settings.gguf_file is not None
-        or not Path(source(settings), "generation_config.json").is_file()
-    ):
+    file = Path(source(settings), "generation_config.json")
+    if settings.gguf_file is not None or not file.is_file():
         return
+    rule = "its generation_config.json cannot be used"
     try:
-        ends = GenerationConfig.from_pretrained(source(settings)).eos_token_id
+        end_tokens = GenerationConfig.from_pretrained(source(settings)).eos_token_id
     except Exception as exception:
-        cause = first_line(exception)
-    else:
-        if ends is None or all(
-            type(token) is int for token in (ends if isinstance(ends, list) else [ends])
-        ):
-            return
-        cause = f"eos_token_id={ends!r} must be a token id or a list of them"
-    raise SettingError(role, f"its generation_config.json cannot be used: {cause}", settings.name)
+        raise SettingError(role, f"{rule}: {first_line(exception)}", settings.name) from exception
+    tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
+    if end_tokens is not None and not all(type(token) is int for token in tokens):
+        cause = f"eos_token_id={end_tokens!r} must be a token id or a list of them"
+        raise SettingError(role, f"{rule}: {cause}", settings.name)
 
 
 def ask_hub(settings: ModelSettings) -> None:

@@ -1,4 +1,4 @@
-"""What exceptions of torch, CUDA, the hub and the file system mean, in one or two lines for the user."""
+"""Explains exceptions of torch, CUDA, the hub and the file system in one or two lines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from harness.config.amounts import amount
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import ModelSettings
 
-# What CUDA says, as a regular expression, and what it means.
+# Meanings of CUDA's messages, by regular expression.
 _CUDA = {
     r"802(?s:.*)system not yet initialized": (
-        "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric manager\n"
-        "start it with `sudo systemctl start nvidia-fabricmanager` (machine-install.sh installs it)"
+        "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric"
+        " manager\nstart it with `sudo systemctl start nvidia-fabricmanager` (machine-install.sh installs it)"
     ),
     r"driver version is insufficient|driver on your system is too old": (
         f"the NVIDIA driver is too old for this build of torch (CUDA {torch.version.cuda})\n"
         "update the driver (machine-install.sh says how), or install torch for an older CUDA"
     ),
     r"no kernel image is available": (
-        f"this build of torch ({torch.__version__}) does not support this GPU: install one that does\n"
-        "(https://pytorch.org/get-started/locally)"
+        f"this build of torch ({torch.__version__}) does not support this GPU: install one that"
+        " does\n(https://pytorch.org/get-started/locally)"
     ),
 }
 _LOGIN = "log in with `hf auth login` (formerly `huggingface-cli login`) or set HF_TOKEN"
@@ -38,14 +38,19 @@ _UNREACHABLE = (
     "{name} cannot be fetched, the hub is out of reach: check the network\n"
     "(a model that was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
-# By the name of an exception or a part of its message, what it says of a repository; the first that
-# is found counts. `TransportError` is of the hub's client, and which client that is (httpx or its
-# successor) depends on the version.
-_OF_REPOSITORY = {
+# Meanings of exceptions about a repository, by class name or a part of the message; the first match
+# counts. `TransportError` comes from the hub's client, which is httpx or its successor.
+_REPOSITORY = {
     # torch advises to load it without that protection.
-    "weights_only": "{name} holds pickled code, which could do anything: fetch or convert it as safetensors",
-    "GatedRepoError": f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}",
-    "RepositoryNotFoundError": f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}",
+    "weights_only": (
+        "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
+    ),
+    "GatedRepoError": (
+        f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}"
+    ),
+    "RepositoryNotFoundError": (
+        f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}"
+    ),
     "OfflineModeIsEnabled": _ABSENT,
     **dict.fromkeys(
         ("LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "TransportError"),
@@ -57,7 +62,9 @@ _OF_REPOSITORY = {
         f"transformers {transformers.__version__} does not know the architecture of {{name}}: "
         "pip install --upgrade transformers"
     ),
-    "ignore_mismatched_sizes": "the weights of {name} have other shapes than its configuration says",
+    "ignore_mismatched_sizes": (
+        "the weights of {name} have other shapes than its configuration says"
+    ),
 }
 
 
@@ -74,93 +81,110 @@ def as_run_error(exception: BaseException) -> RunError | None:
         # Without the place in gloo's source before it, and the advice after it.
         what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
         return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
-    if isinstance(exception, torch.OutOfMemoryError) or re.search(
-        r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text
-    ):
-        helps = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit, more GPUs"
-        return RunError(f"out of GPU memory{_allocation(text)}\nwhat helps: {helps}")
-    if (
-        isinstance(exception, MemoryError)
-        or "can't allocate memory" in text
-        or "not enough memory" in text
-    ):
+    if _is_out_of_gpu_memory(exception):
+        settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
+        advice = f"what helps: {settings}, more GPUs"
+        return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
+    if _is_out_of_main_memory(exception):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
-        return RunError(
-            f"out of main memory{size}, {amount(psutil.virtual_memory().available)} free"
-        )
+        free = amount(psutil.virtual_memory().available)
+        return RunError(f"out of main memory{size}, {free} free")
     if isinstance(exception, OSError) and exception.errno == errno.ENOSPC:
         full = exception.filename or first_line(exception)
         return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
-    return next(
-        (RunError(meaning) for said, meaning in _CUDA.items() if re.search(said, text)), None
-    )
+    for pattern, meaning in _CUDA.items():
+        if re.search(pattern, text):
+            return RunError(meaning)
+    return None
+
+
+def _is_out_of_gpu_memory(exception: BaseException) -> bool:
+    if isinstance(exception, torch.OutOfMemoryError):
+        return True
+    return bool(re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", str(exception)))
+
+
+def _is_out_of_main_memory(exception: BaseException) -> bool:
+    if isinstance(exception, MemoryError):
+        return True
+    return bool(re.search("can't allocate memory|not enough memory", str(exception)))
 
 
 def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
     """Why a repository cannot be read, in one or two lines; None for an unknown failure.
 
-    `role` is `model`, `draft`, or the setting that names the repository.
+    Args:
+        role: `model`, `draft`, or the setting that names the repository.
     """
-    name, chain = settings.repository, list(_chain(exception))
-    if (known := next(filter(None, map(as_run_error, chain)), None)) is not None:
-        return known
-    said = " ".join(
-        [kind.__name__ for link in chain for kind in type(link).__mro__] + [str(exception)]
-    )
-    if "RevisionNotFoundError" in said:
-        return SettingError(
-            f"{role}.revision", f"must be a branch, a tag or a commit of {name}", settings.revision
-        )
-    if "HFValidationError" in said:
-        return SettingError(
-            role, "must be a preset, a directory or a hub repository (owner/name)", name
-        )
-    if "trust_remote_code" in said:
-        rule = f"must be true to run the code that {name} brings; read it first"
-        return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
-    meaning = next((meaning for sign, meaning in _OF_REPOSITORY.items() if sign in said), None)
+    chain = list(_chain(exception))
+    for link in chain:
+        machine_error = as_run_error(link)
+        if machine_error is not None:
+            return machine_error
+    class_names = [kind.__name__ for link in chain for kind in type(link).__mro__]
+    signs = " ".join([*class_names, str(exception)])
+    setting_error = _wrong_setting(signs, role, settings)
+    if setting_error is not None:
+        return setting_error
+    name = settings.repository
+    meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in signs), None)
     offline = huggingface_hub.constants.HF_HUB_OFFLINE and not Path(name).expanduser().is_dir()
     if meaning in (None, _UNREACHABLE) and offline:
         meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"
-    return (
-        None
-        if meaning is None
-        else RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
-    )
+    if meaning is None:
+        return None
+    return RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+
+
+def _wrong_setting(signs: str, role: str, settings: ModelSettings) -> SettingError | None:
+    """The setting to blame, if there is one; `signs` are names of exceptions and their message."""
+    name = settings.repository
+    if "RevisionNotFoundError" in signs:
+        rule = f"must be a branch, a tag or a commit of {name}"
+        return SettingError(f"{role}.revision", rule, settings.revision)
+    if "HFValidationError" in signs:
+        rule = "must be a preset, a directory or a hub repository (owner/name)"
+        return SettingError(role, rule, name)
+    if "trust_remote_code" in signs:
+        rule = f"must be true to run the code that {name} brings; read it first"
+        return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
+    return None
 
 
 def explain_configuration(
     exception: BaseException, role: str, settings: ModelSettings
 ) -> HarnessError:
-    """Why no model can be made from a repository's configuration: transformers may raise anything at a damaged one."""
-    if (known := explain(exception, role, settings)) is not None:
-        return known
+    """Why a configuration makes no model; transformers may raise anything at a damaged one."""
+    error = explain(exception, role, settings)
+    if error is not None:
+        return error
     cause = " ".join(str(exception).split()) or type(exception).__name__
     if isinstance(exception, KeyError | AttributeError | TypeError):
         cause = f"{type(exception).__name__}: {cause}"
-    return RunError(
-        f"{role}: the configuration of {settings.repository} cannot be used: {cause[:250]}"
-    )
+    unusable = f"the configuration of {settings.repository} cannot be used"
+    return RunError(f"{role}: {unusable}: {cause[:250]}")
 
 
 def first_line(exception: BaseException) -> str:
-    """The first line of its message that is not empty; the exception's type where there is none."""
+    """The first line of the message that is not empty; without one, the exception's type."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
 
 
 def _waited_for_rank(exception: BaseException) -> bool:
     """Whether this rank waited for another that is gone."""
-    waited = isinstance(exception, torch.distributed.DistBackendError)
-    waited = waited or re.search("gloo|Connection closed by peer", str(exception)) is not None
-    return waited and torch.distributed.is_initialized()
+    if not torch.distributed.is_initialized():
+        return False
+    if isinstance(exception, torch.distributed.DistBackendError):
+        return True
+    return bool(re.search("gloo|Connection closed by peer", str(exception)))
 
 
 def _allocation(text: str) -> str:
-    """What torch's message says was wanted and free: ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`."""
+    """Sizes from torch's message: ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`."""
     wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
     free = re.search(
         r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free", text

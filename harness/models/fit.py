@@ -310,7 +310,7 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
 
 
 def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """As `filled`, with no room filled further than necessary."""
+    """The same as `filled`, with no room filled further than necessary."""
 
     def fill_up_to(limit: int) -> list[int]:
         return filled(loads, [min(limit, room) for room in rooms])

@@ -1,4 +1,4 @@
-"""A model whose place is known, and how it loads."""
+"""Models with a placement, and how they load."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LoadedModel:
     """A model that runs, in evaluation mode. Split over devices it moves its inputs itself.
 
     Attributes:
-        dtype: of what is not quantized.
-        input_device: where input ids are expected, and logits returned.
+        dtype: format of everything that is not quantized.
+        input_device: for input ids and logits.
     """
 
     model: PreTrainedModel
@@ -44,7 +44,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model of which everything is known but the weights."""
+    """A model that is ready to load."""
 
     checkpoint: Checkpoint
     sketch: Sketch
@@ -52,58 +52,59 @@ class PlacedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is not quantized."""
+        """Format of everything that is not quantized."""
         return self.sketch.dtype
 
     def describe(self) -> str:
-        """How it is held and where, in one line."""
-        placement, sketch = self.placement, self.sketch
-        kinds = ["random weights"] if self.checkpoint.random else []
-        kinds += [] if sketch.quantization == "none" else [sketch.quantization]
+        """The model's format and devices, in one line."""
+        placement, settings = self.placement, self.sketch.settings
+        facts = ["random weights"] if self.checkpoint.random else []
+        if self.sketch.quantization != "none":
+            facts.append(self.sketch.quantization)
         if placement.num_ranks > 1:
-            kinds.append(
-                f"{'split over' if placement.split else 'a copy on each of'} {placement.num_ranks} ranks"
-            )
-        kinds.append(str(self.dtype).removeprefix("torch."))
-        places = ", ".join(
-            f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()
-        )
-        # A driver that does not work would otherwise be noticed late.
-        in_vain = (
-            sketch.settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available()
-        )
-        missing = (
-            f", because no GPU is visible (asked for: {sketch.settings.gpus})" if in_vain else ""
-        )
-        return f"{sketch.role} {sketch.settings.name}: {', '.join(kinds)} on {places}{missing}"
+            how = "split over" if placement.split else "a copy on each of"
+            facts.append(f"{how} {placement.num_ranks} ranks")
+        facts.append(str(self.dtype).removeprefix("torch."))
+        sizes = [f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()]
+        text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
+        if settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available():
+            # A driver that does not work would otherwise be noticed late.
+            text += f", because no GPU is visible (asked for: {settings.gpus})"
+        return text
 
     def load(self) -> LoadedModel:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
-        checkpoint, settings, placement = self.checkpoint, self.checkpoint.settings, self.placement
+        placement = self.placement
+        model = self._from_pretrained()
+        if placement.split:
+            compute_on_plain_parts(model)
+        devices = list(dict.fromkeys(placement.device_map.values()))
+        gpus = [device for device in devices if isinstance(device, int)]
+        input_device = torch.device(device_name(gpus[0] if gpus else "cpu"))
+        if len(gpus) > 1 and gpus == devices:
+            cross_once(model, placement.device_map, input_device)
+        return LoadedModel(
+            model.eval(),
+            self.checkpoint.settings,
+            placement,
+            self.dtype,
+            placement.devices,
+            input_device,
+        )
+
+    def _from_pretrained(self) -> PreTrainedModel:
+        checkpoint, settings = self.checkpoint, self.checkpoint.settings
         factory: Any = AutoModelForCausalLM
         repository: str | None = source(settings)
         arguments = source_arguments(settings)
         if checkpoint.random:
             repository, arguments = None, {}
             factory, arguments["state_dict"] = random_state(
-                checkpoint, placement.device_map, self.dtype
+                checkpoint, self.placement.device_map, self.dtype
             )
-        if settings.gguf_file is not None and hasattr(transformers, "GgufConfig"):
-            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
-            # keep it packed.
-            arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        if how := bitsandbytes_config(
-            self.sketch.quantization, self.dtype, offloaded=offloads(placement.device_map)
-        ):
-            arguments["quantization_config"] = how
-        arguments |= (
-            split_arguments(placement.num_ranks)
-            if placement.split
-            else {"device_map": placement.device_map}
-        )
-        if "disk" in placement.device_map.values():
-            arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
+        arguments |= self._quantization_arguments() | self._device_arguments()
         try:
+            model: PreTrainedModel
             model, report = factory.from_pretrained(
                 repository,
                 config=checkpoint.config,
@@ -115,18 +116,30 @@ class PlacedModel:
             raise explain(exception, checkpoint.role, settings) or exception from exception
         if "offload_folder" in arguments:
             weakref.finalize(model, shutil.rmtree, arguments["offload_folder"], ignore_errors=True)
-        if not checkpoint.random and (missing := sorted(report["missing_keys"])):
+        missing = sorted(report["missing_keys"])
+        if missing and not checkpoint.random:
             # transformers fills them with random numbers and goes on.
-            what = (
-                f"{len(missing)} weights are not in {settings.repository} (the first: {missing[0]})"
-            )
-            raise RunError(f"{checkpoint.role}: {what}; it does not hold this model")
-        if placement.split:
-            compute_on_plain_parts(model)
-        places = dict.fromkeys(placement.device_map.values())
-        first = torch.device(
-            device_name(next((place for place in places if isinstance(place, int)), "cpu"))
+            absent = f"{len(missing)} weights are not in {settings.repository}"
+            reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
+            raise RunError(f"{checkpoint.role}: {reason}")
+        return model
+
+    def _quantization_arguments(self) -> dict[str, Any]:
+        is_gguf = self.checkpoint.settings.gguf_file is not None
+        config: Any = bitsandbytes_config(
+            self.sketch.quantization, self.dtype, offloaded=offloads(self.placement.device_map)
         )
-        if len(places) > 1 and not {"cpu", "disk"} & places.keys():
-            cross_once(model, placement.device_map, first)
-        return LoadedModel(model.eval(), settings, placement, self.dtype, placement.devices, first)
+        if config is None and is_gguf and hasattr(transformers, "GgufConfig"):
+            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
+            # keep it packed.
+            config = transformers.GgufConfig(dequantize=True)
+        return {} if config is None else {"quantization_config": config}
+
+    def _device_arguments(self) -> dict[str, Any]:
+        if self.placement.split:
+            return split_arguments(self.placement.num_ranks)
+        device_map = self.placement.device_map
+        arguments: dict[str, Any] = {"device_map": device_map}
+        if "disk" in device_map.values():
+            arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
+        return arguments

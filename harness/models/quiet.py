@@ -15,7 +15,9 @@ import transformers
 # The start of a message by its logger. The user need do nothing about any of them.
 _FLOODS = {
     # From transformers' own assisted generation, about arguments that it adds itself.
-    "transformers.generation.utils": r"Passing `generation_config` together with generation-related arguments",
+    "transformers.generation.utils": (
+        "Passing `generation_config` together with generation-related arguments"
+    ),
     # Once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.

@@ -1,4 +1,4 @@
-"""Every layer split over several processes, the ranks, by transformers' own `tp_plan`: one device each, all at work.
+"""Layers split over several processes, the ranks, by transformers' own `tp_plan`.
 
 All ranks run the same program on the same numbers: randomness is data, and what is decided is what
 rank 0 decides, which `of_rank_0` tells the others. A model that is not split is a copy on every
@@ -37,32 +37,33 @@ _control: dist.ProcessGroup | None = None
 
 
 class World(NamedTuple):
-    """This process among the ranks; the only one where there are none."""
+    """This process among the ranks; without ranks it is the only one."""
 
     rank: int
     size: int
 
 
 def world() -> World:
-    """Which rank this process is, and of how many."""
+    """The rank of this process, and the number of ranks."""
     return World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def join(device: torch.device, num_ranks: int) -> None:
-    """Meet the other ranks, once per process. NCCL on a GPU, gloo on the CPU, whose cores the ranks share.
+    """Meet the other ranks, once per process: by NCCL on a GPU, by gloo on the CPU.
 
     Raises RunError if there are not that many processes, or they do not meet.
     """
     global _control
     if world().size != num_ranks:
-        what = f"tensor_parallel needs {num_ranks} processes, this is one of {world().size}"
-        raise RunError(f"{what}: run it by the command line, or by torchrun")
+        reason = f"tensor_parallel needs {num_ranks} processes, this is one of {world().size}"
+        raise RunError(f"{reason}: run it by the command line, or by torchrun")
     if dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
+        # The ranks share the cores.
         torch.set_num_threads(max(1, torch.get_num_threads() // world().size))
     try:
         dist.init_process_group(
@@ -70,41 +71,43 @@ def join(device: torch.device, num_ranks: int) -> None:
         )
         _control = dist.new_group(backend="gloo", timeout=_AGREEMENT_TIMEOUT)
     except (RuntimeError, ValueError) as exception:
-        raise RunError(
-            f"the ranks of tensor_parallel do not meet: {first_line(exception)}"
-        ) from exception
+        reason = first_line(exception)
+        raise RunError(f"the ranks of tensor_parallel do not meet: {reason}") from exception
 
 
 def split_arguments(num_ranks: int) -> dict[str, Any]:
-    """What `from_pretrained` needs to load this rank's part, after `join`."""
+    """Arguments for `from_pretrained` to load this rank's part, after `join`."""
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
 
 
 def compute_on_plain_parts(model: PreTrainedModel) -> None:
-    """Let linear layers hold this rank's part as a plain tensor, which transformers makes again in every forward pass.
+    """Let linear layers hold this rank's part as a plain tensor.
 
-    Layers that gather their outputs, or add a bias to a sum, and what is no linear layer, stay as
-    they are.
+    transformers would convert it in every forward pass. Layers that gather their outputs or add a
+    bias to a sum, and layers that are not linear, stay as they are.
     """
     plan = model.tp_plan or {}
     for name, module in model.named_modules():
-        style, parts = (
-            plan.get(re.sub(r"\.\d+\.", ".*.", name)),
-            dict(module.named_parameters(recurse=False)),
-        )
-        replaced = (
-            type(module) is nn.Linear
-            and "forward" in vars(module)
-            and hasattr(module.weight, "device_mesh")
-        )
-        if replaced and (style == "colwise" or (style == "rowwise" and len(parts) == 1)):
-            mesh: Any = parts["weight"].device_mesh
-            for key, part in parts.items():
-                local: Any = part.to_local()
-                setattr(module, key, nn.Parameter(local, requires_grad=False))
-            del module.forward
-            if style == "rowwise":
-                module.register_forward_hook(partial(_add_up, mesh.get_group()))
+        if not _is_split_linear(module):
+            continue
+        style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
+        parameters = dict(module.named_parameters(recurse=False))
+        if style != "colwise" and (style != "rowwise" or len(parameters) > 1):
+            continue
+        mesh: Any = parameters["weight"].device_mesh
+        for key, parameter in parameters.items():
+            local: Any = parameter.to_local()
+            setattr(module, key, nn.Parameter(local, requires_grad=False))
+        del module.forward
+        if style == "rowwise":
+            module.register_forward_hook(partial(_add_up, mesh.get_group()))
+
+
+def _is_split_linear(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or not hasattr(module.weight, "device_mesh"):
+        return False
+    # transformers has replaced its `forward`.
+    return "forward" in vars(module)
 
 
 def _add_up(group: dist.ProcessGroup, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -112,7 +115,7 @@ def _add_up(group: dist.ProcessGroup, module: nn.Module, inputs: Any, output: Te
 
 
 def of_rank_0(numbers: Tensor) -> Tensor:
-    """The numbers that rank 0 has, on every rank, which must call it; without ranks the numbers themselves."""
+    """Broadcast rank 0's numbers to every rank. Every rank must call it."""
     if _control is None or not numbers.numel():
         return numbers
     agreed = numbers.clone(memory_format=torch.contiguous_format)
@@ -121,17 +124,18 @@ def of_rank_0(numbers: Tensor) -> Tensor:
 
 
 def check_agreement(tokens: list[list[int]]) -> None:
-    """Raise a RunError unless all ranks generated the same tokens. Every rank must call it; without ranks it passes."""
+    """Raise a RunError unless all ranks generated the same tokens. Every rank must call it."""
     digests = _gather(hashlib.sha256(repr(tokens).encode()).hexdigest())
     if len(set(digests)) > 1:
         raise RunError(
-            "the ranks of tensor_parallel generated different tokens: their devices do not round alike\n"
-            "(draft.placement=tensor_parallel splits the draft as well, and all ranks then see the same numbers)"
+            "the ranks of tensor_parallel generated different tokens: their devices do not round"
+            " alike\n(draft.placement=tensor_parallel splits the draft as well, and all ranks then"
+            " see the same numbers)"
         )
 
 
 def sum_over_ranks(number: int) -> int:
-    """The sum of every rank's number, which every rank must give; without ranks the number itself."""
+    """Add up the numbers of all ranks. Every rank must call it."""
     return sum(_gather(number))
 
 
