@@ -265,11 +265,20 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
             check(arguments, command, _setting_names(command))
         if _outcome.errors:
             return
+    from harness.sweep import repeats
+
+    first: list[str] = []
+    with _reporting(command):
+        typed = [argument for argument in arguments if argument not in ("-m", "--multirun")]
+        first = repeats.rounds(command, typed)
+    if _outcome.errors:
+        return
     names.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
     # Hydra takes -m before or after all settings, but not among them.
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    flags = flags or (["-m"] if first else [])
     others = [
         overrides.quote_text(names.without_heads(argument))
         for argument in arguments
@@ -277,7 +286,7 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     ]
     # What Hydra prints for a shell completes the program, whose first word is the command.
     program = "harness" if "-sc" in arguments else f"harness {command}"
-    argv, sys.argv = sys.argv, [program, *flags, *others]
+    argv, sys.argv = sys.argv, [program, *flags, *first, *others]
     try:
         # With this set Hydra raises exceptions instead of printing them over many lines.
         variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
@@ -377,6 +386,9 @@ def _run_experiment(config: Any) -> Sequence[Any]:
         raise SettingError(
             "job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s
         )
+    in_rounds = sweep is not None and "repeat" in Manifest.read(sweep).varying
+    if getattr(settings, "repeats", 1) > 1 and not in_rounds:
+        raise SettingError("repeats", "must be typed as repeats=NUMBER", settings.repeats)
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 

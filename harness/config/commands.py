@@ -29,6 +29,8 @@ class LatencySettings(PromptedSettings):
     Attributes:
         num_prompts: how many prompts of the set are measured.
         num_warmup: batches that every arm decodes first and that are not counted.
+        repeats: how often the run is measured, each time in a new process.
+        repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns.
         num_resamples: of the paired bootstrap.
         test: two short prompts, to see that a pair works at all; marked in the row.
@@ -37,6 +39,8 @@ class LatencySettings(PromptedSettings):
 
     num_prompts: int = 15
     num_warmup: int = 1
+    repeats: int = 1
+    repeat: int = 1
     laps: int | Literal["auto"] = "auto"
     num_resamples: int = 10_000
     test: bool = False
@@ -46,7 +50,8 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
+        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
         if self.laps != "auto":
             queues = self.engine.name in ("server", "vllm")
             require(queues, "laps", "needs engine=server or engine=vllm", self.laps)
@@ -55,6 +60,17 @@ class LatencySettings(PromptedSettings):
         require(
             self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples
         )
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """Each repetition has a process of its own."""
+        return *super().pair, self.repeat
+
+    @property
+    def seed_of_run(self) -> int:
+        """Repetitions of sampled texts draw other ones."""
+        sampled = self.decoding.temperature > 0
+        return self.seed + self.repeat - 1 if sampled else self.seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +118,7 @@ class DistillSettings(LatencySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
+        require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
         require(
             self.engine.name == "local",
             "engine",

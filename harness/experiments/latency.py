@@ -168,7 +168,8 @@ class Latency(Experiment):
         if engine.queues:
             parts = in_laps(number, min(number, self._num_laps(engine, number)))
         indices = [prompt.index for prompt in self.prompts]
-        return [session.ask(token_ids[part], indices[part]) for part in parts]
+        seed = self.settings.seed_of_run
+        return [session.ask(token_ids[part], indices[part], seed=seed) for part in parts]
 
     def _num_laps(self, engine: Engine, num_prompts: int) -> int:
         settings = self.settings
@@ -337,6 +338,7 @@ class Latency(Experiment):
         lengths = [request.num_tokens for request in answered]
         num_tokens = sum(lengths)
         figures: dict[str, Any] = {
+            "seed": self.settings.seed_of_run,
             "num_prompts": len(requests),
             "smallest_batch": min(sizes, default=None),
             "num_tokens": num_tokens,

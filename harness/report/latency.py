@@ -118,6 +118,8 @@ def speedup_in_words(row: LatencyRow) -> str:
 
 def no_interval(row: LatencyRow) -> str:
     """`no interval from fewer than 8 prompts`."""
+    if row.repeat == "all" and not row.speedup_covers:
+        return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
     if row.speedup_covers:
         # `3 laps`, `1 batch`.

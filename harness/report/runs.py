@@ -169,8 +169,10 @@ def _judged(rows: list[RunRow]) -> list[RunRow]:
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Each measurement once, by its newest run that succeeded or else its newest; and the failures that still count.
 
-    A failure counts until a newer run of the same measurement succeeds.
+    Runs that a row pools are part of it. A failure counts until a newer run of the same measurement succeeds.
     """
+    pooled = {name for run in runs for name in getattr(run.last, "pooled_runs", None) or ()}
+    runs = [run for run in runs if run.last.run not in pooled]
     # Of a file that was torn the other copy has more; of a cumulative file the other copy knows the directory.
     by_size = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
     newest_last = [run for _, run in sorted({str(run.last.run): run for run in by_size}.items())]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.report.accuracy import accuracy_table, merged_rows
 from harness.report.distill import trained_table
-from harness.report.latency import speedup_bounds
+from harness.report.latency import latency_document, speedup_bounds
 from harness.report.methods import methods_tables
 from harness.report.overview import failures_table
 from harness.report.pair_tables import pairs_table
@@ -38,10 +38,20 @@ def job_line(command: str, rows: Rows) -> str:
     return ", ".join([result, *labels(rows[-1])]) if result else "done"
 
 
-def print_sweep(command: str, rows: Rows, file: Path, num_jobs: int) -> None:
-    """The final tables on stdout, and on stderr where the rows are."""
-    if rows:
-        print_document(sweep_document(command, rows), plain_console(WIDE))
+def print_sweep(
+    command: str, rows: Rows, file: Path, num_jobs: int, pooled: Sequence[Rows] = ()
+) -> None:
+    """Print the final tables on stdout, and on stderr where the rows are.
+
+    Args:
+        pooled: rows over all runs of each job that was repeated.
+    """
+    if len(pooled) == 1:
+        # One measurement, which happens to be a sweep.
+        print_document(latency_document(pooled[0]), plain_console(WIDE))
+    elif rows:
+        everything = [*rows, *(row for of_job in pooled for row in of_job)]
+        print_document(sweep_document(command, everything), plain_console(WIDE))
     num_done = len({row.job for row in rows})
     num_failed = len({row.job for row in rows if row.status != "ok"})
     unfinished = num_done < num_jobs or (num_failed and command != "plan")

@@ -234,8 +234,8 @@ _LINE += ["weights", "engine", "runner"]
 _FIRST = (*_LINE, "devices", "test", "fault")
 # Shown elsewhere, or no reason for a difference.
 _NEVER = frozenset(
-    "run job status error timestamp directory measurement settings setup_s model draft num_draft_tokens quantization"
-    " dtype synthetic_acceptance lossy task operands view server".split()
+    "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
+    " quantization dtype synthetic_acceptance lossy task operands view server".split()
 )
 # The others are said as `name value`.
 _PHRASES = {

@@ -22,7 +22,7 @@ from harness.results.schema import RunRow
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 # Settings that say where results go and how a run is carried out, and change no figure.
-_NOT_MEASURED = ("results", "resume", "job_timeout_s", "gpus_per_job", "force")
+_NOT_MEASURED = ("results", "repeats", "resume", "job_timeout_s", "gpus_per_job", "force")
 # Without a draft these have no effect: one measurement serves all their values.
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 

@@ -307,6 +307,14 @@ class LatencyRow(DecodedRow):
     )
     floor_ms: float | None = figure("least time of a target step at that rate", "ms")
     draft_floor_ms: float | None = figure("least time of a draft step", "ms")
+    repeats: int | None = setting(
+        "how many runs were asked for; of a pooled row, were pooled", "repeats"
+    )
+    repeat: int | Literal["all"] | None = setting(
+        "number of the run among its repetitions; `all` for the row that pools them, with means",
+        "repeat",
+    )
+    pooled_runs: list[str] | None = figure("`run` of those that a row pools, as JSON")
     num_warmup: int | None = setting("warm-up batches that were not counted", "num_warmup")
     laps: int | Literal["auto"] | None = setting(
         "how often the arms of an engine that keeps requests in flight take turns, or `auto`",

@@ -17,6 +17,7 @@ from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest
 from harness.results.schema import RunRow
+from harness.sweep import repeats
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
 from harness.sweep.ranks import num_ranks
@@ -90,11 +91,14 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     _crew.failures.clear()
     file = directory / f"{command}.csv"
     rows = read_rows(file, row_kind(command))
-    num_jobs = Manifest.read(directory).num_jobs
-    print_sweep(command, rows, file, num_jobs)
+    manifest = Manifest.read(directory)
+    num_jobs = manifest.num_jobs
+    pooled = repeats.pool(rows, num_jobs, directory) if "repeat" in manifest.varying else []
+    print_sweep(command, rows, file, num_jobs, pooled)
     # A job without a row had a wrong setting.
     missing = len({row.job for row in rows}) < num_jobs
-    return rows, exit_code(command, rows) or (2 if missing else 0)
+    of_all_runs = [row for of_job in pooled for row in of_job]
+    return [*rows, *of_all_runs], exit_code(command, rows) or (2 if missing else 0)
 
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:

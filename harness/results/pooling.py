@@ -1,0 +1,171 @@
+"""Repetitions of a run of `latency`, in processes of their own, as one measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.results.environment import new_run_id
+from harness.results.files import read_file
+from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.power import units_needed, visible_difference
+from harness.results.statistics.runs import RatioEstimate, ratio_over_runs
+from harness.results.work import judged
+
+# Figures of which a pooled row has the largest, or says whether all runs have it; of others it has
+# the mean, and of truths whether any run has it.
+_LARGEST = ("peak_memory_bytes", "longest_answer")
+_SMALLEST = ("shortest_answer", "smallest_batch")
+_OF_ALL = ("interleaved",)
+
+
+class UnitTimes(NamedTuple):
+    """Milliseconds per token of each arm by unit (prompt, batch or lap) of one run."""
+
+    regular: Mapping[int, float]
+    speculative: Mapping[int, float]
+
+
+def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
+    """One row per arm for several runs of the same settings: means, with an interval over units and runs.
+
+    Args:
+        runs: rows of each repetition, the regular arm first.
+
+    Returns:
+        [] where fewer than two runs succeeded.
+    """
+    succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
+    if len(succeeded) < 2:
+        return []
+    common = {
+        "run": new_run_id(),
+        "job": None,
+        "repeat": "all",
+        "repeats": len(succeeded),
+        "pooled_runs": [str(rows[0].run) for rows in succeeded],
+        "measurement": _digest(rows[0].measurement for rows in succeeded),
+        "directory": None,
+    }
+    pooled = [
+        dataclasses.replace(arms[0], **(_means(arms) | common))
+        for arms in zip(*succeeded, strict=True)
+    ]
+    if len(pooled) > 1:
+        pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
+    return judged(pooled)
+
+
+def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:
+    """The figures of an arm over its runs; None where a run lacks one."""
+    figures = [name for name, about in rows[0].columns().items() if about["kind"] == "figure"]
+    columns: dict[str, Any] = {}
+    for name in figures:
+        values = [getattr(row, name) for row in rows]
+        columns[name] = None if None in values else _mean(name, values)
+    return columns
+
+
+def _mean(name: str, values: Sequence[Any]) -> Any:
+    if all(value == values[0] for value in values):
+        return values[0]
+    if isinstance(values[0], bool):
+        return all(values) if name in _OF_ALL else any(values)
+    if isinstance(values[0], str):
+        return None
+    if isinstance(values[0], list):
+        return _mean_of_lists(values)
+    if name in _LARGEST:
+        return max(values)
+    if name in _SMALLEST:
+        return min(values)
+    mean = fmean(values)
+    return round(mean) if isinstance(values[0], int) else mean
+
+
+def _mean_of_lists(lists: Sequence[list[Any]]) -> list[Any]:
+    """Sums of counts and means of rates, by place; a place that a run lacks is left out of its mean."""
+    found: list[Any] = []
+    for place in range(max(map(len, lists))):
+        values = [values[place] for values in lists if place < len(values)]
+        known = [value for value in values if value is not None]
+        counts = all(isinstance(value, int) for value in known)
+        found.append((sum(known) if counts else fmean(known)) if known else None)
+    return found
+
+
+def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
+    """The columns of the speed-up; without an interval where the runs' prompts are not found."""
+    times = [_unit_times(rows) for rows in runs]
+    units = sorted(set.intersection(*(set(one.regular) & set(one.speculative) for one in times)))
+    if not units:
+        return {"speedup_low": None, "speedup_high": None, "speedup_covers": None}
+    regular = np.array([[one.regular[unit] for unit in units] for one in times])
+    speculative = np.array([[one.speculative[unit] for unit in units] for one in times])
+    last = runs[0][-1]
+    estimate = ratio_over_runs(regular, speculative, _unit_name(last))
+    columns: dict[str, Any] = estimate.interval().columns("speedup", "speedup_low", "speedup_high")
+    # With each run the seed changes, so that what is drawn varies between runs too.
+    seeds = " with a seed each" if last.temperature else ""
+    columns["speedup_covers"] = f"{estimate.covers}{seeds}"
+    return columns | _reach(estimate)
+
+
+def _reach(estimate: RatioEstimate) -> dict[str, Any]:
+    if estimate.num_units < FEWEST_FOR_INTERVAL:
+        return {"visible_difference": None, "units_for_half": None}
+    visible = visible_difference(estimate)
+    enough = units_needed(estimate, visible / 2) if visible > 0 else None
+    return {"visible_difference": visible, "units_for_half": enough}
+
+
+def _unit_name(row: LatencyRow) -> str:
+    """`prompt`, `batch` or `lap`, as the run's own interval has it."""
+    words = (row.speedup_covers or "1 prompt").split()
+    return {"batches": "batch"}.get(words[1], words[1].removesuffix("s"))
+
+
+def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
+    """Times of one run, from its prompts file; empty where that is gone."""
+    file = Path(rows[0].directory or "") / "latency_prompts.csv"
+    prompts = []
+    if rows[0].directory and file.is_file():
+        prompts = [row for row in read_file(file).rows if isinstance(row, LatencyPromptRow)]
+    answered = [
+        row
+        for row in prompts
+        if row.unit is not None and row.time_ms and row.num_tokens and not row.error
+    ]
+    arms = {arm: [row for row in answered if row.arm == arm] for arm in ("regular", "speculative")}
+    in_both = set.intersection(*({row.prompt_index for row in arm} for arm in arms.values()))
+    was_served = rows[-1].requests_per_second is not None
+    regular, speculative = (
+        _by_unit([row for row in arm if row.prompt_index in in_both], was_served)
+        for arm in arms.values()
+    )
+    return UnitTimes(regular, speculative)
+
+
+def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
+    """Milliseconds per token by unit: a sum over the requests of a lap, or the time of a batch's row."""
+    members: dict[int, list[tuple[float, int]]] = {}
+    for row in prompts:
+        members.setdefault(row.unit or 0, []).append((row.time_ms or 0.0, row.num_tokens or 1))
+    if was_served:
+        return {unit: sum(ms / tokens for ms, tokens in rows) for unit, rows in members.items()}
+    return {
+        unit: sum(ms for ms, _ in rows) / sum(tokens for _, tokens in rows)
+        for unit, rows in members.items()
+    }
+
+
+def _digest(measurements: Iterable[str | None]) -> str:
+    """Equal for repetitions of the whole."""
+    return hashlib.sha256("|".join(sorted(map(str, measurements))).encode()).hexdigest()[:16]
