@@ -20,8 +20,9 @@ from transformers.utils.hub import cached_file
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import SPARE_SLOTS, Head, HeadConfig, LayeredHead
+from harness.drafting.blocks import Head, HeadConfig, LayeredHead
 from harness.drafting.head_formats import StoredHead, check_types
+from harness.drafting.slot_cache import SPARE_SLOTS
 from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint, ask_hub, source
 from harness.models.failures import explain, first_line

@@ -16,8 +16,10 @@ from transformers.modeling_layers import MtpModel
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
-from harness.drafting.blocks import LayeredHead, SlotCache, one_by_one, windows
+from harness.drafting.blocks import LayeredHead, windows
+from harness.drafting.head_drafter import stacked
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
+from harness.drafting.slot_cache import SlotCache
 
 
 class MtpHead(EagleHead):
@@ -74,10 +76,10 @@ class MtpDrafter(EagleDrafter):
 
     def __init__(self, head: MtpHead, target: PreTrainedModel, warp: AnyWarp) -> None:
         super().__init__(head, target, warp)
-        self._again = len(head.layers) - 1
+        self.num_reread = len(head.layers) - 1
 
     def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        return Proposal(*one_by_one(self._through_layers(num_draft_tokens, uniforms)))
+        return Proposal(*stacked(self._through_layers(num_draft_tokens, uniforms)))
 
     def _read(self, num_masks: int = 0) -> Tensor:
         self._through_layers(0, torch.empty(0))
@@ -86,14 +88,19 @@ class MtpDrafter(EagleDrafter):
     def _through_layers(
         self, num_draft_tokens: int, uniforms: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Read the new features in every layer, which later needs its own keys and values, and draw from the first."""
-        states, tokens, drawn = self._features, self._following, list[tuple[Tensor, Tensor]]()
+        """Read the new features in every layer, which later needs its own keys and values.
+
+        The first layers also draw a token each.
+        """
+        states, tokens = self._features, self._following
+        drawn: list[tuple[Tensor, Tensor]] = []
         ends = self._ends()
-        self._place_new()
+        self._place_unread()
         for layer in range(len(self._head.layers)):
             states = self._head(self._embed(tokens), states, self._cache, layer)
             tokens = tokens.roll(-1, dims=1)
             if layer < num_draft_tokens:
-                drawn.append(self._draw(self._logits(states[ends]), uniforms[:, layer]))
-                tokens[ends] = drawn[-1][0]
+                token, probabilities = self._draw(self._logits(states[ends]), uniforms[:, layer])
+                drawn.append((token, probabilities))
+                tokens[ends] = token
         return drawn

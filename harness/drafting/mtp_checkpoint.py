@@ -13,15 +13,15 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from safetensors import safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
-from harness.drafting.blocks import SPARE_SLOTS, SlotCache
 from harness.drafting.heads import HeadCheckpoint, fetch, read_weight_map
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.mtp import MtpHead
+from harness.drafting.slot_cache import SPARE_SLOTS, SlotCache
 from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain
@@ -118,56 +118,57 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
         SettingError: a target without such layers, or with layers that transformers does not read.
         RunError: weights that cannot be fetched.
     """
-    text, name = target.config.get_text_config(decoder=True), target.settings.name
-
-    def refused(rule: str) -> SettingError:
-        return SettingError("draft", rule, settings.name)
-
-    if not getattr(text, "num_mtp_layers", None):
-        known = hasattr(text, "num_mtp_layers")
-        why = (
-            "has none" if known else f"has none that transformers {transformers.__version__} knows"
-        )
-        raise refused(
-            f"needs multi-token-prediction layers, and model={name} ({text.model_type}) {why}"
-        )
-    if (
-        stored := "GGUF" if target.settings.gguf_file else stored_quantization(target.config)
-    ) is not None:
-        raise refused(
-            f"needs weights that are not quantized, and those of model={name} are ({stored})"
-        )
-    try:
-        own = target.config.get_mtp_config()
-    except ValueError as error:
-        raise refused(
-            f"cannot be used: transformers does not read such layers of {text.model_type}"
-        ) from error
-    if unknown := set(getattr(own, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }:
-        raise refused(
-            f"cannot be used: the layers of model={name} are of type {', '.join(sorted(unknown))}"
-        )
+    text = target.config.get_text_config(decoder=True)
     size = vocabulary_size(text)
     config = EagleConfig(
         layers=(text.num_hidden_layers,),
         target_size=text.hidden_size,
         vocabulary_size=size,
         draft_vocabulary_size=size,
-        transformer=own,
+        transformer=_layers_config(settings, target),
     )
-    found = MtpCheckpoint(kind=Mtp(), settings=settings, config=config, target=target)
+    checkpoint = MtpCheckpoint(kind=Mtp(), settings=settings, config=config, target=target)
     if not weights:
-        return found
+        return checkpoint
     file, names = _stored(target)
-    patterns = _patterns(MODEL_FOR_CAUSAL_LM_MAPPING[type(target.config)], found.numbers)
-    if not any(re.search(pattern, one) for pattern in patterns for one in names):
-        raise refused(
-            f"needs multi-token-prediction layers, and the weights of model={name} hold none"
-        )
-    return replace(found, files=(file,))
+    patterns = _patterns(MODEL_FOR_CAUSAL_LM_MAPPING[type(target.config)], checkpoint.numbers)
+    if not any(re.search(pattern, name) for pattern in patterns for name in names):
+        model = f"model={target.settings.name}"
+        rule = f"needs multi-token-prediction layers, and the weights of {model} hold none"
+        raise SettingError("draft", rule, settings.name)
+    return replace(checkpoint, files=(file,))
+
+
+def _layers_config(settings: DraftSettings, target: Checkpoint) -> PreTrainedConfig:
+    """The configuration of a target's MTP layers. Raises SettingError where they cannot be used."""
+    text = target.config.get_text_config(decoder=True)
+    model = f"model={target.settings.name}"
+
+    def refused(rule: str) -> SettingError:
+        return SettingError("draft", rule, settings.name)
+
+    if not getattr(text, "num_mtp_layers", None):
+        lacks = "has none"
+        if not hasattr(text, "num_mtp_layers"):
+            lacks += f" that transformers {transformers.__version__} knows"
+        kind = text.model_type
+        raise refused(f"needs multi-token-prediction layers, and {model} ({kind}) {lacks}")
+    is_gguf = target.settings.gguf_file is not None
+    quantized = "GGUF" if is_gguf else stored_quantization(target.config)
+    if quantized is not None:
+        rule = f"needs weights that are not quantized, and those of {model} are ({quantized})"
+        raise refused(rule)
+    try:
+        config = target.config.get_mtp_config()
+    except ValueError as error:
+        kind = text.model_type
+        rule = f"cannot be used: transformers does not read such layers of {kind}"
+        raise refused(rule) from error
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if unknown := layer_types - {"full_attention", "sliding_attention"}:
+        kinds = ", ".join(sorted(unknown))
+        raise refused(f"cannot be used: the layers of {model} are of type {kinds}")
+    return config
 
 
 def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:

@@ -63,111 +63,146 @@ class TranslatedDrafter(Drafter):
         warp: AnyWarp,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._runner, self._translation, self._warp, self._device = (
-            runner,
-            translation,
-            warp,
-            device,
-        )
-        self._theirs = {own: target for target, own in translation.common}
-        self._unread: list[
-            list[int]
-        ] = []  # the target's tokens of each row that are not translated yet
-        self._pending: list[
-            list[int]
-        ] = []  # the draft's tokens of each row that its runner has not been fed
-        self._drafted: list[
-            list[int]
-        ] = []  # the draft's tokens of the last proposal; the runner lacks the last one
-        self._offered: list[list[int]] = []  # the target's
+        self._runner = runner
+        self._translation = translation
+        self._warp = warp
+        self._device = device
+        self._target_token = {own: target for target, own in translation.common}
+        # For each row: the target's tokens that are not translated yet, the draft's tokens that its
+        # runner has not been fed, and the last proposal in the draft's tokens (the runner lacks the
+        # last one) and in the target's.
+        self._untranslated: list[list[int]] = []
+        self._pending: list[list[int]] = []
+        self._drafted: list[list[int]] = []
+        self._offered: list[list[int]] = []
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._unread, self._pending, self._drafted, self._offered = [], [], [], []
-        logits = self._runner.start(
-            [self._translation.read_prompt(prompt) for prompt in prompts]
-        ).logits
+        """See `Drafter.start`."""
+        self._untranslated = []
+        self._pending = []
+        self._drafted = []
+        self._offered = []
+        logits = self._runner.start(self._read_prompts(prompts)).logits
         # The tokens that both have, on the device where each is used.
-        targets, own = (
-            zip(*self._translation.common, strict=True) if self._translation.common else ((), ())
-        )
-        self._common, self._own = to_device(targets, self._device), to_device(own, logits.device)
+        common = self._translation.common
+        self._common = to_device([target for target, _ in common], self._device)
+        self._own = to_device([own for _, own in common], logits.device)
         self._join(first_tokens)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._runner.add([self._translation.read_prompt(prompt) for prompt in prompts])
+        """See `Drafter.add`."""
+        self._runner.add(self._read_prompts(prompts))
         self._join(first_tokens)
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        counts = list(map(len, self._pending))
-        # A row without anything new to read takes part, and is offered nothing.
-        padded = [row + [0] * (max(*counts, 1) - len(row)) for row in self._pending]
-        logits = self._runner.extend(to_device(padded, self._own.device)).logits
-        self._runner.keep(counts)
-        rows = torch.arange(len(counts), device=logits.device)
-        last = logits[rows, to_device([max(count - 1, 0) for count in counts], logits.device)]
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        """See `Drafter.propose`."""
+        has_news = [bool(row) for row in self._pending]
+        last = self._feed_pending()
+        tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
         for place in range(num_draft_tokens):
             if place:
-                last = self._runner.extend(drawn[-1][0].unsqueeze(1)).logits[:, -1]
-            drawn.append(self._draw(last, uniforms[:, place].to(last.device)))
-        self._drafted = torch.stack([token for token, _ in drawn], dim=1).tolist()
+                last = self._runner.extend(tokens[-1].unsqueeze(1)).logits[:, -1]
+            drawn, probabilities = self._draw(last, uniforms[:, place].to(last.device))
+            tokens.append(drawn)
+            if probabilities is not None:
+                distributions.append(probabilities)
+        self._drafted = torch.stack(tokens, dim=1).tolist()
+        spread = self._spread(distributions) if distributions else None
+        return self._offer(num_draft_tokens, spread, has_news)
+
+    def _feed_pending(self) -> Tensor:
+        """Feed the runner what each row has not read -> logits [B, V of the draft] after it."""
+        counts = [len(row) for row in self._pending]
+        # A row without news takes part, and is offered nothing.
+        width = max(*counts, 1)
+        padded = [row + [0] * (width - len(row)) for row in self._pending]
+        logits = self._runner.extend(to_device(padded, self._own.device)).logits
+        self._runner.keep(counts)
         self._pending = [[] for _ in counts]
-        return self._told([found for _, found in drawn], [bool(count) for count in counts])
+        rows = torch.arange(len(counts), device=logits.device)
+        places = to_device([max(count - 1, 0) for count in counts], logits.device)
+        return logits[rows, places]
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        """See `Drafter.observe`."""
+        num_rows = len(next_tokens)
+        drafted = self._drafted or [[]] * num_rows
+        offered = self._offered or [[]] * num_rows
         kept = []
-        proposed = self._drafted or [[]] * len(next_tokens)
-        offered = self._offered or [[]] * len(next_tokens)
         for row, (count, next_token) in enumerate(zip(num_accepted, next_tokens, strict=True)):
-            self._unread[row] += [*offered[row][:count], next_token]
-            if read := self._translation.into_draft(self._unread[row]):
-                self._unread[row] = []
-            # What it drafted itself need not be read again, except for the last token, whose logits are needed.
-            most = min(len(read), len(proposed[row])) - 1
-            same = next((i for i in range(most) if read[i] != proposed[row][i]), max(most, 0))
+            self._untranslated[row] += [*offered[row][:count], next_token]
+            read = self._translation.into_draft(self._untranslated[row])
+            if read:
+                self._untranslated[row] = []
+            same = _num_equal(read, drafted[row])
             kept.append(same)
             self._pending[row] += read[same:]
         if self._drafted:
             self._runner.keep(kept)
-        self._drafted, self._offered = [], []
+        self._drafted = []
+        self._offered = []
 
     def select(self, rows: Sequence[int]) -> None:
+        """See `Drafter.select`."""
         self._runner.select(rows)
-        self._unread = [self._unread[row] for row in rows]
+        self._untranslated = [self._untranslated[row] for row in rows]
         self._pending = [self._pending[row] for row in rows]
 
+    def _read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [self._translation.read_prompt(prompt) for prompt in prompts]
+
     def _join(self, first_tokens: Sequence[int]) -> None:
+        """Take the first decided token of new rows."""
         for token in first_tokens:
             read = self._translation.into_draft([token])
-            self._unread.append([] if read else [token])
+            self._untranslated.append([] if read else [token])
             self._pending.append(read)
 
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, V of the draft], uniforms [B] -> tokens of the draft [B], and what they were drawn from."""
+        """Draw by logits [B, V of the draft] and uniforms [B].
+
+        Returns the draft's tokens [B], and the distributions over the common tokens that they were
+        drawn from; none by `text`.
+        """
         if self._translation.name == "text":
             return logits.argmax(-1), None
         probabilities = self._warp(logits[:, self._own])
         return self._own[existing_index(probabilities, uniforms)], probabilities
 
-    def _told(self, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        """What was drafted in the target's tokens; `ready` says which rows may be offered any."""
-        translate, spread = self._translation.into_target, None
-        if found := [one for one in drawn_from if one is not None]:
-            translate, common = self._one_to_one, torch.stack(found, dim=1).to(self._device)
-            spread = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
-            spread.index_copy_(-1, self._common, common)
-        most = len(drawn_from)
-        self._offered = [
-            translate(row)[:most] if one else []
-            for row, one in zip(self._drafted, ready, strict=True)
-        ]
-        padded = [row + [0] * (most - len(row)) for row in self._offered]
-        return Proposal(to_device(padded, self._device), spread, list(map(len, self._offered)))
+    def _spread(self, distributions: Sequence[Tensor]) -> Tensor:
+        """Distributions over the common tokens, K times [B, C], as ones over the target's [B, K, V]."""
+        common = torch.stack(list(distributions), dim=1).to(self._device)
+        whole = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
+        return whole.index_copy_(-1, self._common, common)
 
-    def _one_to_one(self, tokens: Sequence[int]) -> list[int]:
-        return [self._theirs[token] for token in tokens]
+    def _offer(self, most: int, spread: Tensor | None, has_news: Sequence[bool]) -> Proposal:
+        """The draft in the target's tokens; a row without news is offered none."""
+        self._offered = []
+        for drafted, is_ready in zip(self._drafted, has_news, strict=True):
+            self._offered.append(self._into_target(drafted)[:most] if is_ready else [])
+        padded = [row + [0] * (most - len(row)) for row in self._offered]
+        lengths = [len(row) for row in self._offered]
+        return Proposal(to_device(padded, self._device), spread, lengths)
+
+    def _into_target(self, tokens: Sequence[int]) -> list[int]:
+        if self._translation.name == "text":
+            return self._translation.into_target(tokens)
+        return [self._target_token[token] for token in tokens]
+
+
+def _num_equal(read: Sequence[int], drafted: Sequence[int]) -> int:
+    """How many tokens need not be read again, because the draft model drafted them itself.
+
+    The last token of either is never among them: its logits are needed.
+    """
+    most = min(len(read), len(drafted)) - 1
+    for index in range(most):
+        if read[index] != drafted[index]:
+            return index
+    return max(most, 0)

@@ -58,39 +58,36 @@ def translation(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int
 ) -> Translation:
     """Between a target's tokenizer and a draft's; `num_tokens` is the width of the target's logits."""
-    of_target, of_draft = _texts(target), _texts(draft)
-    common = {
-        number: of_draft[text]
-        for text, number in of_target.items()
-        if text in of_draft and number < num_tokens
-    }
+    draft_tokens = _texts(draft)
+    common: dict[int, int] = {}
+    for text, token in _texts(target).items():
+        if text in draft_tokens and token < num_tokens:
+            common[token] = draft_tokens[text]
 
     def into_draft(tokens: Sequence[int]) -> list[int]:
-        found: list[int] = []
+        read: list[int] = []
         unknown: list[int] = []
         for token in tokens:
-            if (own := common.get(token)) is None:
+            if token not in common:
                 unknown.append(token)
                 continue
-            found += [*_read(draft, target, unknown), own]
+            read += [*_read(draft, target, unknown), common[token]]
             unknown = []
         if unknown and _text(target, unknown).endswith(_BROKEN) and len(unknown) < 4:
             return []  # a character waits for its other bytes
-        return found + _read(draft, target, unknown)
+        return read + _read(draft, target, unknown)
 
     def read_prompt(tokens: Sequence[int]) -> list[int]:
-        return list(draft(target.decode(list(tokens), skip_special_tokens=True))["input_ids"]) or [
-            _any_token(draft)
-        ]
+        text = target.decode(list(tokens), skip_special_tokens=True)
+        return list(draft(text)["input_ids"]) or [_any_token(draft)]
 
     def into_target(tokens: Sequence[int]) -> list[int]:
         return _read(target, draft, tokens)
 
-    enough = len(common) >= _FEWEST_IN_COMMON * len(draft.get_vocab())
-    how: Literal["intersection", "text"] = "intersection" if enough else "text"
-    return Translation(
-        sorted(common.items()), read_prompt, into_draft, into_target, num_tokens, how
-    )
+    has_enough = len(common) >= _FEWEST_IN_COMMON * len(draft.get_vocab())
+    name: Literal["intersection", "text"] = "intersection" if has_enough else "text"
+    pairs = sorted(common.items())
+    return Translation(pairs, read_prompt, into_draft, into_target, num_tokens, name)
 
 
 def _read(
@@ -103,19 +100,21 @@ def _read(
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     # Behind another token, because some write a token at the beginning of a text without its space.
-    first = [*tokens[:1], *tokens]
-    whole, before = (
-        tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for part in (first, first[: len(tokens[:1])])
-    )
-    return str(whole)[len(str(before)) :]
+    first = list(tokens[:1])
+    whole = _decoded(tokenizer, [*first, *tokens])
+    return whole[len(_decoded(tokenizer, first)) :]
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The bytes that each token stands for, the end of a text as none at all; other special tokens are left out."""
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     by_bytes = not any("\N{LOWER ONE EIGHTH BLOCK}" in token for token in vocabulary)
-    found: dict[bytes, int] = {}
+    texts: dict[bytes, int] = {}
     for token, number in vocabulary.items():
         if number in special:
             continue
@@ -126,10 +125,10 @@ def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
         else:
             text = token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
         # Bytes may have a token as well as the character.
-        found[text] = min(number, found.get(text, number))
+        texts[text] = min(number, texts.get(text, number))
     if tokenizer.eos_token_id is not None:
-        found[b""] = int(tokenizer.eos_token_id)
-    return found
+        texts[b""] = int(tokenizer.eos_token_id)
+    return texts
 
 
 def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:

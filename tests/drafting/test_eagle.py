@@ -118,7 +118,7 @@ def test_greedy_output_is_that_of_generate(model_type: str, mask_token_id: int |
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     mask_token_id: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.drafting.blocks.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
     target, head = target_model(), eagle_head(layer_config("llama"), mask_token_id=mask_token_id)
     expected = eagle_expected(head, head.embed_tokens, head.lm_head)
     check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))

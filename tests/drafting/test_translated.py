@@ -16,7 +16,6 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.settings import ModelSettings
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Proposal
 from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.drafting.translation import translation
@@ -129,10 +128,8 @@ def test_the_draft_model_reads_the_whole_text() -> None:
 class Unmapped(TranslatedDrafter):
     """The broken twin: probabilities at the draft's own places instead of the target's."""
 
-    def _told(self, drawn_from: Sequence[Tensor | None], ready: Sequence[bool]) -> Proposal:
-        told = super()._told(drawn_from, ready)
-        assert told.probabilities is not None
-        return Proposal(told.tokens, told.probabilities.roll(1, -1), told.lengths)
+    def _spread(self, distributions: Sequence[Tensor]) -> Tensor:
+        return super()._spread(distributions).roll(1, -1)
 
 
 @pytest.mark.parametrize(

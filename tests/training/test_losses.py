@@ -9,13 +9,14 @@ from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import Head, SlotCache
+from harness.drafting.blocks import Head
 from harness.drafting.kinds import dflash
 from harness.drafting.kinds.dflash import BlockHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_heads import initialise
+from harness.drafting.slot_cache import SlotCache
 from harness.models.checkpoints import Checkpoint
 from harness.training.losses import lesson, loss_of
 from known_heads import new_head

@@ -18,10 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
-from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
+from harness.drafting.blocks import HeadConfig, LayeredHead
+from harness.drafting.head_drafter import HeadDrafter, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
+from harness.drafting.slot_cache import SlotCache
 from harness.menu.head_kind import HeadKind
 
 # Blocks of one row that a head is trained on at a time.
@@ -153,32 +155,39 @@ class BlockDrafter(HeadDrafter):
         self._config, self._confidence = head.config, confidence
 
     def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        config, last = (
-            self._config,
-            self._following[self._ends()],
-        )  # the token just decided, which has no features yet
+        config = self._config
+        # The token just decided, which has no features yet.
+        last = self._following[self._ends()]
         self._read()
         masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
         queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
         self._place(config.block_size)
-        states = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :][
-            :, :num_draft_tokens
-        ]
-        logits, uniforms = self._logits(states), uniforms[:, : states.shape[1]]
+        predicting = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :]
+        states = predicting[:, :num_draft_tokens]
+        count = states.shape[1]
+        logits = self._logits(states)
         if self._head.markov_head is None:
-            return self._offer(last, states, *self._draw(logits, uniforms))
+            drawn = self._draw(logits, uniforms[:, :count])
+        else:
+            drawn = stacked(self._draw_in_turn(last, logits, uniforms))
+        return self._offer(last, states, *drawn)
+
+    def _draw_in_turn(
+        self, last: Tensor, logits: Tensor, uniforms: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Draw one token after the other, each with a bias by the one before."""
+        assert self._head.markov_head is not None
         drawn: list[tuple[Tensor, Tensor]] = []
-        for count in range(states.shape[1]):
-            bias = self._head.markov_head["markov_w2"](
-                self._previous(drawn[-1][0] if drawn else last)
-            )
-            drawn.append(
-                self._draw(logits[:, count] + bias[..., : logits.shape[-1]], uniforms[:, count])
-            )
-        return self._offer(last, states, *one_by_one(drawn))
+        before = last
+        for count in range(logits.shape[1]):
+            bias = self._head.markov_head["markov_w2"](self._previous(before))
+            biased = logits[:, count] + bias[..., : logits.shape[-1]]
+            drawn.append(self._draw(biased, uniforms[:, count]))
+            before = drawn[-1][0]
+        return drawn
 
     def _read(self) -> None:
-        self._place_new()
+        self._place_unread()
         self._head.read(self._features, self._cache)
 
     def _previous(self, tokens: Tensor) -> Tensor:

@@ -18,10 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.decoding.protocols import Proposal
 from harness.decoding.transfer import to_device
 from harness.decoding.warp import AnyWarp
-from harness.drafting.blocks import HeadConfig, HeadDrafter, LayeredHead, SlotCache, one_by_one
+from harness.drafting.blocks import HeadConfig, LayeredHead
+from harness.drafting.head_drafter import HeadDrafter, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
+from harness.drafting.slot_cache import SlotCache
 from harness.menu.head_kind import HeadKind
 
 
@@ -127,40 +129,40 @@ class EagleDrafter(HeadDrafter):
     _head: EagleHead
 
     def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        head, config = self._head, self._head.config
-        if config.mask_token_id is not None:
+        head = self._head
+        if head.config.mask_token_id is not None:
             states = self._read(num_masks=num_draft_tokens - 1)
             return Proposal(*self._draw(self._logits(head.norm(states)), uniforms))
-        states, drawn = self._read(), list[tuple[Tensor, Tensor]]()
+        states = self._read()
+        drawn: list[tuple[Tensor, Tensor]] = []
         for count in range(num_draft_tokens):
             if count:
                 self._place(1, ahead=count - 1)
-                states = head(self._embed(drawn[-1][0].unsqueeze(1)), states, self._cache)
+                token, _ = drawn[-1]
+                states = head(self._embed(token.unsqueeze(1)), states, self._cache)
             normed = head.norm(states)
             drawn.append(self._draw(self._logits(normed[:, 0]), uniforms[:, count]))
-            states = normed if config.norm_output else states
-        return Proposal(*one_by_one(drawn))
+            states = normed if head.config.norm_output else states
+        return Proposal(*stacked(drawn))
 
     def _read(self, num_masks: int = 0) -> Tensor:
-        """Read the new features and the masks after them -> the states [B, 1 + masks, width] from the last one on."""
-        counts, device = (
-            to_device(self._new, self._features.device).unsqueeze(1),
-            self._features.device,
-        )
-        states, tokens = self._head.join(self._features), self._following
+        """Read the new features, and masks behind them.
+
+        Returns the states [B, 1 + masks, width] from the last feature on.
+        """
+        head, device = self._head, self._features.device
+        counts = to_device(self._num_unread, device).unsqueeze(1)
+        states, tokens = head.join(self._features), self._following
         if num_masks:
-            padding = (0, num_masks)
             index = torch.arange(states.shape[1] + num_masks, device=device)
-            masked = index >= counts
-            tokens = nn.functional.pad(tokens, padding).masked_fill(
-                masked, self._head.config.mask_token_id or 0
-            )
-            states = nn.functional.pad(states, (0, 0, *padding))
-            states = torch.where(
-                masked.unsqueeze(-1), self._head.join(self._head.mask_hidden), states
-            )
-        self._place_new(num_masks)
-        states = self._head(self._embed(tokens), states, self._cache)
+            is_mask = index >= counts
+            mask_token = head.config.mask_token_id or 0
+            tokens = nn.functional.pad(tokens, (0, num_masks)).masked_fill(is_mask, mask_token)
+            states = nn.functional.pad(states, (0, 0, 0, num_masks))
+            mask_state = head.join(head.mask_hidden)
+            states = torch.where(is_mask.unsqueeze(-1), mask_state, states)
+        self._place_unread(num_masks)
+        states = head(self._embed(tokens), states, self._cache)
         wanted = counts - 1 + torch.arange(1 + num_masks, device=device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
-from harness.drafting.blocks import Head, HeadConfig, HeadDrafter
+from harness.drafting.blocks import Head, HeadConfig
+from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import NUM_TOKENS
