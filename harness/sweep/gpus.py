@@ -14,40 +14,53 @@ from harness.config.machine import gpu_names
 
 
 def lease(num_gpus: int | None) -> dict[str, int]:
-    """Wait until `num_gpus` of the visible GPUs are free, and lock them. None, or no GPU in this machine: no locks.
+    """Wait until `num_gpus` of the visible GPUs are free, and lock them.
+
+    Args:
+        num_gpus: None for no locks. Without a GPU in this machine there are none either.
 
     Returns:
-        GPU -> file descriptor of its lock, which is held until this process and those that inherit it have closed it.
+        The file descriptor of each GPU's lock. A lock lasts until this process and all that inherit
+        it have closed it.
 
     Raises:
-        SettingError: if fewer are visible.
+        SettingError: fewer GPUs are visible.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        map(str, range(len(gpu_names()))) if chosen is None else map(str.strip, chosen.split(","))
-    )
-    visible = list(filter(None, names))
+    visible = _visible_gpus()
     if num_gpus is None or not visible:
         return {}
     if num_gpus > len(visible):
-        raise SettingError(
-            "gpus_per_job", f"must not exceed the number of visible GPUs, {len(visible)}", num_gpus
-        )
+        rule = f"must not exceed the number of visible GPUs, {len(visible)}"
+        raise SettingError("gpus_per_job", rule, num_gpus)
     directory = Path(tempfile.gettempdir()) / "harness-gpus"
     directory.mkdir(exist_ok=True)
     while True:
-        held: dict[str, int] = {}
+        locks: dict[str, int] = {}
         for gpu in visible:
-            lock = os.open(directory / f"{gpu}.lock", os.O_RDONLY | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            held[gpu] = lock
-            if len(held) == num_gpus:
-                return held
+            lock = _try_lock(directory / f"{gpu}.lock")
+            if lock is not None:
+                locks[gpu] = lock
+            if len(locks) == num_gpus:
+                return locks
         # All or nothing: two jobs that hold one GPU each and need two would wait for ever.
-        for lock in held.values():
+        for lock in locks.values():
             os.close(lock)
         time.sleep(random.uniform(0.1, 0.5))
+
+
+def _visible_gpus() -> list[str]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [str(gpu) for gpu in range(len(gpu_names()))]
+    return [name.strip() for name in chosen.split(",") if name.strip()]
+
+
+def _try_lock(file: Path) -> int | None:
+    """The file descriptor of a lock; None if another process has it."""
+    lock = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

@@ -1,4 +1,4 @@
-"""One job of a sweep: reused if it was measured before, else run in a worker; it always gets a row."""
+"""One job of a sweep: rows from an earlier measurement, or else from a worker, however it ends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config.errors import HarnessError, VerdictError
+from harness.config.run import RunSettings
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import measured_rows, measurement_digest
@@ -29,18 +30,43 @@ _IDLE_S = 5.0
 
 @dataclass
 class _Crew:
-    """The worker of this process, if it has one, what ends it when no job comes, and why pairs failed to load."""
+    """The worker of this process, if it has one.
+
+    Attributes:
+        pair: the pair that the worker has loaded.
+        idle: ends the worker when no job comes.
+        failures: reasons why pairs failed to load, by pair.
+    """
 
     worker: Worker | None = None
     pair: str = ""
     idle: threading.Timer | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
+    def worker_for(self, pair: str, settings: RunSettings) -> Worker:
+        """The worker that has loaded this pair, or a new one; it does not end while idle now."""
+        if self.idle is not None:
+            # After `join` it has ended the worker, or never will.
+            self.idle.cancel()
+            self.idle.join()
+        if self.worker is None or self.pair != pair:
+            self.dismiss()
+            gpus = lease(settings.gpus_per_job)
+            self.worker = Worker(num_ranks(settings, len(gpus)), gpus)
+            self.pair = pair
+        return self.worker
+
     def dismiss(self) -> None:
         """End the worker, and free its GPUs."""
         if self.worker is not None:
             self.worker.close()
         self.worker = None
+
+    def dismiss_when_idle(self) -> None:
+        """End the worker if no job comes soon."""
+        self.idle = threading.Timer(_IDLE_S, self.dismiss)
+        self.idle.daemon = True
+        self.idle.start()
 
 
 _crew = _Crew()
@@ -53,11 +79,13 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
         measures: whether it runs in a worker, and is not repeated.
 
     Raises:
-        SettingError: GPUs that are not there, or a place where no file can be written.
+        SettingError: GPUs that are not there, or a directory where no file can be written.
     """
-    started, seconds = time.monotonic(), None
+    started = time.monotonic()
+    seconds: float | None = None
     rows: Sequence[RunRow] = []
-    if measures and job.settings.resume and (file := job.settings.results.file) is not None:
+    file = job.settings.results.file
+    if measures and job.settings.resume and file is not None:
         digest = measurement_digest(job.settings)
         rows = measured_rows(file, row_kind(job.command), digest)
         write_rows(job.file, rows)
@@ -69,10 +97,12 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
 
 
 def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
-    """The rows of a single run by several processes. Rank 0 prints and writes; if it dies, this process writes.
+    """The rows of a single run by several processes.
+
+    Rank 0 prints and writes; if it dies, this process writes.
 
     Raises:
-        HarnessError: what ended the run; RunError if a process died.
+        HarnessError: the error that ended the run; RunError if a process died.
     """
     worker = Worker(num_ranks)
     try:
@@ -86,7 +116,7 @@ def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
 
 
 def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
-    """End the sweep in a directory, which this process started: print its table, and return its rows and exit code."""
+    """End this process's sweep: print its table, and return its rows and exit code."""
     _crew.dismiss()
     _crew.failures.clear()
     file = directory / f"{command}.csv"
@@ -102,9 +132,10 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
 
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:
-    nowhere = io.StringIO()
+    """Run the job in this process, without its output."""
+    discarded = io.StringIO()
     error: HarnessError | None = None
-    with redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with redirect_stdout(discarded), redirect_stderr(discarded):
         try:
             job.run()
         except HarnessError as known:
@@ -116,75 +147,79 @@ def _run_quietly(job: Job) -> Sequence[RunRow]:
 
 
 def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[RunRow]:
-    """The rows of a run that an error ended after its measurement: it was not collected, so that the job failed.
+    """Mark rows as failed if an error came after the measurement, which then is not collected.
 
-    Those in the run's directory stay as they are.
+    The rows in the run's directory stay as they are.
     """
-    measured = all(row.status == "ok" for row in rows)
-    if error is None or isinstance(error, VerdictError) or not measured:
+    is_measured = all(row.status == "ok" for row in rows)
+    if error is None or isinstance(error, VerdictError) or not is_measured:
         return rows
     return [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
 
 
 def _measure(job: Job) -> Sequence[RunRow]:
-    pair, settings = repr(job.settings.pair), job.settings
-    if reason := _crew.failures.get(pair):
+    """Run the job in a worker."""
+    pair = repr(job.settings.pair)
+    reason = _crew.failures.get(pair)
+    if reason:
         return job.rows_or_failure(f"not tried, because the pair failed to load before: {reason}")
-    if _crew.idle is not None:
-        # Afterwards it has ended the worker, or never will.
-        _crew.idle.cancel()
-        _crew.idle.join()
-    if _crew.worker is None or _crew.pair != pair:
-        _crew.dismiss()
-        gpus = lease(settings.gpus_per_job)
-        _crew.worker, _crew.pair = Worker(num_ranks(settings, len(gpus)), gpus), pair
+    worker = _crew.worker_for(pair, job.settings)
     try:
-        error = _crew.worker.run(job, settings.job_timeout_s)
+        error = worker.run(job, job.settings.job_timeout_s)
     except KeyboardInterrupt:
         _crew.dismiss()
-        if rows := job.rows():
+        rows = job.rows()
+        if rows:
             _record(job, rows, 0.0)
         raise
     rows = _with_error(job.rows_or_failure(str(error or "its process wrote no row")), error)
     failed = any(row.status != "ok" for row in rows)
-    if failed and _crew.worker.loading:
+    if failed and worker.loading:
         _crew.failures[pair] = str(rows[0].error)
-    if failed or _crew.worker.spent:
+    if failed or worker.spent:
         # A failure may have left something behind.
         _crew.dismiss()
-    elif settings.gpus_per_job is not None:
-        _crew.idle = threading.Timer(_IDLE_S, _crew.dismiss)
-        _crew.idle.daemon = True
-        _crew.idle.start()
+    elif job.settings.gpus_per_job is not None:
+        _crew.dismiss_when_idle()
     return rows
 
 
 def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
-    """Put a job's rows into the sweep's file, in place of any that it has there, and print a line about it.
+    """Put a job's rows into the sweep's file, in place of any from before, and print a line.
 
     Args:
-        seconds: that the job took; None if it was measured before.
+        seconds: duration of the job; None if it was measured before.
     """
     assert job.sweep is not None
     file = job.sweep / f"{job.command}.csv"
-    num_done = replace_rows(
-        file, [dataclasses.replace(row, job=str(job.number)) for row in rows], "job"
-    )
+    numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
+    num_done = replace_rows(file, numbered, "job")
     manifest = Manifest.read(job.sweep)
-    label = " ".join(
-        given for given in job.overrides if given.lstrip("+").partition("=")[0] in manifest.varying
-    )
-    took = "measured before" if seconds is None else _duration(seconds)
-    if num_left := max(0, manifest.num_jobs - num_done):
-        each = (time.time() - manifest.started) / num_done
-        took += f"; {num_left} left, about {_duration(num_left * each)}"
+    time_text = "measured before" if seconds is None else _duration(seconds)
+    num_left = max(0, manifest.num_jobs - num_done)
+    if num_left:
+        seconds_per_job = (time.time() - manifest.started) / num_done
+        time_text += f"; {num_left} left, about {_duration(num_left * seconds_per_job)}"
+    texts = [_label(job, manifest), job_line(job.command, rows)]
+    text = ": ".join(filter(None, texts))
     # One write, so that lines of jobs side by side do not mix.
-    said = ": ".join(filter(None, [label, job_line(job.command, rows)]))
-    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {said} ({took})\n")
+    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {text} ({time_text})\n")
     sys.stderr.flush()
+
+
+def _label(job: Job, manifest: Manifest) -> str:
+    """The typed settings in which this job differs from others."""
+    overrides = []
+    for override in job.overrides:
+        key, _, _ = override.lstrip("+").partition("=")
+        if key in manifest.varying:
+            overrides.append(override)
+    return " ".join(overrides)
 
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

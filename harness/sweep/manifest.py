@@ -1,4 +1,4 @@
-"""The record of a sweep's start, for its jobs in their processes: `sweep.json` in its directory."""
+"""`sweep.json` in a sweep's directory: facts about the sweep for its jobs and its end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -22,12 +23,12 @@ _FILE = "sweep.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a sweep knows of its jobs.
+    """Facts about all jobs of a sweep.
 
     Attributes:
         started: seconds since the epoch.
         varying: the settings in which jobs differ.
-        methods: the ways to draft, where jobs differ in the draft.
+        methods: the ways to draft, if jobs differ in the draft.
     """
 
     num_jobs: int
@@ -42,43 +43,26 @@ class Manifest:
 
 
 class SweepCallback(Callback):
-    """Writes the manifest. Hydra calls it in the process that the user started, before the first job.
+    """Writes the manifest, in the process that the user started, before the first job.
 
     Attributes:
-        directory: of the sweep that this process started; None before.
+        directory: where the sweep that this process started writes; None before.
     """
 
     directory: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """See the class."""
-        # Hydra imports this class for every command: slow imports wait until there is a sweep.
-        from harness.menu.names import method_name
+        # Hydra imports this module for every command: slow imports wait until there is a sweep.
         from harness.results.files import replace_file
 
         directory = Path(config.hydra.sweep.dir)
-        # An optimiser has its choices, and their number, in the configuration. Of a setting that is also typed Hydra
-        # takes the typed values alone.
-        sweeper = config.hydra.sweeper
-        chosen = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        # With its configurations, because `glob(...)` is over them.
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-        overrides = parser.parse_overrides([*chosen, *config.hydra.overrides.task])
-        last = {override.get_key_element(): override for override in overrides}
-        sweeps = [override for override in last.values() if override.is_sweep_override()]
-        num_jobs = sweeper.get("n_trials") or math.prod(
-            len(list(sweep.sweep_iterator())) for sweep in sweeps
-        )
-        drafts = [
-            str(choice).rpartition("+")[2]
-            for sweep in sweeps
-            if sweep.key_or_group in ("draft", "pair")
-            for choice in sweep.sweep_iterator()
-        ]
-        methods = sorted(set(map(method_name, drafts)))
-        manifest = Manifest(
-            num_jobs, time.time(), [sweep.key_or_group for sweep in sweeps], methods
-        )
+        sweeps = _swept_overrides(config)
+        num_jobs = config.hydra.sweeper.get("n_trials")
+        if not num_jobs:
+            num_jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
+        varying = [sweep.key_or_group for sweep in sweeps]
+        manifest = Manifest(num_jobs, time.time(), varying, _drafting_methods(sweeps))
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
         except RunError:
@@ -86,3 +70,26 @@ class SweepCallback(Callback):
             return
         SweepCallback.directory = directory
         print(f"{num_jobs} job{'' if num_jobs == 1 else 's'} in {directory}", file=sys.stderr)
+
+
+def _swept_overrides(config: DictConfig) -> list[Override]:
+    """The settings with several values, typed or chosen by an optimiser."""
+    # An optimiser has its choices in the configuration. Hydra ignores them for a typed setting.
+    choices = config.hydra.sweeper.get("params") or {}
+    texts = [f"{key}={value}" for key, value in choices.items()]
+    texts += config.hydra.overrides.task
+    # The parser needs the configurations, because `glob(...)` is over them.
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    last = {override.get_key_element(): override for override in parser.parse_overrides(texts)}
+    return [override for override in last.values() if override.is_sweep_override()]
+
+
+def _drafting_methods(sweeps: list[Override]) -> list[str]:
+    from harness.menu.names import method_name
+
+    methods = set()
+    for sweep in sweeps:
+        if sweep.key_or_group in ("draft", "pair"):
+            for choice in sweep.sweep_iterator():
+                methods.add(method_name(str(choice).rpartition("+")[2]))
+    return sorted(methods)

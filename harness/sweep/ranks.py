@@ -1,4 +1,4 @@
-"""How many processes a model is split over, with torchrun and without."""
+"""Number of processes over which a model is split, with torchrun and without."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
-# How many processes torchrun started, and on how many machines.
+# Numbers of processes that torchrun started, and of machines.
 _STARTED = "HARNESS_RANKS"
 _MACHINES = "HARNESS_RANK_MACHINES"
 
-# Variables that torchrun sets. Our own ranks get others, and libraries must not take a process for one of torchrun's.
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+# Prefixes of variables that torchrun sets. Our ranks get other values, and libraries must not take
+# a process for one of torchrun's.
+_TORCHRUN_PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 
 SettingsType = TypeVar("SettingsType", bound=RunSettings)
 
@@ -25,19 +26,19 @@ SettingsType = TypeVar("SettingsType", bound=RunSettings)
 def is_superfluous() -> bool:
     """Whether torchrun started this process, and it is not the first.
 
-    The first one starts as many ranks as torchrun was asked for, and the others end at once. So one process is left
-    that computes nothing, notices when a rank dies, and records it. It forgets torchrun here.
+    The first one starts as many ranks as torchrun was asked for, and the others end at once. The
+    first one computes nothing itself: it notices when a rank dies, and records it. Here it removes
+    torchrun's variables.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     if os.environ["RANK"] != "0":
         return True
-    os.environ[_STARTED], os.environ[_MACHINES] = (
-        os.environ["WORLD_SIZE"],
-        os.environ["GROUP_WORLD_SIZE"],
-    )
-    for name in [name for name in os.environ if name.startswith(_OF_TORCHRUN)]:
-        del os.environ[name]
+    os.environ[_STARTED] = os.environ["WORLD_SIZE"]
+    os.environ[_MACHINES] = os.environ["GROUP_WORLD_SIZE"]
+    for name in list(os.environ):
+        if name.startswith(_TORCHRUN_PREFIXES):
+            del os.environ[name]
     return False
 
 
@@ -45,7 +46,8 @@ def with_ranks(settings: SettingsType) -> SettingsType:
     """The settings with the number of processes that torchrun started.
 
     Raises:
-        SettingError: ranks cannot do this, or torchrun started a different number than was asked for.
+        SettingError: ranks cannot do this, or torchrun started a different number than was asked
+            for.
     """
     started, placement = os.environ.get(_STARTED), settings.placement
     if not settings.tensor_parallel:
@@ -53,9 +55,8 @@ def with_ranks(settings: SettingsType) -> SettingsType:
         require(started is None, "placement.strategy", rule, placement.strategy)
         return settings
     if isinstance(settings, CompareSettings) and settings.prompt is None:
-        raise SettingError(
-            "prompt", "must be given with tensor_parallel, whose processes share no keyboard"
-        )
+        rule = "must be given with tensor_parallel, whose processes share no keyboard"
+        raise SettingError("prompt", rule)
     if started is not None:
         rule = "works on one machine (torchrun --nnodes 1)"
         require(os.environ[_MACHINES] == "1", "placement.strategy", rule, placement.strategy)
@@ -66,16 +67,18 @@ def with_ranks(settings: SettingsType) -> SettingsType:
 
 
 def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:
-    """How many processes a run needs: one per GPU, or as many as the settings say.
+    """Number of processes that a run needs: one per GPU, or as many as the settings say.
 
     If that is more than there are GPUs the answer is 1, and planning reports it.
 
     Args:
-        num_gpus: that are leased to the run; 0 for all.
+        num_gpus: number of GPUs leased to the run; 0 for all.
     """
     if not settings.tensor_parallel:
         return 1
     model = settings.model if settings.strategy == "tensor_parallel" else settings.draft
     wanted = (model and model.gpus) or settings.placement.gpus
     visible = num_gpus or len(gpu_names())
-    return 1 if visible and wanted and wanted > visible else wanted or visible or 1
+    if visible and wanted and wanted > visible:
+        return 1
+    return wanted or visible or 1

@@ -1,8 +1,9 @@
 """Signals that end a run, raised as exceptions, and never lost.
 
-An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So
-while libraries are imported a signal ends the process without an exception, or is postponed where others need it. One
-that disappears in a destructor is raised again.
+An exception from a signal may disappear during an import: extension modules and fallbacks of
+libraries swallow it. So while libraries are imported a signal ends the process without an
+exception, or is postponed if rows must be written first. An exception that disappears in a
+destructor is raised again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# While signals are postponed: the error that the first one will raise. None while they raise at once.
+# While signals are postponed: the error that the first one will raise. None while they raise at
+# once.
 _waiting: list[BaseException] | None = None
-# Ends the process while signals would be postponed; None where they are.
+# Ends the process instead of postponing a signal; None to postpone it.
 _leave: Callable[[], NoReturn] | None = None
-# Of the standard streams, those that were a terminal at first.
+# Standard streams that were a terminal at first.
 _terminals: list[int] = []
 # The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
 
 def handle(number: int, error: Callable[[], BaseException]) -> None:
-    """From now on a signal raises `error()` in the main thread: at once, or in `obey` where signals are postponed."""
+    """Let a signal raise `error()` in the main thread: at once, or in `obey` if it is postponed."""
     once = functools.cache(error)
 
     def receive(*_: object) -> None:
@@ -50,12 +52,13 @@ def handle(number: int, error: Callable[[], BaseException]) -> None:
 
 @contextmanager
 def interrupting(leave: Callable[[], NoReturn] | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, where they are postponed at first.
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, and are postponed at first.
 
-    Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no signals.
+    Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no
+    signals.
 
     Args:
-        leave: ends the process, which belongs to the block alone. Called at once instead of postponing a signal.
+        leave: ends the process at once instead of postponing a signal.
     """
     global _waiting, _terminals, _leave
     if threading.current_thread() is not threading.main_thread():
@@ -66,27 +69,32 @@ def interrupting(leave: Callable[[], NoReturn] | None = None) -> Iterator[None]:
         signal.SIGTERM: ("stopped by SIGTERM",),
         signal.SIGHUP: ("stopped by SIGHUP",),
     }
-    before, hook = {number: signal.getsignal(number) for number in reasons}, sys.unraisablehook
+    handlers = {number: signal.getsignal(number) for number in reasons}
+    unraisable_hook = sys.unraisablehook
     for number, reason in reasons.items():
-        if before[number] is not signal.SIG_IGN:
+        if handlers[number] is not signal.SIG_IGN:
             handle(number, functools.partial(KeyboardInterrupt, *reason))
-    _waiting, _terminals = [], [stream for stream in (1, 2) if os.isatty(stream)]
+    _waiting = []
+    _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     _leave = leave
     try:
         yield
         obey()
     finally:
-        sys.unraisablehook, _waiting, _leave = hook, None, None
-        for number, handler in before.items():
+        sys.unraisablehook = unraisable_hook
+        _waiting = None
+        _leave = None
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def obey() -> None:
-    """Raise the error of a postponed signal, if there was one; from now on signals raise at once."""
+    """Raise the error of a postponed signal, if there was one, and let signals raise at once."""
     global _waiting
-    waiting, _waiting = _waiting, None
-    if waiting:
-        raise waiting[0]
+    postponed = _waiting
+    _waiting = None
+    if postponed:
+        raise postponed[0]
 
 
 def load(module: str, *, must_go_on: bool = False) -> Any:
@@ -96,7 +104,8 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
         must_go_on: postpone signals in every process, because there are rows to write.
     """
     global _waiting, _leave
-    leave, _waiting = _leave, _waiting or []
+    leave = _leave
+    _waiting = _waiting or []
     if must_go_on:
         _leave = None
     # Importing makes millions of objects; looking through them for garbage takes seconds.
@@ -113,9 +122,9 @@ def _leave_terminals() -> None:
     """Discard output to a terminal that is gone: its error would hide the signal."""
     for stream in _terminals:
         if not os.isatty(stream):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream)
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream)
+            os.close(null)
 
 
 def _raise_again(unraisable: Any) -> None:

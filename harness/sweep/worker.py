@@ -1,10 +1,11 @@
-"""Processes that run jobs and may die, and the handle by which the sweep controls them.
+"""Processes that run jobs and may die, and the class by which the sweep controls them.
 
-Loading weights and running them may exhaust memory, crash inside a library or hang. So that happens in a process that
-may die. It runs job after job with the pair that it has loaded, and the sweep reads the files that it writes.
+Loading weights and running them may exhaust memory, crash inside a library or hang. So that happens
+in a process that may die. It runs job after job with the pair that it has loaded, and the sweep
+reads the files that it writes.
 
-Where a model is split over ranks, each rank is such a process, and all run the same job. Rank 0 alone prints and
-writes. When one fails or dies the others would wait for it, so they are ended.
+If a model is split over ranks, each rank is such a process, and all run the same job. Rank 0 alone
+prints and writes. When a rank fails or dies the others would wait for it, so they are ended.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType, ModuleType
+from typing import NamedTuple
 
 import psutil
 
@@ -50,8 +52,9 @@ class Job:
     Attributes:
         command: `latency` and the like; names the file of its rows.
         experiment: the command's module.
-        directory: of the run.
-        sweep: the directory of the sweep that the job is part of; its output then goes into its `log.txt`.
+        directory: where the run writes.
+        sweep: the directory of the sweep that the job is part of. The job's output then goes into
+            its `log.txt`.
         number: among the sweep's jobs, from 0.
         overrides: the job's settings, as typed.
     """
@@ -73,7 +76,7 @@ class Job:
         """Run it in this process, with the pair that the keeper holds.
 
         Raises:
-            HarnessError: what ended it, or its bad answer.
+            HarnessError: the error that ended it, or its bad answer.
         """
         signals.load(self.experiment)
         rows: Sequence[RunRow] = _session().run(
@@ -86,10 +89,17 @@ class Job:
         return newest_run(self.file, row_kind(self.command))
 
     def rows_or_failure(self, reason: str) -> Sequence[RunRow]:
-        """The run's rows, or rows that say why there are none, which needs torch in this process, but no GPU."""
-        return self.rows() or _session().record_failure(
+        """The run's rows, or else rows that say why there are none.
+
+        The latter needs torch in this process, but no GPU.
+        """
+        rows = self.rows()
+        if rows:
+            return rows
+        failed_rows: Sequence[RunRow] = _session().record_failure(
             self.experiment, self.settings, self.directory, reason
         )
+        return failed_rows
 
 
 def row_kind(command: str) -> type[RunRow]:
@@ -97,30 +107,42 @@ def row_kind(command: str) -> type[RunRow]:
     return next(kind for kind in RUN_KINDS if kind.kind == command)
 
 
+class _Answer(NamedTuple):
+    """A rank's last message about a job.
+
+    Attributes:
+        error: the error that ended the job early, or its bad answer.
+        spent: whether the process ends as well.
+    """
+
+    error: HarnessError | None
+    spent: bool
+
+
 class Worker:
     """A process for the jobs of one pair, or one per rank.
 
-    A process sends bools, whether it is loading the pair, and at the end of a job what ended it early, or None, and
-    whether it ends as well.
+    A process sends a bool when it begins or ends to load the pair, and an `_Answer` for each job.
 
     Args:
         num_ranks: processes over which models are split.
-        gpus: the only ones that the processes see, each with the lock that they inherit; see `lease`. Empty for all.
+        gpus: the only GPUs that the processes see, each with the lock that they inherit, see
+            `lease`; empty for all GPUs.
 
     Attributes:
-        loading: whether it is loading the pair, or failed or died while it did.
+        loading: whether it is loading the pair, or failed or died while loading.
         spent: whether it runs no more jobs.
     """
 
     def __init__(self, num_ranks: int, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.loading = self.spent = False
+        self.loading = False
+        self.spent = False
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        # Of letters that stdout lacks, see `prepare_streams`.
         common = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONIOENCODING": ":replace",
+            "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `prepare_streams`
         }
         if gpus:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -146,7 +168,7 @@ class Worker:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
 
         Returns:
-            What ended it early, or its bad answer.
+            The error that ended it early, or its bad answer.
         """
         try:
             for connection in self._connections:
@@ -166,35 +188,39 @@ class Worker:
             process.wait()
 
     def _watch(self, timeout_s: float | None) -> HarnessError | None:
-        """Wait for each rank's answer. The first error is the reason: those of other ranks follow from it."""
+        """Wait for each rank's answer, and return the first error, from which the others follow."""
         error: HarnessError | None = None
         deadline = time.monotonic() + (timeout_s or math.inf)
-        unanswered = dict(zip(self._connections, range(len(self._connections)), strict=True))
+        unanswered = list(self._connections)
         while unanswered:
-            rest = deadline - time.monotonic()
-            if rest <= 0:
-                error = error or RunError(
-                    f"took longer than job_timeout_s={timeout_s:g} and was ended"
-                )
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
+                reason = f"took longer than job_timeout_s={timeout_s:g} and was ended"
+                error = error or RunError(reason)
                 self.spent = True
                 self._end(error)
                 return error
-            for connection in wait(list(unanswered), min(rest, 3600)):
+            for connection in wait(unanswered, min(seconds_left, 3600)):
                 assert isinstance(connection, Connection)
-                try:
-                    answer = connection.recv()
-                except (EOFError, OSError):
-                    answer = RunError(self._cause_of_death(unanswered[connection])), True
-                if isinstance(answer, bool):
-                    self.loading = answer
+                message = self._receive(connection)
+                if isinstance(message, bool):
+                    self.loading = message
                     continue
-                del unanswered[connection]
-                reason, spent = answer
-                self.spent = self.spent or spent
-                if reason is not None:
-                    error = error or reason
+                unanswered.remove(connection)
+                self.spent = self.spent or message.spent
+                if message.error is not None:
+                    error = error or message.error
                     deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
         return error
+
+    def _receive(self, connection: Connection) -> bool | _Answer:
+        """A message of a rank; the cause of its death if it is dead."""
+        try:
+            message: bool | _Answer = connection.recv()
+        except (EOFError, OSError):
+            rank = self._connections.index(connection)
+            return _Answer(RunError(self._cause_of_death(rank)), spent=True)
+        return message
 
     def _end(self, error: BaseException) -> None:
         """Raise an error in rank 0, which then writes its rows, and end all ranks."""
@@ -206,16 +232,20 @@ class Worker:
             self.close()
 
     def _cause_of_death(self, rank: int) -> str:
-        its = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
-        if (code := self._processes[rank].wait()) >= 0:
-            return f"{its} ended with exit code {code}"
-        free = psutil.virtual_memory().available / 1e9
-        memory = f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
-        return f"{its} was killed by {signal.Signals(-code).name}{memory if -code == signal.SIGKILL else ''}"
+        process = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
+        code = self._processes[rank].wait()
+        if code >= 0:
+            return f"{process} ended with exit code {code}"
+        killer = signal.Signals(-code)
+        cause = f"{process} was killed by {killer.name}"
+        if killer == signal.SIGKILL:
+            free = psutil.virtual_memory().available / 1e9
+            cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
+        return cause
 
 
 def serve(file_descriptor: int) -> None:
-    """Run jobs as they come, with one pair kept loaded, until the connection ends. The program of a process."""
+    """The program of a process: run jobs, with one pair kept loaded, until the connection ends."""
     connection = Connection(file_descriptor)
     jobs: SimpleQueue[Job] = SimpleQueue()
     sent: list[BaseException] = []
@@ -223,7 +253,8 @@ def serve(file_descriptor: int) -> None:
     def receive() -> None:
         with suppress(EOFError, OSError):
             while True:
-                if isinstance(message := connection.recv(), Job):
+                message = connection.recv()
+                if isinstance(message, Job):
                     jobs.put(message)
                 else:
                     sent.append(message)
@@ -248,7 +279,7 @@ def serve(file_descriptor: int) -> None:
         while True:
             error = _run(job, keeper, rank)
             spent = isinstance(error, RunError) or keeper.is_spoiled()
-            connection.send((error, spent))
+            connection.send(_Answer(error, spent))
             if spent:
                 break
             job = jobs.get()
@@ -257,12 +288,16 @@ def serve(file_descriptor: int) -> None:
 
 
 def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
-    """Run the job, and return what ended it early. What other ranks print is kept where one fails."""
+    """Run the job, and return the error that ended it early.
+
+    Each rank but the first has a directory of its own, which is kept only if the rank fails.
+    """
     directory = job.directory / f"rank-{rank}" if rank else job.directory
     directory.mkdir(parents=True, exist_ok=True)
-    if logged := bool(rank or job.sweep):
+    is_logged = bool(rank or job.sweep)
+    if is_logged:
         with (directory / "log.txt").open("ab") as log:
-            # Below Python's own streams, to keep what libraries print as they crash.
+            # Below Python's own streams, to log the output of libraries that crash too.
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     error: HarnessError | None = None
@@ -276,14 +311,9 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
-    if logged and error is not None:
-        print(
-            f"harness: {error}",
-            *getattr(error, "__notes__", ()),
-            sep="\n",
-            file=sys.stderr,
-            flush=True,
-        )
+    if is_logged and error is not None:
+        lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
+        print("\n".join(lines), file=sys.stderr, flush=True)
     if not rank:
         return error
     if not isinstance(error, RunError):
@@ -299,14 +329,15 @@ def _session() -> ModuleType:
 
 
 def _meeting_point(num_ranks: int) -> list[dict[str, str]]:
-    """For each rank the variables by which they find each other, named as torchrun names them."""
+    """Environment variables of each rank to find the others, with torchrun's names."""
     if num_ranks == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {
-            "WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free.getsockname()[1]),
-        }
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        _, port = unused.getsockname()
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
