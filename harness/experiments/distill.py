@@ -23,7 +23,7 @@ from harness.experiments.progress import progress, say
 from harness.experiments.session import Experiment, Session, in_batches
 from harness.report.distill import distill_document
 from harness.results.schema import DistillRow, LatencyRow
-from harness.training.loop import Course, DamagedStateError, Text, cast, train
+from harness.training.loop import Course, DamagedStateError, TrainingText, cast, train
 
 
 class Distill(Experiment):
@@ -118,7 +118,7 @@ class Distill(Experiment):
 
     def _answers(
         self, session: Session, token_ids: Sequence[Sequence[int]], longest: int
-    ) -> list[Text]:
+    ) -> list[TrainingText]:
         """The target's answer to each prompt at each temperature; those that are there already are read."""
         settings, file = self.settings, self.work / "answers.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
@@ -159,7 +159,7 @@ class Distill(Experiment):
                     store.flush()
                 advance(None)
         return [
-            Text([*token_ids[index], *answer], len(token_ids[index]))
+            TrainingText([*token_ids[index], *answer], len(token_ids[index]))
             for (_, batch), answers in zip(batches, answered, strict=True)
             for index, answer in zip(batch, answers, strict=True)
         ]

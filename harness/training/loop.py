@@ -1,4 +1,7 @@
-"""The training loop. All of a step follows from its number, so a run that was killed goes on as it would have."""
+"""The training loop.
+
+Everything in a step follows from its number, so a run that was killed goes on as it would have.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,19 @@ from harness.training.losses import lesson, loss_of
 
 
 class DamagedStateError(RuntimeError):
-    """A file that training cannot go on from."""
+    """A file from which training cannot go on."""
 
 
-# Of lessons, in host memory: each saves the target a pass in every later epoch.
+# Host memory for lessons: each kept lesson saves the target a pass in every later epoch.
 KEPT_BYTES = 2 << 30
+
+# Steps and epochs draw from generators whose seeds are this far apart for neighbouring seeds.
+_SEED_DISTANCE = 1_000_003
 
 
 @dataclass(frozen=True)
-class Text:
-    """A prompt with the target's answer; the target's distributions over the answer are what is learned."""
+class TrainingText:
+    """A prompt with the target's answer. The target's distributions over the answer are learned."""
 
     tokens: Sequence[int]
     prompt_length: int
@@ -43,35 +49,77 @@ class Course:
     chain: int
     seed: int
 
-    def num_steps(self, num_texts: int) -> int:
-        """Batches in all epochs."""
-        return self.epochs * math.ceil(num_texts / self.batch_size)
+    def num_batches(self, num_texts: int) -> int:
+        """Batches of an epoch."""
+        return math.ceil(num_texts / self.batch_size)
 
-    def batch(self, texts: Sequence[Text], number: int) -> list[Text]:
-        """The texts of batch `number`, drawn once."""
-        order = self._order(len(texts), 0)
-        return [texts[index] for index in order[number * self.batch_size :][: self.batch_size]]
+    def num_steps(self, num_texts: int) -> int:
+        """Batches of all epochs."""
+        return self.epochs * self.num_batches(num_texts)
+
+    def batch(self, texts: Sequence[TrainingText], number: int) -> list[TrainingText]:
+        """The texts of a batch, the same in every epoch."""
+        order = self._order(len(texts), stream=0)
+        first = number * self.batch_size
+        return [texts[index] for index in order[first : first + self.batch_size]]
 
     def number(self, num_texts: int, step: int) -> int:
-        """Which batch a step learns; each epoch has its own order."""
-        epoch, place = divmod(step, per_epoch := math.ceil(num_texts / self.batch_size))
-        return self._order(per_epoch, epoch + 1)[place]
-
-    def _order(self, size: int, stream: int) -> list[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
-        return torch.randperm(size, generator=generator).tolist()
+        """The number of the batch for a step; each epoch has its own order."""
+        num_batches = self.num_batches(num_texts)
+        epoch, place = divmod(step, num_batches)
+        return self._order(num_batches, stream=epoch + 1)[place]
 
     def rate(self, step: int, num_steps: int) -> float:
-        """Warms up over 3 % of the steps and falls to a tenth as a cosine."""
+        """A learning rate that rises over 3 % of the steps and falls to a tenth as a cosine."""
         warm_up = max(1, num_steps * 3 // 100)
-        fallen = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
-        return self.learning_rate * min((step + 1) / warm_up, fallen)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
+        return self.learning_rate * min((step + 1) / warm_up, cosine)
+
+    def step_seed(self, step: int) -> int:
+        """The seed for the random numbers of a step."""
+        return self.seed * _SEED_DISTANCE + step
+
+    def _order(self, size: int, stream: int) -> list[int]:
+        generator = torch.Generator().manual_seed(self.seed * _SEED_DISTANCE + stream)
+        return torch.randperm(size, generator=generator).tolist()
+
+
+class _Lessons:
+    """The lessons of all batches. The first ones are kept in host memory, up to `KEPT_BYTES`."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        texts: Sequence[TrainingText],
+        course: Course,
+        layers: tuple[int, ...],
+        vocabulary_size: int,
+    ) -> None:
+        self._target = target
+        self._texts = texts
+        self._course = course
+        self._layers = layers
+        self._vocabulary_size = vocabulary_size
+        self._kept: dict[int, Lesson] = {}
+        self._room = KEPT_BYTES
+
+    def of_step(self, step: int, device: torch.device) -> Lesson:
+        """The lesson of a step, on a device."""
+        number = self._course.number(len(self._texts), step)
+        if number in self._kept:
+            return self._kept[number].to(device)
+        tokens, counts = _padded(self._course.batch(self._texts, number), device)
+        new = lesson(self._target, tokens, counts, self._layers, self._vocabulary_size)
+        self._room -= new.num_bytes
+        if self._room >= 0:
+            self._kept[number] = new.to("cpu")
+        return new.to(device)
 
 
 def train(
     module: Any,
     target: PreTrainedModel,
-    texts: Sequence[Text],
+    texts: Sequence[TrainingText],
     course: Course,
     checkpoint: Path,
     *,
@@ -79,13 +127,16 @@ def train(
     save_every: int = 100,
     advance: Callable[[float], None] = lambda loss: None,
 ) -> list[float]:
-    """Train a head or a draft model, in float32 and in place; gives the loss of each step.
+    """Train a head or a draft model, in float32 and in place, and return the loss of each step.
 
     Args:
-        checkpoint: a file that holds the state every `save_every` steps; where it exists, training goes on from it.
-            Raises DamagedStateError where it cannot.
-        vocabulary_size: that both models share.
-        advance: called with the loss after each step, and once for each step that the checkpoint has already.
+        checkpoint: file for the state, written every `save_every` steps. If it exists, training
+            goes on from it.
+        vocabulary_size: number of tokens that both models share.
+        advance: called with the loss after each step, and of each step that the checkpoint has.
+
+    Raises:
+        DamagedStateError: a checkpoint from which training cannot go on.
     """
     embedding: Any = target.get_input_embeddings()
     device: torch.device = embedding.weight.device
@@ -93,58 +144,64 @@ def train(
     cast(module.train().requires_grad_(True), torch.float32)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
-    loss_function = loss_of(module, target, course.chain)
-    num_steps, first = course.num_steps(len(texts)), 0
     losses: list[float] = []
     if checkpoint.exists():
-        first, losses = _restored(checkpoint, module, optimizer, device)
-        for earlier in losses:
-            advance(earlier)
-    kept: dict[int, Lesson] = {}
-    room = KEPT_BYTES
-    for step in range(first, num_steps):
-        torch.manual_seed(course.seed * 1_000_003 + step)
+        losses = _restore(checkpoint, module, optimizer, device)
+        for loss in losses:
+            advance(loss)
+    loss_function = loss_of(module, target, course.chain)
+    lessons = _Lessons(target, texts, course, layers, vocabulary_size)
+    num_steps = course.num_steps(len(texts))
+    for step in range(len(losses), num_steps):
+        torch.manual_seed(course.step_seed(step))
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
-        number = course.number(len(texts), step)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            if (given := kept.get(number)) is None:
-                tokens, counts = _padded(course.batch(texts, number), device)
-                given = lesson(target, tokens, counts, layers, vocabulary_size)
-                if (room := room - given.num_bytes) >= 0:
-                    kept[number] = given.to("cpu")
-            loss = loss_function(given.to(device))
-        loss.backward()
+            step_loss = loss_function(lessons.of_step(step, device))
+        step_loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        losses.append(step_loss.item())
         advance(losses[-1])
         if (step + 1) % save_every == 0 or step + 1 == num_steps:
-            state = {"step": step + 1, "losses": losses}
-            state |= {"module": module.state_dict(), "optimizer": optimizer.state_dict()}
-            save_whole(state, checkpoint)
+            _save(checkpoint, module, optimizer, losses)
     module.eval().requires_grad_(False)
     return losses
 
 
-def _restored(
+def _save(
+    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
+) -> None:
+    state = {
+        "step": len(losses),
+        "losses": losses,
+        "module": module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    save_whole(state, checkpoint)
+
+
+def _restore(
     checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[int, list[float]]:
-    """Put a saved state in place -> the steps done, and their losses. Raises DamagedStateError."""
+) -> list[float]:
+    """Load a saved state, and return the losses of its steps. Raises DamagedStateError."""
     try:
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"]), [float(loss) for loss in state["losses"]]
+        losses = [float(loss) for loss in state["losses"]]
+        if len(losses) != int(state["step"]):
+            raise ValueError(f"{len(losses)} losses of {state['step']} steps")
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a file may be damaged in any way
         raise DamagedStateError(str(checkpoint)) from error
+    return losses
 
 
 def cast(module: nn.Module, *dtypes: torch.dtype) -> None:
-    """Convert the weights, through each of the formats in turn; tables of positions and the like stay as they are."""
+    """Convert the parameters, through each format in turn; buffers stay as they are."""
     for parameter in module.parameters():
         for dtype in dtypes:
             parameter.data = parameter.data.to(dtype)
@@ -158,10 +215,13 @@ def save_whole(state: object, path: Path) -> None:
     os.replace(partial, path)
 
 
-def _padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens [B, n] and where the target's distributions count [B, n]."""
+def _padded(texts: Sequence[TrainingText], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens [B, n], and whether the target's distribution after each is learned [B, n]."""
     width = max(len(text.tokens) for text in texts)
-    tokens = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
-    index = torch.arange(width)
-    counts = [(index >= text.prompt_length - 1) & (index < len(text.tokens) - 1) for text in texts]
-    return torch.tensor(tokens, device=device), torch.stack(counts).to(device)
+    tokens = torch.zeros(len(texts), width, dtype=torch.long)
+    counts = torch.zeros(len(texts), width, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        length = len(text.tokens)
+        tokens[row, :length] = torch.tensor(text.tokens)
+        counts[row, text.prompt_length - 1 : length - 1] = True
+    return tokens.to(device), counts.to(device)

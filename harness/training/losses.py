@@ -1,7 +1,8 @@
-"""What a draft is trained on: to predict what the target would, from what it will have when it drafts.
+"""Losses: a draft learns to predict the target's distributions from the inputs of drafting.
 
-All of these are cross-entropies against the target's whole distribution, which differs from the KL divergence only by
-the target's own entropy. Rows are padded on the right, where a causal model sees nothing of the padding.
+All are cross-entropies against the target's whole distribution, which differ from the KL divergence
+only by the target's own entropy. Rows are padded on the right, where a causal model sees nothing of
+the padding.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ Loss = Callable[[Lesson], Tensor]
 def lesson(
     target: PreTrainedModel, tokens: Tensor, counts: Tensor, layers: tuple[int, ...], size: int
 ) -> Lesson:
-    """One forward pass of the target; its distributions are cut to the first `size` tokens."""
+    """Run the target on texts; its distributions are cut to the first `size` tokens.
+
+    Args:
+        tokens: [B, n], padded on the right.
+        counts: [B, n], see `Lesson`.
+        layers: the target's layers whose hidden states a head reads.
+    """
     logits, *hidden = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
-    return Lesson(
-        tokens, counts, logits[..., :size].float().softmax(-1), hidden[0] if hidden else None
-    )
+    probabilities = logits[..., :size].float().softmax(-1)
+    return Lesson(tokens, counts, probabilities, hidden[0] if hidden else None)
 
 
 def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:

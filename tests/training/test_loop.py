@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from architectures import VOCABULARY, random_model
-from harness.training.loop import Course, Text, train
+from harness.training.loop import Course, TrainingText, train
 
 GENERATOR = torch.Generator().manual_seed(2)
 TEXTS = [
-    Text(torch.randint(0, VOCABULARY, (6 + number % 5,), generator=GENERATOR).tolist(), 3)
+    TrainingText(torch.randint(0, VOCABULARY, (6 + number % 5,), generator=GENERATOR).tolist(), 3)
     for number in range(10)
 ]
 COURSE = Course(epochs=3, batch_size=4, learning_rate=1e-3, chain=2, seed=7)
