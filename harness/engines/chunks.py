@@ -25,13 +25,19 @@ class Drafts(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """An event of a streamed completion. `usage` is the server's own count of all tokens until then."""
+    """An event of a streamed completion.
+
+    Attributes:
+        usage: the server's own count of all new tokens until then.
+        num_cached: tokens of the prompt that it took from a cache; None where it does not tell.
+    """
 
     text: str
     token_ids: list[int]
     finished: bool
     usage: int | None
     drafts: Drafts | None
+    num_cached: int | None = None
 
 
 def read_chunk(event: Any) -> Chunk:
@@ -49,7 +55,7 @@ def read_chunk(event: Any) -> Chunk:
         finished = finished or choice.get("finish_reason") is not None
     counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
     usage = None if counted is None else _count(counted, "usage.completion_tokens")
-    return Chunk(text, token_ids, finished, usage, read_drafts(event))
+    return Chunk(text, token_ids, finished, usage, read_drafts(event), _cached(event))
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
@@ -76,6 +82,17 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
     else:
         return None
     return Drafts(sums, _outcomes_of_histogram(sums[0], histogram))
+
+
+def _cached(event: Mapping[str, Any]) -> int | None:
+    """Cached tokens of the prompt, in the field of OpenAI, vLLM and SGLang, or in llama.cpp's."""
+    usage = _mapping(event.get("usage"), "usage")
+    details = _mapping(usage.get("prompt_tokens_details"), "usage.prompt_tokens_details")
+    timings = _mapping(event.get("timings"), "timings")
+    for found, name in ((details, "cached_tokens"), (timings, "cache_n")):
+        if found.get(name) is not None:
+            return _count(found[name], name)
+    return None
 
 
 def check_length(number: int, max_tokens: int, what: str = "tokens") -> None:

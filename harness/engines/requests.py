@@ -40,6 +40,7 @@ class RequestRecord:
         from_text: whether the token ids are those of the text, because the server told none.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
+        num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
         sums: of a server that tells no more than both numbers over all iterations.
     """
 
@@ -54,6 +55,7 @@ class RequestRecord:
     from_text: bool = False
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
+    num_cached: int | None = None
     sums: tuple[int, int] | None = None
     error: RequestError | None = None
 
@@ -94,6 +96,8 @@ class RequestRecord:
             self.arrivals.append(seconds)
         self.text += chunk.text
         self.token_ids += chunk.token_ids
+        if chunk.num_cached is not None:
+            self.num_cached = chunk.num_cached
         if chunk.drafts is not None:
             self.sums, self.outcomes = chunk.drafts
 
@@ -170,6 +174,7 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
             request.error is not None and request.error.code == 408 for request in requests
         ),
         "num_sent_again": sum(request.sent_again for request in requests),
+        "cached_tokens": _cached_tokens(answered),
     }
     series: dict[str, list[float | None]] = {
         "time_to_first_token": [request.time_to_first_token_ms for request in answered],
@@ -185,6 +190,12 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
                 float(np.percentile(known, percent)) if known else None
             )
     return columns | acceptance_columns(answered)
+
+
+def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:
+    """Cached tokens of all prompts; None where no answer tells."""
+    told = [request.num_cached for request in requests if request.num_cached is not None]
+    return sum(told) if told else None
 
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:

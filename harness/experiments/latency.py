@@ -318,6 +318,7 @@ class Latency(Experiment):
             # A row of a batch takes as long as its batch.
             time_ms=1000 * (request.seconds if generation.sent else generation.seconds),
             time_to_first_token_ms=request.time_to_first_token_ms,
+            cached_tokens=request.num_cached,
             unit=unit,
             error=request.error and str(request.error),
             divergence_position=parted and parted.position,
@@ -341,6 +342,7 @@ class Latency(Experiment):
             "seed": self.settings.seed_of_run,
             "num_prompts": len(requests),
             "smallest_batch": min(sizes, default=None),
+            "num_prompt_tokens": sum(request.num_prompt_tokens for request in answered),
             "num_tokens": num_tokens,
             "shortest_answer": min(lengths, default=None),
             "longest_answer": max(lengths, default=None),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.results.schema import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
+
+# Share of the prompts' tokens by which the arms' caches may differ.
+_MOST_CACHED = 0.02
 
 
 def doubts(row: LatencyRow) -> Iterator[str]:
@@ -44,6 +47,20 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
 def _percent(share: float) -> str:
     """`4.1 %`, `0.35 %`, `14 %`."""
     return f"{100 * share:.2g} %"
+
+
+def other_caches(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    """That the arms took different numbers of prompt tokens from a cache."""
+    told = [row for row in rows if row.cached_tokens is not None]
+    numbers = [row.cached_tokens or 0 for row in rows]
+    read = max((row.num_prompt_tokens or 0 for row in rows), default=0)
+    if not told or max(numbers) - min(numbers) <= _MOST_CACHED * read:
+        return
+    counts = [f"{row.arm} {row.cached_tokens if row in told else 'does not tell'}" for row in rows]
+    yield (
+        f"The arms took different numbers of the {read} prompt tokens from a cache:"
+        f" {', '.join(counts)}. A prefix cache in one arm alone changes the speed-up."
+    )
 
 
 def _too_few_laps(row: LatencyRow) -> str | None:

@@ -239,6 +239,10 @@ class LatencyRow(DecodedRow):
     num_sent_again: int | None = figure(
         "requests sent a second time: the server had closed a kept-alive connection"
     )
+    cached_tokens: int | None = figure(
+        "tokens of prompts that the server took from a cache, as it says", "tokens"
+    )
+    num_prompt_tokens: int | None = figure("tokens of all prompts", "tokens")
     speedup: float | None = figure("total regular time / total speculative time, per token")
     speedup_low: float | None = figure("lower end of its 95 % paired interval")
     speedup_high: float | None = figure("upper end of the same")
@@ -374,6 +378,9 @@ class LatencyPromptRow(Row):
         "time of the prompt's batch, or of its request to a server", "ms"
     )
     time_to_first_token_ms: float | None = figure("time to the first token", "ms")
+    cached_tokens: int | None = figure(
+        "tokens of the prompt that the server took from a cache, as it says", "tokens"
+    )
     unit: int | None = figure("number of the batch or lap that it was part of, from 0")
     error: str | None = figure("why the request failed")
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")

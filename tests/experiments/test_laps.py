@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -147,3 +148,24 @@ def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Se
         _, warmup, *measured = [tuple(body["prompt"]) for body in server.bodies]
         assert len(measured) == number
         assert warmup not in measured
+
+
+@pytest.mark.parametrize(
+    ("regular", "speculative", "differ"), [(None, 3, True), (3, 3, False), (0, 3, True)]
+)
+def test_a_cache_in_one_arm_is_said(
+    harness: Harness, serve: Serve, regular: int | None, speculative: int, differ: bool
+) -> None:
+    dialect: Any = "llama.cpp" if regular == 0 else "vllm"
+    servers = EchoServer(num_cached=regular), EchoServer(dialect=dialect, num_cached=speculative)
+    shown = " ".join(harness(*QUICK, *serve(*servers), "num_prompts=9").stdout.split())
+    assert mentions(shown, "prompt tokens from a cache", "speculative 27") == differ
+    cached = results()["cached_tokens"]
+    assert cached.iloc[-1] == 27
+    assert pd.isna(cached[0]) if regular is None else cached[0] == 9 * regular
+    assert (pd.read_csv(only("latency_prompts.csv"))["cached_tokens"] == 3).sum() >= 9
+
+
+def test_a_count_of_cached_tokens_must_be_one(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(num_cached=-1), EchoServer()
+    assert "cached_tokens is -1" in harness(*QUICK, *serve(*servers), code=1).complaint

@@ -33,6 +33,7 @@ class EchoServer:
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
+        num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
         stall: never end an answer after the first chunk.
@@ -50,6 +51,7 @@ class EchoServer:
     break_every: int = 0
     die_after: int = 0
     stop_after: int = 1_000_000
+    num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
     slow_s: float = 0.0
@@ -170,6 +172,10 @@ class EchoServer:
                 choice["token_ids"] = step
             yield {"object": "text_completion", "choices": [choice]}
         last_chunk: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": count}}
+        if self.num_cached is not None and self.dialect == "llama.cpp":
+            last_chunk["timings"] = {"cache_n": self.num_cached}
+        elif self.num_cached is not None:
+            last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
         if self.num_draft_tokens is not None:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
         yield last_chunk
