@@ -26,7 +26,7 @@ from harness.experiments.session import Experiment, Session
 from harness.experiments.suspicion import suspicion
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
-from harness.results.acceptance import Acceptance, predicted_speedup
+from harness.results.acceptance import Acceptance, mean_length_per_request, predicted_speedup
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -362,6 +362,9 @@ class Latency(Experiment):
                 "time_to_first_token_ms": statistics.fmean(firsts) if firsts else None,
                 "peak_memory_bytes": max(peaks) or None,
             }
+        figures["mean_acceptance_length_per_request"] = mean_length_per_request(
+            Acceptance.of(request.outcomes) for request in answered
+        )
         if any(generation.sent for generation in generations):
             figures |= request_columns(requests, seconds)
         if self.roofs:

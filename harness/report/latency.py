@@ -195,9 +195,8 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
     loses = (row.speedup or 1) < 1
     lines = {
         "acceptance": _acceptance(row),
-        "by position": "  ".join(
-            _UNKNOWN if rate is None else f"{rate:.0%}" for rate in row.acceptance_by_position or []
-        ),
+        "by position": _by_position(row.acceptance_by_position, "of those tested there"),
+        "": _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it"),
         "accepted": _histogram(row.acceptance_histogram or []),
         "target reads": _target_reads(regular),
         "draft reads": _draft_reads(row),
@@ -232,6 +231,14 @@ def _not_reported(row: LatencyRow) -> str:
     flag = "--per-request-spec-decode-metrics detailed"
     advice = f"; vLLM reports it when started with {flag}" if may_be_vllm else ""
     return f"not reported by the server{advice}"
+
+
+def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str | None:
+    """`95%  92%  94%  87%  of those tested there`."""
+    if not rates:
+        return None
+    percentages = [_UNKNOWN if rate is None else f"{rate:.0%}" for rate in rates]
+    return f"{'  '.join(percentages)}  {denominator}"
 
 
 def _histogram(histogram: Sequence[int]) -> str | None:

@@ -59,25 +59,38 @@ class Acceptance:
         """As `mean_acceptance_length`, with the iterations that proposed nothing."""
         return _ratio(self.iterations.total() + self.num_accepted, self.iterations.total())
 
+    @property
+    def num_places(self) -> int:
+        """Draft tokens of the longest proposal."""
+        return max((proposed for proposed, _ in self.iterations), default=0)
+
+    @property
+    def conditional_rates(self) -> list[float | None]:
+        """Accepted / tested at each draft position: how often a token is accepted if those before it were."""
+        return [
+            _ratio(self._num_accepted_at(place), self._num_tested_at(place))
+            for place in range(self.num_places)
+        ]
+
+    @property
+    def marginal_rates(self) -> list[float | None]:
+        """Accepted / iterations at each draft position, as vLLM and llama.cpp print it."""
+        return [
+            _ratio(self._num_accepted_at(place), self.num_iterations)
+            for place in range(self.num_places)
+        ]
+
+    @property
+    def histogram(self) -> list[int]:
+        """Iterations that proposed something, by their number of accepted tokens."""
+        counts = [0] * (self.num_places + 1)
+        for (proposed, accepted), times in self.iterations.items():
+            if proposed:
+                counts[accepted] += times
+        return counts
+
     def columns(self) -> dict[str, Any]:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
-        found = [
-            (proposed, accepted, n)
-            for (proposed, accepted), n in self.iterations.items()
-            if proposed
-        ]
-        places = range(max((proposed for proposed, _, _ in found), default=0))
-        accepted = [sum(n for _, accepted, n in found if place < accepted) for place in places]
-        # Verification looks at the accepted tokens and the first rejected one.
-        tested = [
-            sum(n for proposed, accepted, n in found if place < min(accepted + 1, proposed))
-            for place in places
-        ]
-        histogram = [
-            sum(n for _, accepted, n in found if accepted == count)
-            for count in (*places, len(places))
-        ]
-        rates = map(_ratio, accepted, tested)
         return {
             "acceptance_rate": self.acceptance_rate,
             "conditional_acceptance_rate": _ratio(self.num_accepted, self.num_tested),
@@ -85,10 +98,27 @@ class Acceptance:
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
-            "acceptance_by_position": [rate if rate is None else round(rate, 4) for rate in rates]
-            or None,
-            "acceptance_histogram": histogram if found else None,
+            "acceptance_by_position": _rounded(self.conditional_rates),
+            "marginal_acceptance_by_position": _rounded(self.marginal_rates),
+            "acceptance_histogram": self.histogram if self.num_places else None,
         }
+
+    def _num_accepted_at(self, place: int) -> int:
+        return sum(times for (_, accepted), times in self.iterations.items() if place < accepted)
+
+    def _num_tested_at(self, place: int) -> int:
+        """Verification looks at the accepted tokens and the first rejected one."""
+        return sum(
+            times
+            for (proposed, accepted), times in self.iterations.items()
+            if place < min(accepted + 1, proposed)
+        )
+
+
+def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
+    """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
+    lengths = [length for one in requests if (length := one.mean_acceptance_length) is not None]
+    return sum(lengths) / len(lengths) if lengths else None
 
 
 class Rejection(NamedTuple):
@@ -122,3 +152,8 @@ def predicted_speedup(
 
 def _ratio(numerator: int, denominator: int) -> float | None:
     return numerator / denominator if denominator else None
+
+
+def _rounded(rates: Sequence[float | None]) -> list[float | None] | None:
+    """Four decimals; None for no rates."""
+    return [rate if rate is None else round(rate, 4) for rate in rates] or None

@@ -267,7 +267,14 @@ class LatencyRow(DecodedRow):
         "tokens per iteration / (K c + v), with measured c and v"
     )
     acceptance_by_position: list[float | None] | None = figure(
-        "accepted / tested at each draft position, as JSON"
+        "accepted / tested at each draft position (conditional), as JSON"
+    )
+    marginal_acceptance_by_position: list[float | None] | None = figure(
+        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON"
+    )
+    mean_acceptance_length_per_request: float | None = figure(
+        "mean over requests of their mean acceptance lengths; `mean_acceptance_length` pools iterations",
+        "tokens",
     )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
