@@ -50,6 +50,13 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     app.include_router(
         _generation(service, "regular", note), prefix="/regular", include_in_schema=False
     )
+    _add_pages(app, service, registry)
+    _add_error_handlers(app)
+    return app
+
+
+def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+    """Everything but generation: the page, its figures and its race, health and metrics."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -67,7 +74,7 @@ def make_app(service: Service, key: str | None) -> FastAPI:
 
     @app.get("/results", responses=_ERRORS)
     def results() -> dict[str, Any]:
-        return figures_of([Path(path) for path in settings.reports])
+        return figures_of([Path(path) for path in service.settings.reports])
 
     @app.post("/race", responses=_ERRORS)
     async def race(body: Race, request: Request) -> Any:
@@ -78,6 +85,10 @@ def make_app(service: Service, key: str | None) -> FastAPI:
         if body.stream:
             return StreamingResponse(_events(shown), media_type="text/event-stream")
         return [frame async for frame in shown][-1]
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Word every error as OpenAI's API does."""
 
     @app.exception_handler(SettingError)
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
@@ -95,8 +106,6 @@ def make_app(service: Service, key: str | None) -> FastAPI:
         if first["type"] == "extra_forbidden":
             reason = "this service does not have it; leave it out"
         return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
-
-    return app
 
 
 def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> APIRouter:
