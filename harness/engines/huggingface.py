@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.config.engines import Schedule
 from harness.config.settings import DecodingSettings, require
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.local import LocalEngine, not_finite
 from harness.engines.pair import Pair, PlannedPair
@@ -64,7 +65,8 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Sched
 class HuggingFaceEngine(LocalEngine):
     """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no more.
 
-    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time. Logits, for checks,
+    Random numbers are torch's own, seeded for each prompt. Attention runs without cuDNN's plans, as in every other engine
+    here (see `without_plans`). Each arm answers one question at a time. Logits, for checks,
     are those of the same weights in our eager runner.
 
     Args:
@@ -141,7 +143,8 @@ class HuggingFaceArm(Arm):
         recorder = _Recorder(decoding.max_new_tokens)
 
         def generate() -> None:
-            with ExitStack() as undo:
+            # The kernels of our own arms: a plan for every new length would count as decoding.
+            with ExitStack() as undo, without_plans():
                 undo.callback(recorder.watch(target))
                 for model, its_own in configs.items():
                     undo.callback(setattr, model, "generation_config", model.generation_config)

@@ -13,6 +13,10 @@ from harness.models.failures import as_run_error, first_line
 from harness.models.ranks import sum_over_ranks, world
 
 
+# The pool of all memory that no graph was captured in.
+_SHARED_POOL = (0, 0)
+
+
 def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") -> list[int]:
     """Indices of the GPUs that `placement` may use, in order; empty if the CPU alone may be used.
 
@@ -72,11 +76,23 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     """The most bytes that torch had allocated since the last reset; None without a GPU.
 
     The sum of every GPU's own peak, over all ranks. It may exceed the total at any one moment.
+    Memory that CUDA graphs hold for their replays counts as well.
     """
     gpus = _gpus(devices)
     if not gpus:
         return None
-    return sum_over_ranks(sum(torch.cuda.max_memory_allocated(device) for device in gpus))
+    allocated = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
+    return sum_over_ranks(allocated + _memory_of_graphs(gpus))
+
+
+def _memory_of_graphs(gpus: Iterable[torch.device]) -> int:
+    """Return the bytes in pools of captured graphs that torch does not count as allocated."""
+    indices = {device.index or 0 for device in gpus}
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] in indices and tuple(segment["segment_pool_id"]) != _SHARED_POOL
+    )
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

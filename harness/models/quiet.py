@@ -47,6 +47,8 @@ def quiet_libraries() -> None:
     # With every compilation on a GPU, even of models in half precision; float32 is the user's
     # choice.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
+    # With the first CUDA graph: before a capture we ask torch to refuse what waits.
+    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
         # The bar of GGUF files ignores that switch.

@@ -308,7 +308,9 @@ class LatencyRow(DecodedRow):
     draft_8bit_share: float | None = figure("of drafting, spent in the draft's 8-bit linear layers")
     iteration_ms: float | None = figure("a whole iteration in the timed run", "ms")
     identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
-    peak_memory_bytes: int | None = figure("most GPU memory allocated, summed over GPUs", "bytes")
+    peak_memory_bytes: int | None = figure(
+        "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
+    )
     step_bytes: int | None = figure("weights and cache that a step of the target reads", "bytes")
     draft_step_bytes: int | None = figure(
         "weights and cache that a step of the draft reads", "bytes"

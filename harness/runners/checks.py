@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner
 from harness.runners.base import Options, captured, capturing
 from harness.runners.slots import UnsupportedModelError
@@ -124,7 +125,8 @@ def _plain_outputs(
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         arguments["logits_to_keep"] = _NUM_FED
     tokens = torch.tensor([sequence], device=device)
-    outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
+    with without_plans():
+        outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
     # Without a token kept, the last one is the first of those fed.
     places = [place - len(sequence) for place in range(len(prompt), len(sequence))]
     places += places[:1] if num_kept == 0 else []

@@ -17,9 +17,11 @@ from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
 from harness.decoding.decisions import Decision
+from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
@@ -112,16 +114,28 @@ class PreparedRunner(StaticRunner):
         self._decisions = decisions if decisions and self._captured else {}
         self._num_drawn = sorted(set(num_drawn))
         self._widths = sorted(set(widths))
-        self._allocate(batch_size, num_slots)
         started = time.perf_counter()
+        try:
+            self._prepare_calls(batch_size, num_slots)
+        except UnsupportedModelError:
+            may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
+            if not may_be_cudnn or GraphRecorder.has_failed:
+                raise
+            # cuDNN may have no plan for a shape that the other kernels know.
+            with without_plans():
+                self._prepare_calls(batch_size, num_slots)
+        self.setup_seconds = time.perf_counter() - started
+        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
+        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
+
+    def _prepare_calls(self, batch_size: int, num_slots: int) -> None:
+        """Make the calls of all shapes. Prepared calls keep the kernels that they find here."""
+        self._allocate(batch_size, num_slots)
         if self._compiled:
             with refusing(CompilationError, "cannot be compiled"):
                 self._compile()
         with refusing(UnsupportedModelError, "cannot be captured"):
             self._fix_calls()
-        self.setup_seconds = time.perf_counter() - started
-        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
-        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
 
     def _allocate(self, batch_size: int, num_slots: int) -> None:
         """Make the slots, and a forward pass over them for each number of rows and tokens."""

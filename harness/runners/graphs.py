@@ -55,6 +55,9 @@ class GraphRecorder:
                 with _waiting_refused():
                     call()
             current.wait_stream(self._stream)
+            # The capture then takes cuBLAS's workspace from the graphs' own pool. A workspace from
+            # before it may be freed, by other libraries' graphs too, while these still write to it.
+            torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.backends.cuda import cudnn_sdp_enabled
 
 from chain_pair import save_chain_pair
 from harness.config.errors import RunError, SettingError
@@ -182,6 +183,18 @@ def test_a_failure_in_generate_is_raised(engine: HuggingFaceEngine) -> None:
     with pytest.raises(IndexError):
         read(engine.arms[1], ask(prompt=[100_000]))
     assert len(read(engine.arms[0], ask())) == 24
+
+
+def test_attention_has_the_kernels_of_our_arms(pair: Pair, engine: HuggingFaceEngine) -> None:
+    assert cudnn_sdp_enabled()
+    allowed: list[bool] = []
+    hook = pair.target.model.register_forward_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
+    for arm in engine.arms:
+        read(arm, ask())
+    hook.remove()
+    assert allowed
+    assert not any(allowed)
+    assert cudnn_sdp_enabled()
 
 
 def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:

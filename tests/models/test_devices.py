@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 import pytest
 import torch
@@ -56,6 +58,17 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         visible_gpus(PlacementSettings(gpus=4))
     with pytest.raises(SettingError, match=r"^draft\.gpus=5: "):
         visible_gpus(PlacementSettings(gpus=5), "draft.gpus")
+
+
+def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def segment(device: int, pool: tuple[int, int]) -> dict[str, Any]:
+        sizes = {"total_size": 100, "allocated_size": 30}
+        return {"device": device, "segment_pool_id": pool, **sizes}
+
+    segments = [segment(0, (0, 0)), segment(0, (0, 1)), segment(0, (1, 0)), segment(1, (0, 1))]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert peak_memory_bytes([torch.device("cuda", 0), CPU]) == 1000 + 2 * 70
 
 
 @pytest.mark.gpu

@@ -91,3 +91,12 @@ def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.Mo
         quiet_libraries()
         compile_fx._warn_tf32_disabled.__wrapped__()
     assert len(said) == 1
+
+
+def test_refusing_waits_before_a_capture_says_nothing() -> None:
+    text = "Synchronization debug mode is a prototype feature and does not yet detect all"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        warnings.warn(text, stacklevel=1)
+    assert not said

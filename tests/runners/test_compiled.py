@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -296,3 +297,14 @@ def test_a_model_that_waits_for_the_device_cannot_be_captured() -> None:
         prepared(model)
     assert not GraphRecorder.has_failed
     torch.rand(1, device="cuda:0")  # which a failed capture leaves broken
+
+
+@pytest.mark.gpu
+def test_a_shape_without_a_plan_of_cudnn_is_captured_with_another_kernel(gpus: Any) -> None:
+    if gpus is None:
+        pytest.skip("real GPUs have plans for these shapes")
+    gpus.has_no_plan = True
+    runner = prepared(random_model("llama").cuda())
+    runner.start(PROMPTS)
+    assert runner.extend(torch.full((3, 1), 7, device="cuda:0")).logits.shape[1] == 1
+    assert not gpus.plans

@@ -3,7 +3,7 @@
 What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU. Every
 wait for the device is noted, and fails in the capture of a graph. Numbers that are copied to main memory without
 waiting are garbage until they are waited for. A graph does again exactly what was captured, and its outputs are garbage
-until then.
+until then. A capture must not use the workspace that products allocated before it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _WHOLE = {
     _aten.flatten,
     _aten.scaled_dot_product_attention,
 }
+
+
+# By cuBLAS, which needs a workspace.
+_PRODUCTS = {_aten.linear, _aten.matmul, _aten.mm, _aten.addmm, _aten.bmm}
 
 
 class _OnGpu(torch.Tensor):
@@ -80,6 +84,8 @@ class PretendedGpus(TorchDispatchMode):
         waits: what made the host wait for a GPU, in order.
         forbidden: whether such a thing fails.
         plans: the sizes of queries and keys for which cuDNN, where it was allowed, would make a plan for attention.
+        has_no_plan: whether cuDNN, where it is allowed, finds none.
+        has_workspace: whether cuBLAS has memory from outside of every graph's pool.
     """
 
     def __init__(self) -> None:
@@ -87,6 +93,8 @@ class PretendedGpus(TorchDispatchMode):
         self.waits: list[str] = []
         self.forbidden = False
         self.plans: set[tuple[torch.Size, ...]] = set()
+        self.has_no_plan = False
+        self.has_workspace = False
         self.arriving: list[
             tuple[Tensor, Tensor]
         ] = []  # what is copied to main memory: where to, and the numbers
@@ -146,9 +154,9 @@ class PretendedGpus(TorchDispatchMode):
         )
         if func is _aten.histc.default:
             func = _histogram
+        self._note_use(func, args)
         if func is _aten.scaled_dot_product_attention.default:
             func = _attention
-            self.plans |= {(args[0].shape, args[1].shape)} if cudnn_sdp_enabled() else set()
         results = func(*args, **kwargs)
         if self.recorded is not None:
             self.recorded.append((func, args, kwargs, results))
@@ -156,6 +164,18 @@ class PretendedGpus(TorchDispatchMode):
             lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one,
             results,
         )
+
+    def _note_use(self, func: Any, args: Any) -> None:
+        """Note plans and workspaces, and fail where a GPU would go wrong with them."""
+        if func is _aten.scaled_dot_product_attention.default and cudnn_sdp_enabled():
+            if self.has_no_plan:
+                raise RuntimeError("cuDNN has no plan")
+            self.plans.add((args[0].shape, args[1].shape))
+        if func.overloadpacket in _PRODUCTS:
+            if self.recorded is None:
+                self.has_workspace = True
+            elif self.has_workspace:
+                raise RuntimeError("a graph would keep the address of a workspace outside its pool")
 
     def _copy(
         self, func: Any, args: Any, kwargs: dict[str, Any], wanted: torch.device | None
@@ -273,6 +293,8 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
             patch.setattr(torch.cuda, name, member)
         patch.setattr(torch, "tensor", tensor)
         patch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.to(device or "cuda:0"))
+        clear = functools.partial(setattr, gpus, "has_workspace", False)
+        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
         patch.setattr("harness.runners.graphs._NUM_WARMUPS", 1)
         # A module that moves gets other parameters, not other numbers in the same ones.
         patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
