@@ -65,9 +65,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Sched
 class HuggingFaceEngine(LocalEngine):
     """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no more.
 
-    Random numbers are torch's own, seeded for each prompt. Attention runs without cuDNN's plans, as in every other engine
-    here (see `without_plans`). Each arm answers one question at a time. Logits, for checks,
-    are those of the same weights in our eager runner.
+    Random numbers are torch's own, seeded for each prompt. Attention takes the kernels of our own
+    arms (see `without_plans`). Each arm answers one question at a time. Logits, for checks, are
+    those of the same weights in our eager runner.
 
     Args:
         decoding: of the questions.

@@ -12,7 +12,6 @@ from harness.config.settings import PlacementSettings
 from harness.models.failures import as_run_error, first_line
 from harness.models.ranks import sum_over_ranks, world
 
-
 # The pool of all memory that no graph was captured in.
 _SHARED_POOL = (0, 0)
 
