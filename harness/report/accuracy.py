@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.report.latency import ACCEPTED, ARM
+from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, interval, number
 from harness.report.words import (
-    Name,
     common_settings,
     lossy_warning,
     settings_line,
     smaller_batch,
     title,
-    told_apart,
 )
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.schema import EvalRow
@@ -65,7 +64,7 @@ def named_runs(runs: Sequence[Run]) -> list[Named]:
     lasts = [run.last for run in runs]
     return sorted(
         map(Named, told_apart(lasts), runs, lasts),
-        key=lambda named: (named.name.group, named.name.place),
+        key=lambda named: (named.name.group, named.name.k_order),
     )
 
 

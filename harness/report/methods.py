@@ -57,7 +57,7 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
 
 
 def _method(pair: MeasuredPair) -> str:
-    return " · ".join([str(pair.row.draft), *pair.name.settings, *pair.name.further])
+    return " · ".join([str(pair.row.draft), *pair.name.details])
 
 
 def _costs(pair: MeasuredPair) -> Costs | None:

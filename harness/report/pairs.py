@@ -9,9 +9,10 @@ from operator import attrgetter
 
 from harness.report.categories import Category, by_category
 from harness.report.latency import finding, speedup_in_words
+from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Line, grouped, times
-from harness.report.words import Name, in_words, told_apart
+from harness.report.words import in_words
 from harness.results.schema import LatencyRow
 
 
@@ -104,7 +105,7 @@ def latency_pairs(runs: Sequence[Run]) -> list[MeasuredPair]:
 def k_series(pairs: Iterable[MeasuredPair]) -> list[list[MeasuredPair]]:
     """Groups of pairs that differ in K alone; K ascending, `auto` last."""
     groups = grouped(pairs, attrgetter("name.group")).values()
-    return [sorted(group, key=attrgetter("name.place")) for group in groups]
+    return [sorted(group, key=attrgetter("name.k_order")) for group in groups]
 
 
 def _with_best(series: Sequence[MeasuredPair]) -> list[MeasuredPair]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.config.amounts import amount
+from harness.report.names import told_apart
 from harness.report.table import Column, Document, Line, Table, TableRow, grouped, times
-from harness.report.words import pair_name, title, told_apart
+from harness.report.words import pair_name, title
 from harness.results.schema import PlanRow
 
 _BAR = 40

@@ -150,7 +150,7 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
 def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
     """Measured points, the predicted curve, and `auto` as a line across; None with nothing to compare."""
     fixed = [pair for pair in series if isinstance(pair.name.num_draft_tokens, int)]
-    measured = [_measured(pair, pair.name.place) for pair in fixed]
+    measured = [_measured(pair, pair.name.k_order) for pair in fixed]
     predicted = [Point(speedup, x=k) for k, speedup in predicted_curve(series)]
     if not measured or not (predicted or len(series) > 1):
         return None

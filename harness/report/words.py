@@ -1,12 +1,10 @@
-"""Settings in words, once for every command: titles, lines of settings, labels, and what distinguishes rows."""
+"""Settings in words, once for every command: titles, lines of settings, labels and warnings."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.results.schema import EvalRow, RunRow
@@ -28,19 +26,24 @@ def settings_line(rows: Sequence[RunRow]) -> str:
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:
-    """How long the answers are: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
-    shortest = [length for row in rows if (length := getattr(row, "shortest_answer", None))]
-    longest = [length for row in rows if (length := getattr(row, "longest_answer", None))]
-    if not shortest or not longest:
+    """Lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
+    shortest = [getattr(row, "shortest_answer", None) for row in rows]
+    longest = [getattr(row, "longest_answer", None) for row in rows]
+    if not any(shortest) or not any(longest):
         return in_words(rows[-1], "max_new_tokens")
-    least, most = min(shortest), max(longest)
+    least = min(filter(None, shortest))
+    most = max(filter(None, longest))
     return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
 
 
 def labels(row: RunRow) -> list[str]:
     """`random weights` and `synthetic 0.8`, as far as they apply; empty for a real measurement."""
-    found = ["random weights"] if row.weights == "random" else []
-    return [*found, f"synthetic {row.synthetic_acceptance:g}"] if row.synthetic else found  # type: ignore[attr-defined]
+    applying = []
+    if row.weights == "random":
+        applying.append("random weights")
+    if row.synthetic:
+        applying.append(f"synthetic {row.synthetic_acceptance:g}")  # type: ignore[attr-defined]
+    return applying
 
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
@@ -52,11 +55,11 @@ def pair_name(row: RunRow, joint: str = " with ") -> str:
 
 
 def _draft_name(row: RunRow, joint: str) -> str:
-    """With what it drafts. What drafts in a server is known from the user alone, if at all."""
     if not row.draft:
         return ""
     if row.engine != "server":
         return f"{joint}{row.draft}"
+    # A server does not tell its draft. The user may have named it.
     return " with its own draft" if row.draft == "server" else f"{joint}{row.draft} (as labelled)"
 
 
@@ -66,41 +69,41 @@ def arm_name(row: Any) -> str:
 
 
 def lossy_warning(row: Any) -> str | None:
-    """What a lossy rule means; None for a lossless one."""
+    """A warning about a lossy rule; None for a lossless one."""
     if row.rule == "typical":
-        return "rule typical: the speculative output no longer follows the target (lossy)."
-    if row.lenience is None or row.lenience >= 1:
+        cause = "rule typical"
+    elif row.lenience is not None and row.lenience < 1:
+        cause = f"lenience {row.lenience:g}"
+    else:
         return None
-    return (
-        f"lenience {row.lenience:g}: the speculative output no longer follows the target (lossy)."
-    )
+    return f"{cause}: the speculative output no longer follows the target (lossy)."
 
 
 def smaller_batch(row: Any) -> str | None:
     """A note that the last batch was smaller; None where all batches were full."""
     smallest, full = row.smallest_batch, row.batch_size
-    return (
-        f"The last batch had {smallest} row{'' if smallest == 1 else 's'} instead of {full}."
-        if smallest and full and smallest < full
-        else None
-    )
+    if not smallest or not full or smallest >= full:
+        return None
+    return f"The last batch had {smallest} row{'' if smallest == 1 else 's'} instead of {full}."
 
 
 def too_long_warning(row: Any) -> str | None:
-    """How prompts that are longer than the context were treated; None where there were none."""
-    done = "Left out" if row.num_skipped else "Cut to their last tokens"
+    """A note about prompts longer than the context; None where there were none."""
     number = row.num_skipped or row.num_truncated
-    return (
-        f"{done} because they are too long for the context: {number} of the prompts."
-        if number
-        else None
-    )
+    if not number:
+        return None
+    action = "Left out" if row.num_skipped else "Cut to their last tokens"
+    return f"{action} because they are too long for the context: {number} of the prompts."
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
     """The settings that all rows share, in one line."""
-    alike = [{in_words(row, column) for row in rows} - {None} for column in _FIRST]
-    return " · ".join(text for texts in alike if len(texts) == 1 for text in texts if text)
+    shared: list[str | None] = []
+    for column in FIRST_SETTINGS:
+        texts = {in_words(row, column) for row in rows} - {None}
+        if len(texts) == 1:
+            shared += texts
+    return " · ".join(filter(None, shared))
 
 
 def short_commit(commit: str) -> str:
@@ -108,107 +111,36 @@ def short_commit(commit: str) -> str:
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
-@dataclass
-class Name:
-    """What a row is called among others.
-
-    Attributes:
-        pair: see `pair_name`.
-        settings: those in which the rows of the report, or of the pair, differ; K left out.
-        further: circumstances that distinguish the row from others that would read the same.
-    """
-
-    pair: str
-    num_draft_tokens: int | str | None
-    settings: list[str] = field(default_factory=list)
-    further: list[str] = field(default_factory=list)
-
-    @property
-    def group(self) -> tuple[str, ...]:
-        """The same for rows that differ in K alone."""
-        return self.pair, *self.settings
-
-    @property
-    def place(self) -> float:
-        """Orders names by K, `auto` last."""
-        return math.inf if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens or 0
-
-    @property
-    def cell(self) -> str:
-        """The first cell of a table: the pair, and below it what else distinguishes the row, K left out."""
-        return f"{self.pair}\n{' · '.join((*self.settings, *self.further))}".strip()
-
-    def label(self, separator: str = " · ") -> str:
-        """The name in one line."""
-        k = [f"K={self.num_draft_tokens}"] if self.num_draft_tokens else []
-        return separator.join([self.pair, *k, *self.settings, *self.further])
-
-
-def told_apart(rows: Sequence[RunRow]) -> list[Name]:
-    """The name of each row among the others.
-
-    A setting that readers look at first is in the names if the rows differ in it; another one if the rows of the same
-    pair do; a circumstance only where two rows would read the same without it.
-    """
-    names = [Name(pair_name(row), row.num_draft_tokens if row.draft else None) for row in rows]
-    for column, part, rivals in _steps(rows):
-        found = [
-            (name, rivals(name), in_words(row, column))
-            for name, row in zip(names, rows, strict=True)
-        ]
-        among: dict[object, set[str]] = {}
-        for _, key, text in found:
-            if text is not None:
-                among.setdefault(key, set()).add(text)
-        for name, key, text in found:
-            if text and len(among[key]) > 1:
-                getattr(name, part).append(text)
-    return names
-
-
 def in_words(row: RunRow, column: str) -> str | None:
-    """A setting or circumstance; empty for one that goes without saying, None for one that is not known."""
-    if column in _MADE:
-        return _MADE[column](row)
-    # `settings.draft.threshold` is an entry of the column `settings`.
+    """A setting or circumstance; empty for one that goes without saying, None for an unknown one.
+
+    Args:
+        column: `settings.draft.threshold` is an entry of the column `settings`.
+    """
+    if column in _COMPOSED:
+        return _COMPOSED[column](row)
     column, _, entry = column.partition(".")
-    value, phrase = getattr(row, column, None), _PHRASES.get(column, f"{column} {{}}")
+    value = getattr(row, column, None)
     if entry:
-        value, phrase = (value or {}).get(entry), f"{entry} {{}}"
-    if value is None or (not entry and value in _USUAL.get(column, ())):
+        value = (value or {}).get(entry)
+    if value is None:
         return ""
+    text = _as_text(value)
+    if entry:
+        return f"{entry} {text}"
+    if (column, text) in _PHRASES_OF_VALUES:
+        return _PHRASES_OF_VALUES[column, text]
+    return _PHRASES.get(column, f"{column} {{}}").format(text)
+
+
+def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return phrase.format(", ".join(map(str, value)))
+        return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return phrase.format(json.dumps(value))
-    text = (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return _SPECIAL.get((column, value), phrase).format(text)
-
-
-def _steps(rows: Sequence[RunRow]) -> Iterator[tuple[str, str, Callable[[Name], object]]]:
-    """Columns whose values can be in a name, the part of the name, and which rows must differ in them."""
-    for column in _FIRST:
-        yield column, "settings", lambda name: None
-    told = set(_FIRST) | _NEVER
-    kinds = (
-        {name: about["kind"] for name, about in type(rows[0]).columns().items() if name not in told}
-        if rows
-        else {}
-    )
-    kinds |= dict.fromkeys(
-        sorted({f"settings.{entry}" for row in rows for entry in row.settings or ()}), "setting"
-    )
-    for kind, part, rivals in (
-        ("setting", "settings", attrgetter("group")),
-        ("circumstance", "further", Name.label),
-    ):
-        yield from ((column, part, rivals) for column in kinds if kinds[column] == kind)
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _prompts(row: Any) -> str | None:
@@ -217,7 +149,8 @@ def _prompts(row: Any) -> str | None:
     if row.status not in (None, "ok"):
         # It ended early and does not say how many prompts it was asked for.
         return None
-    number, name = getattr(row, "num_prompts", None), getattr(row, "prompts", None)
+    number = getattr(row, "num_prompts", None)
+    name = getattr(row, "prompts", None)
     return f"{number} prompts ({name})" if number and name else ""
 
 
@@ -228,16 +161,18 @@ def _batch(row: RunRow) -> str:
     return "" if size == 1 else f"batches of {size}"
 
 
-# What readers look at first, in one run's line and among many runs.
-_LINE = "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared".split()
-_LINE += ["weights", "engine", "runner"]
-_FIRST = (*_LINE, "devices", "test", "fault")
-# Shown elsewhere, or no reason for a difference.
-_NEVER = frozenset(
-    "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " quantization dtype synthetic_acceptance lossy task operands view server".split()
-)
-# The others are said as `name value`.
+def _weights(row: Any) -> str:
+    return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
+
+
+# The line of settings of one run.
+_LINE = (
+    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared"
+    " weights engine runner"
+).split()
+# The columns that readers look at first among many runs.
+FIRST_SETTINGS = (*_LINE, "devices", "test", "fault")
+# Every other column reads `name value`.
 _PHRASES = {
     "max_new_tokens": "{} new tokens",
     "lenience": "lenience {} (lossy)",
@@ -246,26 +181,31 @@ _PHRASES = {
     "draft_layers": "layers {}",
     "max_ngram": "n-grams of up to {}",
 }
-_SPECIAL: dict[tuple[str, object], str] = {
-    ("temperature", 0): "greedy",
-    ("ignore_eos", False): "ends where the model does",
+# Values with words of their own. Those that go without saying have none.
+_PHRASES_OF_VALUES = {
+    ("temperature", "0"): "greedy",
+    ("ignore_eos", "true"): "",
+    ("ignore_eos", "false"): "ends where the model does",
+    ("rule", "deepmind"): "",
     ("rule", "typical"): "rule typical (lossy)",
+    ("lenience", "1"): "",
+    ("draft_sampling", "target"): "",
     ("draft_sampling", "greedy"): "drafts by argmax",
-    ("shared", True): "searches earlier answers",
+    ("shared", "false"): "",
+    ("shared", "true"): "searches earlier answers",
+    ("top_k", "0"): "",
+    ("top_p", "1"): "",
+    ("test", "false"): "",
+    ("engine", "local"): "",
+    ("runner", "static"): "",
+    ("runner", "generate"): "",
+    ("fault", "none"): "",
 }
-# Values that are left out.
-_USUAL: dict[str, tuple[object, ...]] = {
-    "rule": ("deepmind",), "draft_sampling": ("target",), "shared": (False,), "top_k": (0,), "top_p": (1,),
-    "lenience": (1,), "test": (False,), "engine": ("local",), "runner": ("static", "generate"), "fault": ("none",),
-    "ignore_eos": (True,),
-}  # fmt: skip
-# Those that are more than a value.
-_MADE: Mapping[str, Callable[[Any], str | None]] = {
+# Columns whose words need more than their value.
+_COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "weights": lambda row: ", ".join(
-        part for part in (row.quantization, row.dtype) if part not in (None, "none")
-    ),
+    "weights": _weights,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from harness.config import commands
-from harness.report.words import told_apart
+from harness.report.names import told_apart
 from harness.results.measurement import further_settings
 from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
 from some_settings import settings_of
