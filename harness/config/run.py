@@ -32,7 +32,8 @@ class RunSettings:
     """Settings that all commands have.
 
     Attributes:
-        resume: in a sweep, reuse earlier measurements under the same circumstances.
+        resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also
+            those of a server that does not tell when it was started, or was started again.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
         gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
         force: load the pair even if the plan says that it does not fit.
@@ -52,7 +53,7 @@ class RunSettings:
     seed: int = 0
     batch_size: int = 1
     chat_template: ChatTemplate = "auto"
-    resume: bool = True
+    resume: bool | Literal["always"] = True
     job_timeout_s: float | None = None
     gpus_per_job: int | None = None
     force: bool = False

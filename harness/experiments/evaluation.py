@@ -28,7 +28,7 @@ from harness.experiments.tasks import TASKS
 from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows, read_answers
-from harness.results.measurement import measurement_digest
+from harness.results.measurement import Measurement, identify
 from harness.results.schema import AnswerRow, EvalRow
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
@@ -63,7 +63,6 @@ class Evaluation(Experiment):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        self.asked = settings
         task = TASKS[settings.task]
         drawn = (
             draw_problems(task, settings.operands, seed, settings.num_prompts)
@@ -85,9 +84,9 @@ class Evaluation(Experiment):
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
-        digest = measurement_digest(self.asked, leaving_out=_NOT_OF_AN_ANSWER)
-        store = session.kept_in / "eval_answers" / f"{digest}.csv"
-        if settings.resume and (found := self._answered(store)):
+        measurement = identify(session.asked, leaving_out=_NOT_OF_AN_ANSWER)
+        store = session.kept_in / "eval_answers" / f"{measurement.digest}.csv"
+        if settings.resume and (found := self._answered(store, measurement)):
             given = [
                 dataclasses.replace(row, run=session.run)
                 for arms in found.values()
@@ -188,9 +187,18 @@ class Evaluation(Experiment):
 
         session.race(questions, note, num_warmup=1)
 
-    def _answered(self, file: Path) -> Answers:
-        """The answers in a file to these questions, where every arm has answered; of two answers the later."""
-        found = _by_question(read_answers(file))
+    def _answered(self, file: Path, measurement: Measurement | None = None) -> Answers:
+        """The answers in a file to these questions, where every arm has answered.
+
+        Of two answers the later one counts.
+
+        Args:
+            measurement: that answers have to be of; None for any.
+        """
+        rows = read_answers(file)
+        if measurement is not None:
+            rows = [row for row in rows if measurement.includes(row)]
+        found = _by_question(rows)
         arms = set(self.settings.arms)
         return {p.key: found[p.key] for p in self.problems if arms.issubset(found.get(p.key, ()))}
 
@@ -230,6 +238,7 @@ def _read(
             time_ms=1000 * generation.seconds / len(batch),
             outcomes=[list(outcome) for outcome in request.outcomes],
             answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            server_started=session.measurement.server_started,
         )
 
 

@@ -31,9 +31,10 @@ from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_lines, append_rows, check_appendable
-from harness.results.measurement import further_settings, measurement_digest
+from harness.results.measurement import Measurement, further_settings, identify
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, RunRow
+from harness.results.weights import weights_identity
 
 # The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
 REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
@@ -70,7 +71,7 @@ class Session:
     """One run of a command.
 
     Args:
-        measurement: its digest.
+        asked: the settings as they were given, without the command's own changes.
         keeper: holds the pair where several runs follow each other.
 
     Attributes:
@@ -82,11 +83,12 @@ class Session:
     def __init__(
         self,
         settings: RunSettings,
-        measurement: str,
+        asked: RunSettings,
         directory: Path,
         keeper: PairKeeper | None = None,
     ) -> None:
         self.settings = settings
+        self.asked = asked
         self.directory = directory
         self.run = new_run_id()
         self.status = "ok"
@@ -94,7 +96,7 @@ class Session:
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
-        self._measurement = measurement
+        self._measurement: Measurement | None = None
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._keeper = keeper or PairKeeper()
 
@@ -121,6 +123,29 @@ class Session:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The one that the pair shares."""
         return self._keeper.plan(self.settings).tokenizer
+
+    @property
+    def measurement(self) -> Measurement:
+        """What is measured, as it was found before the weights loaded.
+
+        Two measurements are the same if the same was asked for: the command's own changes do not
+        count.
+        """
+        if self._measurement is None:
+            self._measurement = identify(self.asked)
+        return self._measurement
+
+    @functools.cached_property
+    def _weights(self) -> dict[str, str | None]:
+        """The identities of the weights, by column."""
+        if self.settings.weights == "random":
+            return {}
+        models = {"": self.settings.model, "draft_": self.settings.draft}
+        return {
+            f"{prefix}weights_identity": weights_identity(model)
+            for prefix, model in models.items()
+            if model is not None
+        }
 
     @property
     def kept_in(self) -> Path:
@@ -178,6 +203,8 @@ class Session:
             RunError: the pair does not fit.
         """
         settings, decoding = self.settings, self.settings.decoding
+        # Configurations have been read, so that a hub's commit is known, and no server was asked.
+        self._measurement = self.measurement
         if not settings.engine.loads_pair:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
             self.devices = here if settings.engine.computes_here else [str(settings.engine.url)]
@@ -365,7 +392,9 @@ class Session:
             "server": self.engine and self.engine.server,
             "setup_s": self.engine and self.engine.setup_seconds,
             **environment_columns(self.devices),
-            "measurement": self._measurement,
+            **self._weights,
+            "measurement": self.measurement.digest,
+            "server_started": self.measurement.server_started,
             "directory": str(self.directory),
         }
         if (placed := self.placed) is not None:
@@ -433,5 +462,4 @@ def _begin(
     module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
 ) -> tuple[Experiment, Session]:
     experiment: Experiment = importlib.import_module(module).EXPERIMENT(settings)
-    # Two measurements are the same if the same was asked for; the command's own changes do not count.
-    return experiment, Session(experiment.settings, measurement_digest(settings), directory, keeper)
+    return experiment, Session(experiment.settings, settings, directory, keeper)

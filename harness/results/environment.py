@@ -51,7 +51,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "versions": {name: package_version(name) for name in _DISTRIBUTIONS},
         "commit": commit,
         "dirty": dirty,
         "devices": list(devices),
@@ -74,7 +74,7 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
         "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": f"{commit}-dirty" if commit and dirty else commit,
         **{
-            f"{name}_version": _version(name)
+            f"{name}_version": package_version(name)
             for name in ("harness", "torch", "transformers", "bitsandbytes")
         },
     }
@@ -109,7 +109,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 @functools.cache
-def _version(distribution: str) -> str | None:
+def package_version(distribution: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

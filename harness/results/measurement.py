@@ -1,4 +1,4 @@
-"""When two measurements are the same: a digest of everything that determines their figures, known before torch is."""
+"""When two measurements are the same: a digest of what determines their figures, without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,11 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings
 from harness.menu.records import METHODS
-from harness.results.environment import environment_columns
+from harness.results.environment import package_version
 from harness.results.files import read_rows
-from harness.results.schema import RunRow
+from harness.results.schema import AnswerRow, RunRow
+from harness.results.servers import ToldServer, told_servers
+from harness.results.weights import hub_commit
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
@@ -27,17 +30,93 @@ _NOT_MEASURED = ("results", "repeats", "resume", "job_timeout_s", "gpus_per_job"
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# The rooms that decode and measure. The others change no figure.
-_MEASURING = ("menu", "decoding", "drafting", "runners", "models", "engines", "experiments")
+# What computes a figure: rooms, parts of rooms and files. The rest of the package shows or stores.
+_MEASURING = (
+    "menu",
+    "decoding",
+    "drafting",
+    "runners",
+    "models",
+    "engines",
+    "experiments",
+    "training",
+    "results/statistics",
+    "results/acceptance.py",
+    "results/pooling.py",
+    "results/work.py",
+)
+_SOURCES = (".py", ".csv")
+# Versions that matter to every measurement, and those of engines that are packages of their own.
+_PACKAGES = (
+    "harness",
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "numpy",
+    "scipy",
+)
+_OF_ENGINES = {"vllm": ("vllm",)}
 
 
-def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ()) -> str:
-    """16 hex digits of settings, weights, prompts, machine, versions and the source that decodes and measures.
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured, and what is needed to tell whether it was measured before.
 
-    Weights on a hub count with repository and revision, weights in a directory with their files' sizes and times.
+    Args:
+        digest: of everything that determines the figures.
+        server_started: the start of the servers, as they tell it; None without any, and where one
+            does not tell it.
+        reusable: whether earlier figures may be taken over at all.
+        any_start: whether those of servers that were started again since may be, too.
+    """
+
+    digest: str
+    server_started: str | None = None
+    reusable: bool = True
+    any_start: bool = False
+
+    def includes(self, row: RunRow | AnswerRow) -> bool:
+        """Whether figures of a row with the same digest may be taken over."""
+        same_start = self.any_start or row.server_started == self.server_started
+        return self.reusable and same_start
+
+
+def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
+    """Say what is to be measured; servers are asked who they are.
+
+    Figures of a server that tells no start, which may run with other flags than before, are reused
+    with `resume=always` only, and those of a server that does not answer never.
 
     Args:
         leaving_out: names of further settings that do not matter.
+    """
+    servers = told_servers(settings.engine)
+    digest = _digest(settings, leaving_out, servers or [])
+    if servers is None:
+        return Measurement(digest, reusable=False)
+    started = started_of(servers)
+    always = settings.resume == "always"
+    reusable = always or not servers or started is not None
+    return Measurement(digest, started, reusable, any_start=always)
+
+
+def started_of(servers: list[ToldServer]) -> str | None:
+    """The start of all servers as one text; None if one does not tell it, or without any."""
+    times = [server.started for server in servers if server.started is not None]
+    return "; ".join(times) if times and len(times) == len(servers) else None
+
+
+def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ()) -> str:
+    """16 hex digits of settings, weights, prompts, machine, versions, servers and source."""
+    return identify(settings, leaving_out).digest
+
+
+def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[ToldServer]) -> str:
+    """The digest of a measurement.
+
+    Weights on a hub count with repository, revision and commit, weights in a directory with their
+    files' sizes and times.
     """
     asked = dataclasses.asdict(settings)
     for name in (*_NOT_MEASURED, *leaving_out):
@@ -48,24 +127,22 @@ def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ())
     prompts = asked.pop("prompts", None)
     if prompts:
         prompts = {"contents": _contents(Path(prompts["file"])), "too_long": prompts["too_long"]}
+    models = [model for model in (settings.model, settings.draft) if model is not None]
+    packages = (*_PACKAGES, *_OF_ENGINES.get(settings.engine.name, ()))
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
         "settings": asked,
         "prompts": prompts,
-        "weights": [
-            _weights(model) for model in (settings.model, settings.draft) if model is not None
-        ],
+        "weights": [_weights(model) for model in models],
+        "servers": [server.about for server in servers],
         "machine": gpu_names()
         or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")],
-        "versions": {
-            key: value for key, value in environment_columns().items() if key.endswith("_version")
-        },
+        "versions": {name: package_version(name) for name in packages},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
     }
-    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[
-        :16
-    ]
+    text = json.dumps(everything, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
@@ -91,15 +168,14 @@ def _departures(settings: Any, told: Collection[str], prefix: str) -> dict[str, 
     return found
 
 
-def measured_rows(path: str | Path, kind: type[AnyRunRow], measurement: str) -> list[AnyRunRow]:
-    """The rows of the newest complete run of a measurement in a shared file and its siblings; [] without one."""
-    return _newest(
-        [
-            row
-            for row in read_rows(path, kind)
-            if row.measurement == measurement and row.status == "ok"
-        ]
-    )
+def measured_rows(
+    path: str | Path, kind: type[AnyRunRow], measurement: Measurement
+) -> list[AnyRunRow]:
+    """The rows of a measurement's newest complete run in a file and its siblings; [] without one."""
+    if not measurement.reusable:
+        return []
+    same = [row for row in read_rows(path, kind) if row.measurement == measurement.digest]
+    return _newest([row for row in same if row.status == "ok" and measurement.includes(row)])
 
 
 def newest_run(path: str | Path, kind: type[AnyRunRow]) -> list[AnyRunRow]:
@@ -113,10 +189,12 @@ def _newest(rows: list[AnyRunRow]) -> list[AnyRunRow]:
 
 
 def _weights(model: ModelSettings) -> object:
-    """What distinguishes these weights from others of the same name."""
+    """Tell these weights from others of the same name."""
     directory = Path(model.repository)
-    if not model.repository or not directory.is_dir():
+    if not model.repository:
         return model.repository, model.revision
+    if not directory.is_dir():
+        return model.repository, model.revision, hub_commit(model.repository, model.revision)
     files = sorted(file for file in directory.iterdir() if file.is_file())
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
@@ -130,5 +208,16 @@ def _contents(file: Path) -> str | None:
 
 @functools.cache
 def _source() -> str:
-    files = sorted(file for room in _MEASURING for file in (_PACKAGE / room).rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    digest = hashlib.sha256()
+    for file in measuring_files():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def measuring_files() -> list[Path]:
+    """The files of the package that compute figures."""
+    found: list[Path] = []
+    for part in _MEASURING:
+        path = _PACKAGE / part
+        found += [path] if path.is_file() else path.rglob("*")
+    return sorted(file for file in found if file.suffix in _SOURCES)

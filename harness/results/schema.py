@@ -17,8 +17,10 @@ from harness.results.row import Row, circumstance, figure, setting
 OF_A_PAIR_HERE = (
     "num_draft_tokens",
     "weights",
+    "weights_identity",
     "quantization",
     "draft_repository",
+    "draft_weights_identity",
     "draft_quantization",
     "draft_method",
     "draft_sampling",
@@ -93,6 +95,11 @@ class RunRow(Row):
     settings: dict[str, Any] | None = setting(
         "settings that differ from their defaults and have no column, as JSON"
     )
+    weights_identity: str | None = circumstance(
+        "`commit:` and the hub's commit that the target was loaded from, or `files:` and a digest of"
+        " names, sizes and sampled contents of its files"
+    )
+    draft_weights_identity: str | None = circumstance("the same for the draft")
     dtype: str | None = circumstance("number format of what is not quantized in the target")
     draft_dtype: str | None = circumstance("number format of what is not quantized in the draft")
     weight_bytes: dict[str, int] | None = circumstance(
@@ -115,6 +122,9 @@ class RunRow(Row):
     )
     server: str | None = circumstance(
         "name and version of the server, as it says; of both, where the arms' differ"
+    )
+    server_started: str | None = circumstance(
+        "when the server was started, as it says, in its own words; of both, where there are two"
     )
     schedule: str | None = setting(
         "schedule of Hugging Face's number of draft tokens", "engine.schedule"
@@ -473,6 +483,7 @@ class AnswerRow(Row):
     outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration, as JSON")
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")
     answered_at: str = figure("when it was answered, UTC")
+    server_started: str | None = circumstance("when the server was started, as it says")
 
     @property
     def key(self) -> tuple[str, int, int]:

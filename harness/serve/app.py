@@ -128,8 +128,8 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
         return shape.whole([piece async for piece in pieces])
 
     @router.get("/version")
-    def version() -> dict[str, str]:
-        return {"version": __version__}
+    def version() -> dict[str, Any]:
+        return {"version": __version__, "started": service.started}
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:

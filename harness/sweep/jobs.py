@@ -16,7 +16,7 @@ from harness.config.errors import HarnessError, VerdictError
 from harness.config.run import RunSettings
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
-from harness.results.measurement import measured_rows, measurement_digest
+from harness.results.measurement import identify, measured_rows
 from harness.results.schema import RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
@@ -86,8 +86,7 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
     rows: Sequence[RunRow] = []
     file = job.settings.results.file
     if measures and job.settings.resume and file is not None:
-        digest = measurement_digest(job.settings)
-        rows = measured_rows(file, row_kind(job.command), digest)
+        rows = measured_rows(file, row_kind(job.command), identify(job.settings))
         write_rows(job.file, rows)
     if not rows:
         rows = _measure(job) if measures else _run_quietly(job)

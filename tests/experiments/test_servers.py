@@ -132,6 +132,18 @@ def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
     assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 4
 
 
+def test_a_server_that_is_down_is_not_answered_from_old_rows(
+    harness: Harness, tmp_path: Path
+) -> None:
+    with serving(EchoServer()) as url:
+        asked = [*QUICK, f"engine.url={url}"]
+        harness("latency", *asked)
+        assert "measured before" in harness("latency", "-m", *asked, "resume=always").stderr
+    outcome = harness("latency", "-m", *asked, "resume=always", code=1)
+    assert "measured before" not in outcome.stderr
+    assert outcome.stdout.count("failed")
+
+
 def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
     """The other arm finds the rows of the first one when its own requests arrive."""
     found: list[int] = []

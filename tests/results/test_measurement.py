@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from echo_server import EchoServer, serving
 from harness.config.commands import LatencySettings
+from harness.config.engines import EngineSettings
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -18,8 +23,16 @@ from harness.config.settings import (
 from harness.menu.methods.model import ModelDraftSettings
 from harness.results import measurement
 from harness.results.files import append_rows
-from harness.results.measurement import measured_rows, measurement_digest, newest_run
+from harness.results.measurement import (
+    Measurement,
+    identify,
+    measured_rows,
+    measurement_digest,
+    newest_run,
+)
 from harness.results.schema import LatencyRow
+from harness.results.servers import told_by
+from harness.results.weights import weights_identity
 from some_settings import settings_of
 
 
@@ -70,7 +83,7 @@ def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -
 def test_only_source_that_decodes_or_measures_counts(
     settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("decoding", "report", "cli"):
+    for room in ("decoding", "training", "results/statistics", "report", "cli"):
         (tmp_path / "package" / room).mkdir(parents=True)
     monkeypatch.setattr(measurement, "_PACKAGE", tmp_path / "package")
 
@@ -81,7 +94,9 @@ def test_only_source_that_decodes_or_measures_counts(
 
     before = digest("report/nothing.py")
     assert digest("report/plots.py") == digest("cli/main.py") == before
-    assert digest("decoding/loops.py") != before
+    files = ("decoding/loops.py", "training/loop.py", "results/statistics/runs.py")
+    others = [digest(file) for file in (*files, "results/acceptance.py")]
+    assert len({before, *others}) == 5
     measurement._source.cache_clear()
 
 
@@ -99,7 +114,98 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
     append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
     append_rows(file, [row("3", "a", "failed", 5)])
     assert (tmp_path / "latency-2.csv").exists()
-    assert [found.num_tokens for found in measured_rows(file, LatencyRow, "a")] == [3]
-    assert measured_rows(file, LatencyRow, "c") == []
+    assert [found.num_tokens for found in measured_rows(file, LatencyRow, Measurement("a"))] == [3]
+    assert measured_rows(file, LatencyRow, Measurement("c")) == []
     assert [found.num_tokens for found in newest_run(file, LatencyRow)] == [5]
     assert newest_run(tmp_path / "absent.csv", LatencyRow) == []
+
+
+def test_the_version_of_the_engine_counts(
+    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = dataclasses.replace(settings, engine=EngineSettings(name="vllm"))
+    before = measurement_digest(settings), measurement_digest(vllm)
+    known = measurement.package_version
+    monkeypatch.setattr(
+        measurement, "package_version", lambda name: "0.99" if name == "vllm" else known(name)
+    )
+    assert measurement_digest(settings) == before[0]
+    assert measurement_digest(vllm) != before[1]
+
+
+def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:
+    return dataclasses.replace(
+        settings, draft=None, engine=EngineSettings(name="server", url=url), **changes
+    )
+
+
+def test_figures_of_a_server_are_of_the_process_that_gave_them(
+    settings: LatencySettings, tmp_path: Path
+) -> None:
+    file, server = tmp_path / "latency.csv", EchoServer(version="1.0", started=100)
+
+    def found(url: str, **changes: object) -> bool:
+        asked = identify(asking(settings, url, **changes))
+        return bool(measured_rows(file, LatencyRow, asked))
+
+    with serving(server) as url:
+        now = identify(asking(settings, url))
+        assert now.server_started == "100"
+        told = LatencyRow(
+            run="1", status="ok", measurement=now.digest, server_started=now.server_started
+        )
+        append_rows(file, [told])
+        assert found(url)
+        assert not found(url, seed=7)
+        server.started = 200
+        assert not found(url)
+        assert found(url, resume="always")
+        server.started = None
+        assert not found(url), "it may run with other flags than before"
+        assert found(url, resume="always")
+        server.version = "1.1"
+        assert not found(url, resume="always"), "another version gives other figures"
+        server.version = "1.0"
+        assert found(url, resume="always")
+    assert not found(url, resume="always"), "a server that is down was not measured"
+
+
+def test_a_start_is_read_from_metrics(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text("# TYPE a gauge\nprocess_start_time_seconds 1.79e+09\n")
+    (tmp_path / "version").write_text("[" * 100_000)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = told_by(f"http://127.0.0.1:{server.server_port}/v1")
+        server.shutdown()
+    assert told is not None
+    assert told.started == "1.79e+09"
+    assert told.about == {"models": []}
+
+
+def test_weights_are_known_by_commit_or_by_their_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = ModelSettings(name="m", repository="maker/model")
+    pinned = dataclasses.replace(model, revision="0123abcd")
+    cache = tmp_path / "models--maker--model"
+    assert weights_identity(model) is None
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("89abcdef")
+    (cache / "snapshots" / "0123abcd").mkdir(parents=True)
+    assert weights_identity(model) == "commit:89abcdef"
+    assert weights_identity(pinned) == "commit:0123abcd"
+
+    local = ModelSettings(name="m", repository=str(tmp_path / "local"))
+    (tmp_path / "local").mkdir()
+    weights = tmp_path / "local" / "model.safetensors"
+    weights.write_bytes(bytes(3_000_000))
+    before = weights_identity(local)
+    (tmp_path / "local" / "README.md").write_text("about it")
+    weights.touch()
+    assert weights_identity(local) == before
+    trained = bytearray(3_000_000)
+    trained[1_500_000:] = b"1" * 1_500_000
+    weights.write_bytes(trained)
+    assert weights_identity(local) != before

@@ -52,9 +52,11 @@ def post(url: str, path: str, body: Any, **options: Any) -> Any:
     return httpx.post(f"{url}{path}", json=body, timeout=60, **options)
 
 
-def test_tells_its_version(url: str) -> None:
+def test_tells_its_version_and_start(url: str) -> None:
     for arm in ("", "/regular"):
-        assert httpx.get(f"{url}{arm}/version").json() == {"version": __version__}
+        told = httpx.get(f"{url}{arm}/version").json()
+        assert told["version"] == __version__
+        assert told["started"] > 1_700_000_000
 
 
 def test_completions(client: Any, url: str) -> None:

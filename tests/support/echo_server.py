@@ -40,6 +40,7 @@ class EchoServer:
         key: that requests must bring.
         rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
+        started: it tells that it was started then.
         twist: makes another event of each one that it would send; a hostile server.
         drop_reused: close a connection without an answer at its second completion.
         error_text: what a failure says.
@@ -58,6 +59,7 @@ class EchoServer:
     stall: bool = False
     key: str | None = None
     version: str | None = None
+    started: int | None = None
     twist: Callable[[Any], Any] = lambda event: event
     drop_reused: bool = False
     error_text: str = "told to fail"
@@ -102,7 +104,9 @@ class EchoServer:
         owner = {"llama.cpp": "llamacpp"}.get(self.dialect, self.dialect)
         versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
         if path in versions:
-            return (404, {}) if self.version is None else (200, {versions[path]: self.version})
+            about = {versions[path]: self.version, "started": self.started}
+            told = {key: value for key, value in about.items() if value is not None}
+            return (200, told) if told else (404, {})
         model = {"id": "served", "object": "model"}
         if self.version is not None:
             model["owned_by"] = owner

@@ -1,0 +1,112 @@
+"""Ask servers who they are: version, models, and since when they run. Never imports torch.
+
+A URL says nothing about the server behind it, which may have been restarted with other flags.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.config.engines import EngineSettings
+
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 4_000_000
+# Where servers tell their version, with the keys of what does not change while one runs.
+_ABOUT = {
+    "/version": ("version", "started"),
+    "/props": ("build_info", "model_path", "total_slots", "chat_template"),
+    "/server_info": ("version", "model_path", "speculative_algorithm"),
+}
+# Prometheus's name for it, in seconds.
+_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+# What an answer that is not what it should be may raise.
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class ToldServer:
+    """A server as it describes itself.
+
+    Args:
+        about: version, models and files, by path and key.
+        started: text that changes when the server is restarted; None where it tells no such thing.
+    """
+
+    about: dict[str, Any]
+    started: str | None
+
+
+def told_servers(settings: EngineSettings) -> list[ToldServer] | None:
+    """Describe the servers that an engine asks; [] without any, None where one does not answer."""
+    urls = [url for url in (settings.regular_url, settings.url) if url]
+    key = os.environ.get(settings.api_key_variable or "")
+    servers = []
+    for url in dict.fromkeys(urls):
+        told = told_by(url, key)
+        if told is None:
+            return None
+        servers.append(told)
+    return servers
+
+
+def told_by(url: str, key: str | None = None) -> ToldServer | None:
+    """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers.
+
+    Args:
+        key: of the API.
+    """
+    address = urlsplit(url)
+    root = address._replace(path=address.path.rstrip("/").removesuffix("/v1"))
+    about: dict[str, Any] = {}
+    try:
+        about["models"] = _models(_answer(f"{url.rstrip('/')}/models", key))
+        for path, names in _ABOUT.items():
+            answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
+            about |= {f"{path} {name}": answer[name] for name in names if name in answer}
+        metrics = _answer(root._replace(path=root.path + "/metrics").geturl(), key) or ""
+    except _NO_ANSWER:
+        return None
+    found = _START.search(metrics)
+    started = about.pop("/version started", None)
+    if started is None and found:
+        started = found[1]
+    return ToldServer(about, None if started is None else str(started))
+
+
+def _answer(url: str, key: str | None) -> str | None:
+    """The body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`."""
+    request = urllib.request.Request(url)
+    if key:
+        # Not sent on where another server is pointed to.
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            return str(response.read(_MOST_BYTES).decode(errors="replace"))
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
+
+
+def _as_mapping(body: str | None) -> dict[str, Any]:
+    try:
+        content = json.loads(body or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _models(body: str | None) -> list[str]:
+    """Names and paths of the models; their time of creation is often that of the answer."""
+    models = _as_mapping(body).get("data")
+    if not isinstance(models, list):
+        return []
+    named = [model for model in models if isinstance(model, dict)]
+    return sorted(f"{model.get('id')} {model.get('root')}" for model in named)
