@@ -99,8 +99,8 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         if value in words:
             return value
         if isinstance(value, str):
-            kind = "true, false" if arguments[0] is bool else "a whole number"
-            raise SettingError(setting, f"must be {kind} or {', '.join(words)}", value)
+            plain = "true, false" if arguments[0] is bool else "a whole number"
+            raise SettingError(setting, f"must be {plain} or {', '.join(words)}", value)
         return _convert(arguments[0], value, setting)
     if origin is Literal:
         if value not in arguments:
