@@ -136,15 +136,9 @@ def _this_machine(placement: PlacementSettings) -> Machine:
     texts = []
     for name, number in collections.Counter(names).items():
         texts.append(f"{number} × {name}" if number > 1 else name)
-    bandwidths = {}
-    for name in names:
-        gpu = known_gpu(name)
-        if gpu is not None:
-            bandwidths[name] = gpu.bandwidth_gb_s
-    if bandwidths:
-        # The slowest decides: each layer is read where it is.
-        slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
-        bandwidths = {slowest: bandwidths[slowest]}
+    rates = [(gpu.bandwidth_gb_s, name) for name in names if (gpu := known_gpu(name)) is not None]
+    # The slowest decides: each layer is read where it is.
+    bandwidths = {name: rate for rate, name in sorted(rates)[:1]}
     text = "; ".join(texts) or f"{cpu_name() or 'the CPU'}, main memory"
     return Machine(free_memory(gpus), text, bandwidths)
 
@@ -210,19 +204,13 @@ def _bytes_by_device(
     target, *drafts = placements
     devices = {}
     for name in (*free, "disk"):
-        draft_bytes = sum(placement.bytes_per_device.get(name, 0) for placement in drafts)
-        cache_bytes = sum(placement.cache_per_device.get(name, 0) for placement in placements)
-        is_used = any(
-            name in placement.bytes_per_device or name in placement.cache_per_device
-            for placement in placements
-        )
-        if is_used or name.startswith("cuda"):
-            devices[name] = {
-                "free": free.get(name, 0),
-                "model": target.bytes_per_device.get(name, 0),
-                "draft": draft_bytes,
-                "cache": cache_bytes,
-            }
+        sizes = {
+            "model": target.bytes_per_device.get(name, 0),
+            "draft": sum(placement.bytes_per_device.get(name, 0) for placement in drafts),
+            "cache": sum(placement.cache_per_device.get(name, 0) for placement in placements),
+        }
+        if any(sizes.values()) or name.startswith("cuda"):
+            devices[name] = {"free": free.get(name, 0), **sizes}
     return devices
 
 

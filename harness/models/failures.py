@@ -21,7 +21,8 @@ from harness.config.settings import ModelSettings
 _CUDA = {
     r"802(?s:.*)system not yet initialized": (
         "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric"
-        " manager\nstart it with `sudo systemctl start nvidia-fabricmanager` (machine-install.sh installs it)"
+        " manager\nstart it with `sudo systemctl start nvidia-fabricmanager`"
+        " (machine-install.sh installs it)"
     ),
     r"driver version is insufficient|driver on your system is too old": (
         f"the NVIDIA driver is too old for this build of torch (CUDA {torch.version.cuda})\n"
@@ -81,11 +82,11 @@ def as_run_error(exception: BaseException) -> RunError | None:
         # Without the place in gloo's source before it, and the advice after it.
         what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
         return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
-    if _is_out_of_gpu_memory(exception):
+    if _is(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
         settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
         advice = f"what helps: {settings}, more GPUs"
         return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
-    if _is_out_of_main_memory(exception):
+    if _is(exception, MemoryError, "can't allocate memory|not enough memory"):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
         free = amount(psutil.virtual_memory().available)
@@ -99,16 +100,9 @@ def as_run_error(exception: BaseException) -> RunError | None:
     return None
 
 
-def _is_out_of_gpu_memory(exception: BaseException) -> bool:
-    if isinstance(exception, torch.OutOfMemoryError):
-        return True
-    return bool(re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", str(exception)))
-
-
-def _is_out_of_main_memory(exception: BaseException) -> bool:
-    if isinstance(exception, MemoryError):
-        return True
-    return bool(re.search("can't allocate memory|not enough memory", str(exception)))
+def _is(exception: BaseException, kind: type[BaseException], pattern: str) -> bool:
+    """Whether it is of this class, or has such a message."""
+    return isinstance(exception, kind) or re.search(pattern, str(exception)) is not None
 
 
 def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
@@ -176,11 +170,9 @@ def first_line(exception: BaseException) -> str:
 
 def _waited_for_rank(exception: BaseException) -> bool:
     """Whether this rank waited for another that is gone."""
-    if not torch.distributed.is_initialized():
-        return False
-    if isinstance(exception, torch.distributed.DistBackendError):
-        return True
-    return bool(re.search("gloo|Connection closed by peer", str(exception)))
+    kind = torch.distributed.DistBackendError
+    pattern = "gloo|Connection closed by peer"
+    return torch.distributed.is_initialized() and _is(exception, kind, pattern)
 
 
 def _allocation(text: str) -> str:

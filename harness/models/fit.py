@@ -28,9 +28,8 @@ def fit(case: Case) -> list[Placement]:
             be split or offloaded.
     """
     num_ranks = _num_ranks(case)
-    if num_ranks > 1:
-        return _fit_on_ranks(case, num_ranks)
-    for attempt in _attempts(case):
+    attempts = _attempts(case) if num_ranks == 1 else [_Attempt(num_ranks=num_ranks)]
+    for attempt in attempts:
         try:
             return _place_all(case, attempt)
         except Misfit as exception:
@@ -50,12 +49,14 @@ class _Attempt:
         draft_first: whether the draft chooses its GPU before the target.
         split_draft: whether the draft may be on several GPUs.
         offload: whether the last layers may be outside the GPUs.
+        num_ranks: processes that hold the models; more than one leave no other choice.
     """
 
-    gpus: list[int]
+    gpus: Sequence[int] = ()
     draft_first: bool = False
     split_draft: bool = False
     offload: bool = False
+    num_ranks: int = 1
 
 
 def _attempts(case: Case) -> Iterator[_Attempt]:
@@ -92,6 +93,8 @@ def _place_all(case: Case, attempt: _Attempt) -> list[Placement]:
 
 def _place(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> Placement:
     """Place a model on the first choice of devices that holds it, with the least offloaded."""
+    if attempt.num_ranks > 1:
+        return _place_on_ranks(case, sketch, room, attempt.num_ranks)
     how = case.how(sketch)
     if how.device_map is not None:
         return _place_explicitly(case, sketch, how.device_map)
@@ -104,7 +107,7 @@ def _place(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> Place
                 continue
             placement = _placement(case, sketch, device_map)
             # On one of several GPUs the model may need more room there, for graphs.
-            if all(placement.taken(device) <= size for device, size in room.items()):
+            if not placement.exceeds(room):
                 return placement
     raise case.misfit(sketch, {device: room[device] for device in devices})
 
@@ -219,26 +222,11 @@ def _num_ranks(case: Case) -> int:
     return 1
 
 
-def _fit_on_ranks(case: Case, num_ranks: int) -> list[Placement]:
-    """Give every rank its part of split models, a copy of the others, and a GPU if any."""
-    placements = []
-    room = case.room
-    for sketch in case.models:
-        split = case.how(sketch).strategy == "tensor_parallel"
-        on_gpu = bool(case.pool(sketch))
-        _check_ranks(sketch, num_ranks, split)
-        placement = _place_on_ranks(case, sketch, num_ranks, split, on_gpu)
-        if any(placement.taken(device) > size for device, size in room.items()):
-            offered = {d: size for d, size in room.items() if isinstance(d, int) == on_gpu}
-            raise case.misfit(sketch, offered, num_ranks)
-        room = {device: size - placement.taken(device) for device, size in room.items()}
-        placements.append(placement)
-    return placements
-
-
-def _place_on_ranks(
-    case: Case, sketch: Sketch, num_ranks: int, split: bool, on_gpu: bool
-) -> Placement:
+def _place_on_ranks(case: Case, sketch: Sketch, room: Memory, num_ranks: int) -> Placement:
+    """Give every rank its part of a split model, or a copy, and a GPU if there are GPUs."""
+    split = case.how(sketch).strategy == "tensor_parallel"
+    on_gpu = bool(case.pool(sketch))
+    _check_ranks(sketch, num_ranks, split)
     needs = case.needs(sketch, whole=not split, on_gpu=on_gpu)
     weights = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
     cache = sum(sketch.block_caches(needs.tokens, needs.states))
@@ -252,13 +240,13 @@ def _place_on_ranks(
         # Main memory holds what all ranks have.
         names, device = ["cpu"], "cpu"
         weights, cache = num_ranks * weights, num_ranks * cache
-    return Placement(
-        {"": device},
-        dict.fromkeys(names, weights),
-        dict.fromkeys(names, cache),
-        num_ranks,
-        split,
-    )
+    bytes_per_device = dict.fromkeys(names, weights)
+    cache_per_device = dict.fromkeys(names, cache)
+    placement = Placement({"": device}, bytes_per_device, cache_per_device, num_ranks, split)
+    if placement.exceeds(room):
+        offered = {d: size for d, size in room.items() if isinstance(d, int) == on_gpu}
+        raise case.misfit(sketch, offered, num_ranks)
+    return placement
 
 
 def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:

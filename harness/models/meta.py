@@ -98,10 +98,8 @@ def _num_heads(config: PreTrainedConfig) -> dict[str, int]:
 
 def _splits_cache(model: PreTrainedModel) -> bool:
     plan = model.tp_plan or {}
-    return any(
-        style == "colwise" and name.rpartition(".")[2] in _KEY_PROJECTIONS
-        for name, style in plan.items()
-    )
+    split_modules = {name.rpartition(".")[2] for name, style in plan.items() if style == "colwise"}
+    return not split_modules.isdisjoint(_KEY_PROJECTIONS)
 
 
 # Caches -------------------------------------------------------------------------------------------
@@ -290,11 +288,8 @@ def _with_modules(
 
 def own_tensors(module: nn.Module, module_name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Full names and tensors of a module's parameters and buffers; none of modules inside."""
-    prefix = f"{module_name}." if module_name else ""
-    for name, parameter in module.named_parameters(recurse=False):
-        yield prefix + name, parameter
-    for name, buffer in module.named_buffers(recurse=False):
-        yield prefix + name, buffer
+    yield from module.named_parameters(module_name, recurse=False)
+    yield from module.named_buffers(module_name, recurse=False)
 
 
 def sketch_tensor(

@@ -6,6 +6,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ def remedies(case: Case) -> list[str]:
     texts = _less_text(case)
     texts += _helpful(_changed_models(case))
     if not texts:
-        texts = list(itertools.islice(_helpful(_both_quantized(case)), 1))
+        texts += itertools.islice(_helpful(_quantized_models(case, 2)), 1)
     if case.pool(case.models[0]):
         texts += _more_gpus(case)
         if case.placement.offload == "none":
@@ -98,16 +99,13 @@ def _helpful(changes: Iterable[_Change]) -> Iterator[str]:
 def _less_text(case: Case) -> list[str]:
     """The largest smaller batch that fits; or else the most new tokens of a single row."""
 
-    def with_rows(number: int) -> Case:
-        return replace(case, demand=replace(case.demand, batch_size=number))
+    def fits(**changes: Any) -> bool:
+        return _fits(replace(case, demand=replace(case.demand, **changes)))
 
-    def with_tokens(number: int) -> Case:
-        return replace(case, demand=replace(case.demand, batch_size=1, new_tokens=number))
-
-    rows = _most(case.demand.batch_size, lambda number: _fits(with_rows(number)))
+    rows = _most(case.demand.batch_size, lambda number: fits(batch_size=number))
     if rows:
         return [f"batch_size={rows}"]
-    tokens = _most(case.demand.new_tokens, lambda number: _fits(with_tokens(number)))
+    tokens = _most(case.demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
     return [f"batch_size=1 decoding.max_new_tokens={tokens}"] if tokens else []
 
 
@@ -117,7 +115,7 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def _changed_models(case: Case) -> Iterator[_Change]:
-    """A split draft, half precision on the CPU, and each model in fewer bits."""
+    """A split draft, half precision on the CPU, and either model in fewer bits."""
     target, *drafts = case.models
     if case.placement.strategy == "tensor_parallel" and drafts:
         settings = replace(drafts[0].settings, placement="tensor_parallel")
@@ -127,20 +125,17 @@ def _changed_models(case: Case) -> Iterator[_Change]:
         halves = tuple(replace(sketch, dtype=torch.bfloat16) for sketch in case.models)
         size = amount(sum(sketch.weight_bytes for sketch in halves))
         yield f"dtype=bfloat16 ({size})", replace(case, models=halves)
-    for index, sketch in enumerate(case.models):
-        for text, smaller in _quantized(sketch):
-            models = (*case.models[:index], smaller, *case.models[index + 1 :])
-            yield text, replace(case, models=models)
+    yield from _quantized_models(case, 1)
 
 
-def _both_quantized(case: Case) -> Iterator[_Change]:
-    if len(case.models) < 2:
-        return
-    target, draft = case.models
-    for target_text, smaller_target in _quantized(target):
-        for draft_text, smaller_draft in _quantized(draft):
-            both = replace(case, models=(smaller_target, smaller_draft))
-            yield f"{target_text} with {draft_text}", both
+def _quantized_models(case: Case, number: int) -> Iterator[_Change]:
+    """So many of the models in fewer bits."""
+    for chosen in itertools.combinations(case.models, number):
+        for choice in itertools.product(*map(_quantized, chosen)):
+            texts = [text for text, _ in choice]
+            smaller = {sketch.role: sketch for _, sketch in choice}
+            models = tuple(smaller.get(sketch.role, sketch) for sketch in case.models)
+            yield " with ".join(texts), replace(case, models=models)
 
 
 def _quantized(sketch: Sketch) -> Iterator[tuple[str, Sketch]]:
@@ -159,10 +154,10 @@ def _quantized(sketch: Sketch) -> Iterator[tuple[str, Sketch]]:
 def _more_gpus(case: Case) -> list[str]:
     """All GPUs of this machine, or the fewest that are enough, each with as much free memory."""
     placement = replace(case.placement, strategy="balanced", gpus=None, device_map=None)
-    models = []
-    for sketch in case.models:
-        models.append(replace(sketch, settings=replace(sketch.settings, gpus=None)))
-    spread = replace(case, models=tuple(models), placement=placement)
+    models = tuple(
+        replace(sketch, settings=replace(sketch.settings, gpus=None)) for sketch in case.models
+    )
+    spread = replace(case, models=models, placement=placement)
     if _fits(spread):
         return ["spread over all GPUs (placement.strategy=balanced, no limit on gpus)"]
     room = max(case.free[gpu] for gpu in case.pool(case.models[0]))

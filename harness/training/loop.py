@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,35 +84,28 @@ class Course:
         return torch.randperm(size, generator=generator).tolist()
 
 
+@dataclass
 class _Lessons:
-    """The lessons of all batches. The first ones are kept in host memory, up to `KEPT_BYTES`."""
+    """The lessons of all batches; the first ones are kept in host memory while there is room."""
 
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        texts: Sequence[TrainingText],
-        course: Course,
-        layers: tuple[int, ...],
-        vocabulary_size: int,
-    ) -> None:
-        self._target = target
-        self._texts = texts
-        self._course = course
-        self._layers = layers
-        self._vocabulary_size = vocabulary_size
-        self._kept: dict[int, Lesson] = {}
-        self._room = KEPT_BYTES
+    target: PreTrainedModel
+    texts: Sequence[TrainingText]
+    course: Course
+    layers: tuple[int, ...]
+    vocabulary_size: int
+    room: int
+    kept: dict[int, Lesson] = field(default_factory=dict)
 
     def of_step(self, step: int, device: torch.device) -> Lesson:
         """The lesson of a step, on a device."""
-        number = self._course.number(len(self._texts), step)
-        if number in self._kept:
-            return self._kept[number].to(device)
-        tokens, counts = _padded(self._course.batch(self._texts, number), device)
-        new = lesson(self._target, tokens, counts, self._layers, self._vocabulary_size)
-        self._room -= new.num_bytes
-        if self._room >= 0:
-            self._kept[number] = new.to("cpu")
+        number = self.course.number(len(self.texts), step)
+        if number in self.kept:
+            return self.kept[number].to(device)
+        tokens, counts = _padded(self.course.batch(self.texts, number), device)
+        new = lesson(self.target, tokens, counts, self.layers, self.vocabulary_size)
+        self.room -= new.num_bytes
+        if self.room >= 0:
+            self.kept[number] = new.to("cpu")
         return new.to(device)
 
 
@@ -150,7 +143,7 @@ def train(
         for loss in losses:
             advance(loss)
     loss_function = loss_of(module, target, course.chain)
-    lessons = _Lessons(target, texts, course, layers, vocabulary_size)
+    lessons = _Lessons(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
     num_steps = course.num_steps(len(texts))
     for step in range(len(losses), num_steps):
         torch.manual_seed(course.step_seed(step))
