@@ -88,7 +88,7 @@ _wants_traceback = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR",
 
 @dataclass
 class _Outcome:
-    """What became of a command.
+    """The outcome of a command.
 
     Attributes:
         quiet: whether errors are kept to be raised, instead of printed.
@@ -419,7 +419,7 @@ def _run_experiment(config: Any) -> Sequence[Any]:
 
 
 def _explained(error: Exception, command: str) -> HarnessError | None:
-    """What Hydra or OmegaConf found wrong with the overrides, in one line; None for any other error."""
+    """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
     if command not in COMMANDS:
         return None
     from harness.config import commands

@@ -21,7 +21,7 @@ _COMMAND_LINE = "HARNESS_COMMAND_LINE"
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
 
-# What `share_cores` has set.
+# Set by `share_cores`.
 _shared: str | None = None
 
 
@@ -96,7 +96,7 @@ def note_command_line(arguments: Sequence[str]) -> None:
 
 
 def command_line() -> str:
-    """What starts this command again, in a shell."""
+    """The command line that starts this command again, in a shell."""
     return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
 
 

@@ -89,7 +89,7 @@ class RunSettings:
 
     @property
     def pair(self) -> tuple[object, ...]:
-        """What determines the weights and where they are: runs with the same value can share a loaded pair."""
+        """Everything that determines the weights and their place: runs with an equal one can share a loaded pair."""
         own = self.engine.loads_pair
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force, own
 

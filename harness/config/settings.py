@@ -72,7 +72,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings(ModelSettings):
-    """What proposes tokens. Each way to draft has a subclass with settings of its own.
+    """A draft. Each way to draft has a subclass with settings of its own.
 
     Attributes:
         repository: as of a model; empty for a draft without weights of its own.
@@ -105,7 +105,7 @@ class DraftSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """Which devices the layers are on.
+    """Where the layers are.
 
     Attributes:
         strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers

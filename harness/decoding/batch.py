@@ -19,7 +19,7 @@ from harness.decoding.warp import BatchWarp, Warp
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate, the same for every arm.
+    """A batch to be generated, the same for every arm.
 
     Attributes:
         prompts: token ids of B prompts, none empty.

@@ -1,4 +1,4 @@
-"""Which of torch's kernels attention may take."""
+"""Chooses among torch's kernels for attention."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """What training makes small.
+        """The loss of a lesson.
 
         Args:
             embedding: of tokens, the head's own or the target's.

@@ -107,7 +107,7 @@ class HeadDrafter(Drafter):
         self._features = self._append(self._features, features)
         self._following = self._append(self._following, decided)
         self._proposed = decided[:, :0]
-        # Those of an earlier verdict have reached the host by now.
+        # Counts of an earlier verdict have reached the host by now.
         self._num_cached = list(self._num_cached)
         self._num_unread = added(num_accepted, [count + 1 for count in self._num_unread])
         self._first_unread = [0] * len(self._num_unread)

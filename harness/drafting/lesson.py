@@ -1,4 +1,4 @@
-"""What a draft learns from: a batch of texts, and what the target makes of them."""
+"""Lessons of a draft: a batch of texts, with the target's distributions over them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lesson:
 
     @property
     def num_bytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in vars(self).values() if tensor is not None)
 
     def to(self, device: torch.device | str) -> Lesson:

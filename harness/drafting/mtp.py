@@ -43,7 +43,7 @@ class MtpHead(EagleHead):
         self._rotary_of = [{"layer_type": kind} for kind in kinds] or [{}] * len(model.layers)
 
     def join(self, features: Tensor) -> Tensor:
-        """As they are: the layers normalise them."""
+        """Return the features as they are: the layers normalise them."""
         return features
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:

@@ -106,7 +106,7 @@ class MtpCheckpoint(HeadCheckpoint):
 
     @property
     def numbers(self) -> range:
-        """Of the layers, as the checkpoint counts them."""
+        """Numbers of the layers, as the checkpoint counts them."""
         first = self.target.config.get_text_config(decoder=True).num_hidden_layers
         return range(first, first + self.config.transformer.num_hidden_layers)
 
@@ -188,7 +188,7 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
 
 
 def _patterns(model_class: Any, numbers: range) -> list[str]:
-    """What names of tensors in MTP layers match: those of numbered layers, and where the class says they have names."""
+    """Patterns for the names of tensors in MTP layers: numbered ones, and those that the class names."""
     named = [
         pattern
         for pattern in model_class._keys_to_ignore_on_load_unexpected or ()

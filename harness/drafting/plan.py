@@ -11,7 +11,7 @@ from harness.models.checkpoints import Checkpoint
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What drafts, as planned.
+    """A planned draft.
 
     Attributes:
         settings: complete from here on.

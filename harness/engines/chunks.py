@@ -1,4 +1,4 @@
-"""What a server sends, checked: nothing that it says is believed unless it can be true."""
+"""Checks each chunk that a server sends: nothing is believed that cannot be true."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class HuggingFaceArm(Arm):
 
 @dataclass
 class _Recorder(BaseStreamer):
-    """What `generate` decides, as records in a queue.
+    """Turns the tokens that `generate` decides into records in a queue.
 
     Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the beginning of what is
     decided next were accepted. A rejected token is never decided in its own place, neither greedily nor from the

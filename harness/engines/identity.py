@@ -1,4 +1,4 @@
-"""Which server answers, and of which version: what it says of itself, and nothing else."""
+"""Asks a server for its name and version; anything that it does not tell stays unknown."""
 
 from __future__ import annotations
 

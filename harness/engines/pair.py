@@ -125,7 +125,7 @@ class SketchedPair:
         return None if self.draft_plan is None else self.draft_plan.head
 
     def case(self, free: Memory, demand: Demand) -> Case:
-        """What is to be placed on so many free bytes."""
+        """The case of placing this pair on so many free bytes."""
         return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:
@@ -198,12 +198,12 @@ class PlacedPair(PlannedPair):
         )
 
     def device_names(self) -> list[str]:
-        """What the devices are sold as: `NVIDIA A100-SXM4-40GB`, or the CPU's model name."""
+        """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
         cpu = cpu_name() or "unknown CPU"
         return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
 
     def describe(self) -> str:
-        """What was decided, for the user: one line per model."""
+        """The decisions, for the user: one line per model."""
         lines, drafting = [model.describe() for model in self.models], self.drafting
         if self.translation is not None:
             lines.append(

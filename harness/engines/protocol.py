@@ -18,7 +18,7 @@ from harness.engines.stopwatches import Phases
 
 @dataclass(frozen=True)
 class Question:
-    """What to generate, the same for every arm.
+    """A batch to be answered, the same for every arm.
 
     Attributes:
         prompts: token ids of B prompts, none empty.

@@ -19,7 +19,7 @@ import torch
 
 from harness.engines.pair import PlacedPair
 
-# Of each of the two buffers; larger than the caches of any device in use.
+# Bytes of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
 _SECONDS = 0.2
@@ -36,7 +36,7 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Roof:
-    """What one step of a model cannot do without: the weights and cache that it reads, on all devices together.
+    """The least work of one step: the weights and cache that it reads, on all devices together.
 
     `floor_ms` is the time that takes, the devices one after the other; None where a device's rate is not known.
     """

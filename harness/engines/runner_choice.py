@@ -1,4 +1,4 @@
-"""Which runner a model gets: the one that was asked for, or a plainer one where the model cannot have it."""
+"""Chooses the runner of a model: the one that was asked for, or a plainer one where the model cannot have it."""
 
 from __future__ import annotations
 

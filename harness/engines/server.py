@@ -134,7 +134,7 @@ class ServerArm(Arm):
     def _received(
         self, queue: SimpleQueue[dict[int, list[int]] | None]
     ) -> Iterator[dict[int, list[int]]]:
-        """What arrives, until None. A line says when nothing does for long."""
+        """Yield arrivals until None comes; a line says when nothing arrives for long."""
         self._last_event = time.perf_counter()
         while True:
             try:

@@ -56,11 +56,11 @@ class Phases:
         return Replacing(watched, **{method: timed})
 
     def mean_ms(self, phase: str) -> float | None:
-        """Of an iteration; None where the phase never came."""
+        """Mean time per iteration; None where the phase never came."""
         return 1000 * self.seconds[phase] / self.calls["forward"] if self.calls[phase] else None
 
     def share(self, phase: str) -> float | None:
-        """Of a phase, the part that its layers took; None without any.
+        """The share of a phase that its watched layers took; None without any.
 
         On a GPU it is between events in the layer's stream, so nothing waits that would not wait anyway. It has all
         kernels of the layer, and the time between them in which the GPU is idle because the layer waits for the host.

@@ -48,7 +48,7 @@ class Generation:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of each row."""
+        """The tokens of each row."""
         return [request.token_ids for request in self.requests]
 
     @property
@@ -178,7 +178,7 @@ def run_lap(
 def generate(
     engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False
 ) -> Generation:
-    """As `run_lap`, without the records."""
+    """Run one question as `run_lap` does, without its records."""
     generation = run_lap(engine, arm, question, allow_failures=allow_failures)
     generation.iterations = []
     return generation

@@ -29,7 +29,7 @@ _NUM_PLACES = 64
 
 
 class Context(NamedTuple):
-    """What draws continue: the last tokens before place `end` of a prompt."""
+    """The beginning of draws: the last tokens before place `end` of a prompt."""
 
     prompt_index: int
     end: int

@@ -43,7 +43,7 @@ PROMPTS_FILE = "latency_prompts.csv"
 
 @dataclass
 class Measurement:
-    """What one arm did, batch by batch.
+    """The work of one arm, batch by batch.
 
     Attributes:
         generations: the timed ones.

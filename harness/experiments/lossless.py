@@ -156,7 +156,7 @@ class SampledTest:
     def _check(
         self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance
     ) -> SampledCheck:
-        """Of one sample, or of two whose common distribution is in `outcomes`."""
+        """Test one sample, or two whose common distribution is in `outcomes`."""
         exact, num_draws = outcomes.probabilities, round(np.sum(counts[-1]))
         results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
         others = (

@@ -53,7 +53,7 @@ class Outcomes:
 
     @property
     def probabilities(self) -> Floats:
-        """Of being counted under each prefix, in the order of `prefixes`."""
+        """Probabilities of being counted under each prefix, in the order of `prefixes`."""
         return _cells(self.prefixes)
 
     @property

@@ -86,7 +86,7 @@ class PromptSet:
         return tuple(itertools.islice(in_turn, count))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
-        """Which prompts `take` took; None where they are simply the first ones, or all."""
+        """Indices of the prompts that `take` took; None where they are simply the first ones, or all."""
         if (
             len(taken) == len(self.prompts)
             or len({prompt.category for prompt in self.prompts}) == 1

@@ -1,4 +1,4 @@
-"""What every command does around its measurement: plan, encode, place, load, open an engine, and write rows."""
+"""Does the work of every command around its measurement: plan, encode, place, load, open an engine, and write rows."""
 
 from __future__ import annotations
 
@@ -171,14 +171,14 @@ class Session:
         return token_ids
 
     def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """As `encode`, without a look at the context."""
+        """Encode prompts without a look at the context; see `encode`."""
         tokenizer, template = self.tokenizer, self.settings.chat_template
         return encode_prompts(tokenizer, [prompt.chat() for prompt in prompts], template)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
     ) -> tuple[tuple[Prompt, ...], list[list[int]]]:
-        """As `encode`, for prompts of a set: those that are measured, and their token ids.
+        """Encode prompts of a set: those that are measured, and their token ids.
 
         Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
         """
@@ -378,7 +378,7 @@ class Session:
         )
 
     def _stop_tokens(self) -> frozenset[int]:
-        """Those at which the target ends a text by itself."""
+        """The tokens at which the target ends a text by itself."""
         if self.settings.engine.loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id

@@ -15,7 +15,7 @@ from harness.menu import records
 
 SettingsType = TypeVar("SettingsType")
 
-# What torch and numpy hold in 64 bits.
+# The largest integer of torch and numpy.
 _MOST = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf find wrong with the overrides, in the words of our own errors."""
+"""Words the mistakes that Hydra and OmegaConf find in the overrides as our own errors."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class LoadedPair(Protocol):
 
     @property
     def translation(self) -> Translation | None:
-        """Of a draft with another tokenizer."""
+        """How a draft with another tokenizer is understood."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -105,7 +105,7 @@ class Method(Record):
     def plan(
         self, settings: Any, target: Checkpoint, read: ReadCheckpoint, weights: bool
     ) -> DraftPlan:
-        """What drafts, before any weights load.
+        """Plan the draft, before any weights load.
 
         Args:
             settings: of the class `settings`.
@@ -125,7 +125,7 @@ class Method(Record):
         return None if plan.head is None else plan.head.sketch(dtype)
 
     def describe(self, settings: Any) -> str:
-        """What is held, for the line that says where everything is."""
+        """The weights that it holds, in a few words."""
         return "no weights"
 
     def layers(self, pair: LoadedPair) -> Sequence[int]:

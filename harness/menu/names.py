@@ -38,7 +38,7 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 
 def drafts() -> list[str]:
-    """What `draft=` takes apart from models and files."""
+    """The values of `draft=` apart from models and files."""
     return ["none", *(name for name, method in METHODS.all().items() if method.named)]
 
 

@@ -26,7 +26,7 @@ _NAMES = re.compile(
     r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
 )
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
-# What Hydra reads as it is meant: plain text, quoted text, lists and functions. A mapping would change some settings
+# Hydra reads these as meant: plain text, quoted text, lists and functions. A mapping would change some settings
 # of a preset and keep its name.
 _PLAIN = re.compile(
     r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|(choice|glob|range|shuffle|sort|tag)\(.*\)"

@@ -20,7 +20,7 @@ _PLAIN_ERRORS = (AttributeError, ImportError, OSError)
 
 
 class Record:
-    """What a user can name; `name` is how."""
+    """Anything that a user can name, by its `name`."""
 
     name: str
 

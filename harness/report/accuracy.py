@@ -34,7 +34,7 @@ _bounds = functools.partial(interval, digits=1, scale=100)
 
 
 def eval_document(rows: Sequence[EvalRow]) -> Document:
-    """What `eval` prints of its run; empty where nothing was answered."""
+    """The document that `eval` prints; empty where nothing was answered."""
     merged = merged_rows(rows)
     if all(row.accuracy is None for row in merged):
         return []

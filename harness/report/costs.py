@@ -108,7 +108,7 @@ def gave_up(row: LatencyRow) -> bool:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = False) -> str | None:
-    """What limits the speed-up most; None where the costs are unknown."""
+    """The strongest limit of the speed-up; None where the costs are unknown."""
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None:
         return None

@@ -19,7 +19,7 @@ from harness.report.latency import REQUESTS, TIMES
 from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 
-# What both begin with, within so many characters.
+# Both begin with these, within so many characters.
 _BEGINNINGS = {
     ".jsonl": re.compile(r'\s*\{.*"request_start_ns"', re.DOTALL),
     ".json": re.compile(r'\s*\{.*"model_id"', re.DOTALL),
@@ -88,7 +88,7 @@ def looks_like_other(file: Path) -> bool:
 
 
 def read_other(file: Path) -> Others | None:
-    """What another tool has measured; None where the file is of neither tool.
+    """The measurement of another tool; None where the file is of neither tool.
 
     Raises:
         OSError: when it cannot be read.
@@ -264,7 +264,7 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
 
 
 def _parsed(text: str) -> Any:
-    """What JSON says; None where it is none, or nested too deeply."""
+    """The value of a JSON text; None where it is none, or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

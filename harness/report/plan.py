@@ -49,7 +49,7 @@ def _plan(row: PlanRow) -> Document:
 
 def _plans(rows: Sequence[PlanRow]) -> Document:
     """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
-    # Of plans for the same pair, what they differ in.
+    # The settings in which plans for the same pair differ.
     pairs = grouped(rows, pair_name).values()
     named = {
         id(row): name for plans in pairs for row, name in zip(plans, told_apart(plans), strict=True)
@@ -107,7 +107,7 @@ def _fits(row: PlanRow) -> str:
 
 
 def _models(row: PlanRow) -> Table:
-    """What each model takes, next to llama-ssp's rule of thumb."""
+    """The memory of each model, next to llama-ssp's rule of thumb."""
     columns = (
         Column("model", text=True),
         Column("parameters", _parameters),
@@ -168,7 +168,7 @@ def _devices(row: PlanRow) -> Table:
 
 
 def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
-    """Which modules of a device map are on `device`, numbered ones as ranges: `embed_tokens, layers 0–19`."""
+    """The modules of a device map that are on `device`, numbered ones as ranges: `embed_tokens, layers 0–19`."""
     here = [
         module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
     ]
@@ -232,7 +232,7 @@ def _verdict(row: PlanRow) -> Line:
 
 
 def _limits(row: PlanRow) -> list[Line | Table]:
-    """What a token must read, and the least times that follow."""
+    """The bytes that a token must read, and the least times that follow."""
     if row.read_bytes is None:
         unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
         return [Line(unknown, "dim")]

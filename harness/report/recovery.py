@@ -82,7 +82,7 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
 
 
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
-    """What `recovery` prints of its run; empty where no check was finished."""
+    """The document that `recovery` prints; empty where no check was finished."""
     row = rows[0]
     if row.check is None:
         return []
@@ -245,7 +245,7 @@ def _least(name: str, rows: Sequence[RecoveryRow]) -> float | None:
 
 
 def _findings(rows: Sequence[RecoveryRow]) -> str:
-    """What was seen, in numbers."""
+    """The figures of a check, in words."""
     findings = []
     for row in _of(rows, "greedy"):
         tokens = f"({row.num_tokens:,} tokens)"
@@ -266,7 +266,7 @@ def _findings(rows: Sequence[RecoveryRow]) -> str:
 
 
 def _sampled_findings(sampled: Sequence[RecoveryRow]) -> str:
-    """What the draws showed. A test without a degree of freedom shows nothing."""
+    """The result of the draws. A test without a degree of freedom shows nothing."""
     draws = f"{_num_draws(sampled):,} sampled continuations"
     tested = _tested(sampled)
     if not tested:

@@ -63,7 +63,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """As the last row says; `incomplete` where a torn file lacks the draft's arm."""
+        """The status in the last row; `incomplete` where a torn file lacks the draft's arm."""
         if isinstance(self.last, LatencyRow) and self.last.arm == "regular" and self.last.draft:
             return "incomplete"
         return self.last.status or "ok"
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass
 class Findings:
-    """What the files hold.
+    """The contents of CSV files.
 
     Attributes:
         runs: with figures, each measurement once, oldest first.
@@ -173,7 +173,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """
     pooled = {name for run in runs for name in getattr(run.last, "pooled_runs", None) or ()}
     runs = [run for run in runs if run.last.run not in pooled]
-    # Of a file that was torn the other copy has more; of a cumulative file the other copy knows the directory.
+    # The other copy of a torn file has more rows; of a cumulative file the other copy knows the directory.
     by_size = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
     newest_last = [run for _, run in sorted({str(run.last.run): run for run in by_size}.items())]
     kept, failures = [], []

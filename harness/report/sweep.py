@@ -1,4 +1,4 @@
-"""What a sweep prints: a line when a job ends, and tables when all have."""
+"""Prints a sweep: a line when a job ends, and tables when all have."""
 
 from __future__ import annotations
 

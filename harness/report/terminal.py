@@ -20,14 +20,14 @@ from harness.report.table import Column, Document, Line, Table, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
-# Of tables that compare many runs.
+# The width of tables that compare many runs.
 WIDE = 132
 _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
 # The longest cell of numbers that must not be broken, and of text.
 _UNBROKEN, _LEAST_TEXT = 16, 14
-# What a table draws around each column.
+# A table draws so much around each column.
 _FRAME = 3
 
 

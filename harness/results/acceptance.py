@@ -56,7 +56,7 @@ class Acceptance:
 
     @property
     def tokens_per_iteration(self) -> float | None:
-        """As `mean_acceptance_length`, with the iterations that proposed nothing."""
+        """The mean acceptance length with the iterations that proposed nothing."""
         return _ratio(self.iterations.total() + self.num_accepted, self.iterations.total())
 
     @property

@@ -40,7 +40,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Contents(NamedTuple):
-    """What a CSV file holds.
+    """The contents of a CSV file.
 
     Attributes:
         kind: of its rows; None: not ours.
@@ -214,7 +214,7 @@ def _locked(path: Path, setting: str | None = None) -> Iterator[Path]:
         try:
             Path(f"{target}.lock").touch()
         except FileNotFoundError:
-            # Of /proc and the like; the lock would wait for a minute.
+            # On /proc and the like the lock would wait for a minute.
             raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
         with filelock.FileLock(f"{target}.lock").acquire(
             timeout=_LOCK_TIMEOUT_S, poll_interval=0.01

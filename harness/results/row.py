@@ -39,7 +39,7 @@ circumstance = functools.partial(_column, "circumstance")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What all rows have.
+    """The columns of all rows.
 
     Attributes:
         kind: stem of the file's name.

@@ -18,7 +18,7 @@ MOST_DIFFERENCE = 0.1
 
 
 class Work(NamedTuple):
-    """What an arm did: its requests, how many of them failed, and the tokens of all others."""
+    """The work of an arm: its requests, how many of them failed, and the tokens of all others."""
 
     arm: str
     num_requests: int
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 def too_many_failures(arms: Sequence[Work]) -> str | None:
-    """Which requests failed, where that is more than 1 % or differs between the arms; else None."""
+    """The failures, where they are more than 1 % or differ between the arms; else None."""
     too_many = any(work.num_failed > MOST_FAILURES * work.num_requests for work in arms)
     unequal = len({work.num_failed for work in arms}) > 1
     return " and ".join(work.failures for work in arms) if too_many or unequal else None

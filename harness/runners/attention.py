@@ -63,7 +63,7 @@ def packed_attention(
     as_before = num_queries > 1 if attention_mask is None else attention_mask.shape[-2] != packed
     if as_before or any(options.get(name) is not None for name in ("position_bias", "softcap")):
         if attention_mask is not None:
-            # Of the queries that are packed, each head's see the same.
+            # Packed queries of each head see the same slots.
             attention_mask = attention_mask[:, :, :num_queries]
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options

@@ -25,7 +25,7 @@ class SharedPrefixRunner(WrappedRunner):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         smallest, largest = min(map(list, prompts)), max(map(list, prompts))
-        # What these two share, all prompts share. A prompt's last token is left over: the logits
+        # All prompts share the beginning of these two. A prompt's last token is left over: the logits
         # after it are needed.
         common = takewhile(lambda pair: pair[0] == pair[1], zip(smallest, largest, strict=False))
         num_shared = min(len(list(common)), min(map(len, prompts)) - 1)

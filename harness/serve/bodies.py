@@ -1,4 +1,4 @@
-"""What requests may hold, as OpenAI and vLLM name it; anything else is refused with a reason."""
+"""The parameters of requests, as OpenAI and vLLM name them; any other is refused with a reason."""
 
 from __future__ import annotations
 

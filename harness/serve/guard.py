@@ -1,4 +1,4 @@
-"""What every request passes before the application sees it: its host, its key, its size; and it is counted."""
+"""Checks host, key and size of every request before the application sees it, and counts requests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MOST = 1000
 
 
 def rounds(command: str, arguments: Sequence[str]) -> list[str]:
-    """What to put before the arguments for the rounds; [] for a single one.
+    """Overrides that make a sweep of the rounds; [] for a single one.
 
     The first setting that varies varies slowest: every job runs once before any runs again, so
     that drift of the machine meets all jobs alike.

@@ -112,7 +112,7 @@ class BlockHead(LayeredHead):
         return BlockDrafter(self, target, warp, confidence)
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Blocks after some tokens of each row, chosen anew for each lesson, as `BlockDrafter` drafts them."""
+        """Blocks after some tokens of each row, chosen again for each lesson, as `BlockDrafter` drafts them."""
         config, device = self.config, lesson.tokens.device
         num_rows, length = lesson.tokens.shape
         most = config.most_tokens

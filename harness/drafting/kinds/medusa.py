@@ -57,7 +57,7 @@ class MedusaHead(Head):
             self.add_module(str(number), nn.ModuleList(parts))
 
     def parts(self, number: int) -> list[nn.Module]:
-        """Of one head."""
+        """The blocks of one head, and its output matrix where it has one."""
         return list(self.get_submodule(str(number)).children())
 
     def drafter(

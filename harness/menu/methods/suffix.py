@@ -158,7 +158,7 @@ class SuffixText:
             return tokens
         matches = self._shared_matches
         expected_shared, others = self._shared.continuation(matches, most, self._threshold)
-        # Of equals the longer match.
+        # The longer match wins between equals.
         own_rank = (expected, len(self.matches))
         return others if (expected_shared, len(matches)) > own_rank else tokens
 

@@ -135,7 +135,7 @@ def _distribution(probabilities: ArrayLike) -> Floats:
 
 
 def _pooled_cells(expected: Floats, min_expected: float) -> NDArray[np.intp]:
-    """Which pooled cell each cell belongs to; -1 for those expected never."""
+    """The pooled cell that each cell belongs to; -1 for those expected never."""
     cells = np.full(expected.shape, -1, dtype=np.intp)
     # From the rarest up; the pool is the front of this order, so that growing it always takes the smallest other cell.
     order = np.argsort(expected, kind="stable")

@@ -184,7 +184,7 @@ def _cross_validated(tops: Floats, bottoms: Floats, rng: np.random.Generator) ->
 
 
 def _added(tops: Floats, bottoms: Floats) -> Floats:
-    """What each unit adds to the log of each alternative's ratio, to first order; the mean is 0."""
+    """The contribution of each unit to the log of each alternative's ratio, to first order; the mean is 0."""
     of_tops = tops / tops.mean(axis=1, keepdims=True)
     return np.asarray(of_tops - bottoms / bottoms.mean(axis=1, keepdims=True))
 

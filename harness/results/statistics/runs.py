@@ -203,7 +203,7 @@ class MeanSquares:
 
 
 def _linearised(tops: Floats, bottoms: Floats) -> Floats:
-    """What each value adds to the log of the ratio of totals, to first order; the mean is 0."""
+    """The contribution of each value to the log of the ratio of totals, to first order; the mean is 0."""
     return np.asarray(tops / tops.mean() - bottoms / bottoms.mean())
 
 
