@@ -13,6 +13,8 @@ from in_process import Harness
 
 URL = "engine=server engine.url=http://h/v1"
 SPLIT = "latency placement=tensor_parallel placement.gpus=2"
+LONG = 300 * "x"
+VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
 MISTAKES = {
     # The command line
@@ -22,6 +24,14 @@ MISTAKES = {
     "latency model=llama": "model=llama: no such preset (did you mean ./llama?)",
     "latency model='{dtype: float16}'": "model={dtype: float16}: no such preset",
     f"latency model={300 * 'x'}": f"model={300 * 'x'}: no such preset",
+    f"latency model=./{LONG}": f"model.repository=./{LONG}: must not have a name of more than 255 bytes",
+    f"latency draft=./{LONG}": f"draft.repository=./{LONG}: must not have a name of",
+    f"latency model.tokenizer={LONG}": f"model.tokenizer={LONG}: must not have a name of",
+    f"latency model.gguf_file={LONG}": f"model.gguf_file={LONG}: must not have a name of",
+    f"latency model=./{VERY_LONG}": f"model.repository=./{VERY_LONG}: must have at most 4,095 bytes",
+    f"distill output=./{LONG}": f"output=./{LONG}: must not have a name of",
+    f"report {LONG}": f"{LONG}: must not have a name of",
+    f"report output={LONG}": f"output={LONG}: must not have a name of",
     "latency draft='{}'": "draft={}: no such preset",
     "latency draft=tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from harness.config.machine import is_loopback
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import require, require_at_least
+from harness.config.settings import require, require_at_least, require_possible_path
 
 View = Literal["text", "race", "log"]
 Task = Literal["multiplication", "addition"]
@@ -117,6 +117,7 @@ class DistillSettings(LatencySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_possible_path("output", self.directory)
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
         require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
         require(

@@ -19,6 +19,9 @@ Rule = Literal["deepmind", "google", "block", "typical"]
 TooLong = Literal["refuse", "skip", "truncate"]
 
 _LARGEST_K = 1024
+# Bytes that the file systems of Linux allow; macOS allows as many in a name.
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4095
 # `auto` chooses K in every iteration, at most so many.
 NumDraftTokens = int | Literal["auto"]
 MOST_DRAFT_TOKENS = 16
@@ -36,6 +39,22 @@ def require_at_least(settings: object, **least: float) -> None:
         value = getattr(settings, name)
         rule = f"must be at least {bound}" if bound else "must not be negative"
         require(value is None or value >= bound, name, rule, value)
+
+
+def rule_of_paths(path: str) -> str | None:
+    """The rule that keeps file systems from having this path; None where they can."""
+    sizes = [len(name.encode(errors="replace")) for name in path.split("/")]
+    if max(sizes) > _LONGEST_NAME:
+        return f"must not have a name of more than {_LONGEST_NAME} bytes"
+    if sum(sizes) + len(sizes) - 1 > _LONGEST_PATH:
+        return f"must have at most {_LONGEST_PATH:,} bytes"
+    return None
+
+
+def require_possible_path(setting: str, path: str | None) -> None:
+    """Raises SettingError for a path that no file system can have; None passes."""
+    if path is not None and (rule := rule_of_paths(path)) is not None:
+        raise SettingError(setting, rule, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +87,8 @@ class ModelSettings:
     def __post_init__(self) -> None:
         require_at_least(self, gpus=1)
         require(bool(self.repository), "repository", "must name a repository or a directory", "")
+        for name in ("repository", "tokenizer", "gguf_file"):
+            require_possible_path(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

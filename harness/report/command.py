@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.errors import RunError, SettingError
+from harness.config.settings import rule_of_paths
 from harness.report.accuracy import accuracy_table
 from harness.report.distill import trained_table
 from harness.report.others import others_table
@@ -114,6 +115,9 @@ def main(arguments: Sequence[str]) -> None:
             "report",
             f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)",
         )
+    for word in arguments:
+        if (rule := rule_of_paths(word.removeprefix("output="))) is not None:
+            raise SettingError(word, rule)
     outputs = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
     paths = [Path(word) for word in arguments if not word.startswith("output=")] or [
         Path("results")
