@@ -395,7 +395,7 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     signals.obey()
     if name == "serve" and sweep is None:
         share_cores(1)
-        signals.load(command.experiment).run(settings)
+        signals.load(command.experiment).run(settings, signals.leaving)
         return []
     job = jobs.Job(name, command.experiment, settings, directory)
     num_ranks = ranks.num_ranks(settings) if command.measures else 1

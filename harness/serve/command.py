@@ -7,7 +7,8 @@ import gc
 import os
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from harness.config.commands import ServeSettings
@@ -39,8 +40,14 @@ _GRACE_S = 3  # that answers may still take after a signal
 _SENDING_S = 5  # and sending the rest of them
 
 
-def run(settings: ServeSettings) -> None:
-    """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin."""
+def run(
+    settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> None:
+    """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin.
+
+    Args:
+        loading: a context in which the engine is opened, by another thread.
+    """
     variable = settings.api_key_variable
     key = os.environ.get(variable) if variable else None
     if variable and not key:
@@ -55,7 +62,9 @@ def run(settings: ServeSettings) -> None:
             Demand(settings.batch_size, *limits, settings.runner), force=settings.force
         )
         _say(placed.describe())
-        service = Service(placed.load(), settings, _say)
+        pair = placed.load()
+        with loading():
+            service = Service(pair, settings, _say)
         gc.collect()
         gc.freeze()
     except BaseException as error:
@@ -71,9 +80,9 @@ def run(settings: ServeSettings) -> None:
         timeout_graceful_shutdown=_GRACE_S + _SENDING_S,
     )
     host, port = listening.getsockname()[:2]
-    pair = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
+    served = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
     print(
-        f"Serving {pair} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
+        f"Serving {served} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
     # uvicorn takes the signals, ends, and passes them on.

@@ -118,6 +118,23 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
         obey()
 
 
+@contextmanager
+def leaving() -> Iterator[None]:
+    """While the block runs, a signal ends the process without an exception, where the process may end so.
+
+    For work in other threads: an interpreter that shuts down while one of them computes is aborted.
+    """
+    global _waiting
+    if _leave is None:
+        yield
+        return
+    _waiting = _waiting or []
+    try:
+        yield
+    finally:
+        obey()
+
+
 def _leave_terminals() -> None:
     """Discard output to a terminal that is gone: its error would hide the signal."""
     for stream in _terminals:
