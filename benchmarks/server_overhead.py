@@ -21,11 +21,11 @@ from common import add_numbers, show, versions
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate, quick_collections, without_garbage_collection
+from harness.menu.engines.server import ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
 
@@ -47,7 +47,7 @@ def main() -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         engine = ServerEngine(
-            EngineSettings(name="server", url=url), tokenizer, "served", options.in_flight
+            ServerSettings(name="server", url=url), tokenizer, "served", options.in_flight
         )
         client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         spent: dict[str, list[float]] = {}

@@ -380,7 +380,9 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     if hydra.mode is RunMode.MULTIRUN:
         sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
         # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
-        plain["draft"] = records.without_others(plain["draft"], Manifest.read(sweep).methods)
+        manifest = Manifest.read(sweep)
+        plain["draft"] = records.without_others(plain["draft"], manifest.methods)
+        plain["engine"] = records.without_other_engines(plain["engine"], manifest.engines)
     settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
     if sweep is None and settings.job_timeout_s is not None:
         raise SettingError(
@@ -402,7 +404,7 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     if sweep is None:
         share_cores(num_ranks)
         own_process = num_ranks > 1 or (
-            settings.engine.may_crash and command.sweeps and command.measures
+            records.engine_of(settings).may_crash and command.sweeps and command.measures
         )
         return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
     if not command.sweeps:

@@ -206,7 +206,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(PlacedPair, "load", None)
-    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (tmp_path / "llama").mkdir()
     os.mkfifo(tmp_path / "fifo")

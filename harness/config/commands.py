@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.config.engines import Abilities
 from harness.config.machine import is_loopback
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import require, require_at_least, require_possible_path
@@ -53,13 +54,16 @@ class LatencySettings(PromptedSettings):
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
         require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
         if self.laps != "auto":
-            queues = self.engine.name in ("server", "vllm")
-            require(queues, "laps", "needs engine=server or engine=vllm", self.laps)
             require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
         # All of them are in memory at once.
         require(
             self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples
         )
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        rule = "needs engine=server or engine=vllm"
+        require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
 
     @property
     def pair(self) -> tuple[object, ...]:
@@ -120,12 +124,6 @@ class DistillSettings(LatencySettings):
         require_possible_path("output", self.directory)
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
         require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
-        require(
-            self.engine.name == "local",
-            "engine",
-            "must be local: others cannot be trained",
-            self.engine.name,
-        )
         require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
         require(
             self.weights == "stored",
@@ -153,6 +151,12 @@ class DistillSettings(LatencySettings):
             "must be a list of at least one, none negative",
             temperatures,
         )
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        super().check_engine(engine)
+        rule = "must be local: others cannot be trained"
+        require(engine.own_loop, "engine", rule, self.engine.name)
 
     @property
     def pair(self) -> tuple[object, ...]:
@@ -267,30 +271,14 @@ class RecoverySettings(PromptedSettings):
     shift: float = 0.05
     fault: Fault = "none"
 
+    COMPARES_TEXTS = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "must be a model: without a draft nothing can be lost"
-        if self.engine.name != "local":
-            rule = "must be a model at temperature 0: greedy texts without a draft are compared with nothing"
-        sampled = self.engine.name != "local" and self.decoding.temperature > 0
-        require(self.draft is not None or sampled, "draft", rule, "none")
         require_at_least(self, num_prompts=1)
         rule = "must be auto or at least 1000, and at most 10^8"
         fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)
-        both = self.engine.computes_here or self.engine.regular_url is not None
-        require(
-            both,
-            "engine.regular_url",
-            "must be set for recovery, which compares with its texts",
-            None,
-        )
-        require(
-            self.fault == "none" or self.engine.name == "local",
-            "fault",
-            "needs engine=local",
-            self.fault,
-        )
         require(
             0 < self.false_alarm_rate < 1,
             "false_alarm_rate",
@@ -312,6 +300,22 @@ class RecoverySettings(PromptedSettings):
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
         rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
         require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`.
+
+        Texts of other engines can be compared with the target's own distribution without a draft.
+        """
+        planted = self.fault != "none"
+        require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
+        rule = "must be a model: without a draft nothing can be lost"
+        if not engine.own_loop:
+            rule = (
+                "must be a model at temperature 0: "
+                "greedy texts without a draft are compared with nothing"
+            )
+        sampled = not engine.own_loop and self.decoding.temperature > 0
+        require(self.draft is not None or sampled, "draft", rule, "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,12 +400,6 @@ class ServeSettings(RunSettings):
             self.max_body_mb,
         )
         require(
-            self.engine.name == "local",
-            "engine",
-            "must be local: serve runs our own loop",
-            self.engine.name,
-        )
-        require(
             not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel"
         )
         default = self.decoding.max_new_tokens
@@ -414,3 +412,8 @@ class ServeSettings(RunSettings):
             rule,
             self.api_key_variable,
         )
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        rule = "must be local: serve runs our own loop"
+        require(engine.own_loop, "engine", rule, self.engine.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from harness.config.engines import EngineSettings
+from harness.config.engines import Abilities, EngineSettings
 from harness.config.model_names import is_head
 from harness.config.settings import (
     DecodingSettings,
@@ -65,33 +65,30 @@ class RunSettings:
     TRAINS: ClassVar[bool] = False
     # Whether the command can compare an arm with itself.
     HAS_AA: ClassVar[bool] = False
+    # Whether the command compares one arm's texts with the other's.
+    COMPARES_TEXTS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
         require(self.HAS_AA or not self.engine.aa, "engine.aa", "is for latency", self.engine.aa)
-        if self.engine.name != "local":
-            self._check_other_engine()
-        rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-        require(
-            self.engine.name != "huggingface" or self.batch_size == 1,
-            "batch_size",
-            rule,
-            self.batch_size,
-        )
         rule = f"is a head that drafts for another model: draft={self.model.name}"
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)
-        self._check_auto()
         timeout = self.job_timeout_s
         require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
             self._check_ranks()
 
+    def check_engine(self, engine: Abilities) -> None:
+        """Raise a SettingError for an engine that this command cannot use."""
+
     @property
     def pair(self) -> tuple[object, ...]:
-        """Everything that determines the weights and their place: runs with an equal one can share a loaded pair."""
-        own = self.engine.loads_pair
-        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force, own
+        """Everything that determines the weights and their place.
+
+        Runs with an equal one, of engines that hold the same, can share a loaded pair.
+        """
+        return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 
     @property
     def strategies(self) -> dict[str, Strategy]:
@@ -123,36 +120,10 @@ class RunSettings:
         """Whether a model is split over several processes."""
         return "tensor_parallel" in self.strategies.values()
 
-    def _check_other_engine(self) -> None:
-        """Refuse what only our own loop does."""
-        decoding, name = self.decoding, self.engine.name
-        require(self.runner in ("auto", "eager"), "runner", "needs engine=local", self.runner)
-        for setting, plain in (
-            ("rule", "deepmind"),
-            ("lenience", 1),
-            ("synthetic_acceptance", None),
-        ):
-            value = getattr(decoding, setting)
-            require(value == plain, f"decoding.{setting}", "needs engine=local", value)
-        if name == "server" and self.engine.regular_url is None:
-            # One arm. How a server drafts by itself is not known here, and `draft` has a default.
-            object.__setattr__(self, "draft", None)
-        rule = "must not be none: engine.url speculates, and draft names with what in tables (draft=server)"
-        require(self.engine.regular_url is None or self.draft is not None, "draft", rule, "none")
-        stored = self.engine.loads_pair or self.weights == "stored"
-        require(stored, "weights", f"must be stored with engine={name}", self.weights)
-
-    def _check_auto(self) -> None:
-        k, name = self.decoding.num_draft_tokens, "decoding.num_draft_tokens"
-        rule = (
-            f"must be a number with engine={self.engine.name} "
-            "(huggingface has its own way: engine.schedule=adaptive)"
-        )
-        require(k != "auto" or self.engine.name == "local", name, rule, k)
-        rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
-        require(k != "auto" or not self.tensor_parallel, name, rule, k)
-
     def _check_ranks(self) -> None:
+        k = self.decoding.num_draft_tokens
+        rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
+        require(k != "auto", "decoding.num_draft_tokens", rule, k)
         combined = "cannot be combined with tensor_parallel"
         offload, device_map = self.placement.offload, self.placement.device_map
         require(offload == "none", "placement.offload", combined, offload)

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from harness.config.engines import Schedule
 from harness.config.settings import DecodingSettings, require
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Iteration, Origin
@@ -28,7 +27,7 @@ from harness.models.checkpoints import recurrent_kind
 from harness.models.tokenizers import vocabulary_size
 
 
-def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: Schedule) -> None:
+def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
     drafting = planned.drafting
     name = drafting and drafting.name
@@ -71,7 +70,7 @@ class HuggingFaceEngine(LocalEngine):
 
     Args:
         decoding: of the questions.
-        schedule: of the number of draft tokens, see `EngineSettings`.
+        schedule: of the number of draft tokens, see `HuggingFaceSettings`.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class HuggingFaceEngine(LocalEngine):
         pair: Pair,
         decoding: DecodingSettings,
         *,
-        schedule: Schedule = "constant",
+        schedule: str = "constant",
         **options: Any,
     ):
         drafting, assistant = pair.drafting, pair.draft and pair.draft.model
@@ -122,7 +121,7 @@ class HuggingFaceArm(Arm):
     thread: ThreadPoolExecutor
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
-    schedule: Schedule = "constant"
+    schedule: str = "constant"
     tells = frozenset({"origins", "proposals"})
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -272,7 +271,7 @@ def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) 
     return GenerationConfig(**limits, **warp, pad_token_id=0)
 
 
-def _assistant_config(decoding: DecodingSettings, schedule: Schedule) -> GenerationConfig:
+def _assistant_config(decoding: DecodingSettings, schedule: str) -> GenerationConfig:
     """Every question starts with the same number of draft tokens, because it gets a new one of these."""
     adaptive = schedule == "adaptive"
     return GenerationConfig(

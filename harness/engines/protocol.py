@@ -105,12 +105,14 @@ class Engine:
         tells_tokens: whether its tokens are those that the model drew, and not read from text.
         alternates: whether its arms can take turns at no cost, without loading each again.
         queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
+        has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
     """
 
     arms: Sequence[Arm]
     devices: Sequence[torch.device] = ()
     tells_tokens: bool = True
     queues: bool = False
+    has_rate: bool = False
     alternates: bool = True
     runner: str | None = None
     server: str | None = None

@@ -18,7 +18,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
@@ -38,7 +37,8 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers, or one.
 
     Args:
-        settings: with `url`, which is the speculative arm if there is a `regular_url`, else the regular arm.
+        settings: of `engine=server`. `url` is the speculative arm if there is a `regular_url`, else the
+            regular arm.
         tokenizer: of the model that is served.
         model: its repository. Where a server has no model of that name, its first one is taken.
         batch_size: requests in flight; a question may have more prompts. Without effect at a set `rate`.
@@ -53,7 +53,7 @@ class ServerEngine(Engine):
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: Any,
         tokenizer: PreTrainedTokenizerBase,
         model: str,
         batch_size: int = 1,
@@ -79,6 +79,7 @@ class ServerEngine(Engine):
         except BaseException:
             self.close()
             raise
+        self.has_rate = settings.rate is not None
         self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
         names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
         self.server = "; ".join(names) or None
@@ -99,7 +100,7 @@ class ServerArm(Arm):
     name: str
     client: Any
     tokenizer: PreTrainedTokenizerBase
-    settings: EngineSettings
+    settings: Any
     batch_size: int
     loop: asyncio.AbstractEventLoop
     say: Callable[[str], None]
@@ -317,7 +318,7 @@ def _client_library() -> Any:
     return openai
 
 
-def _api_key(settings: EngineSettings) -> str:
+def _api_key(settings: Any) -> str:
     """The key from the environment; `none`, which the client sends, for servers without one."""
     variable = settings.api_key_variable
     key = os.environ.get(variable) if variable else "none"

@@ -94,7 +94,8 @@ class VllmEngine(Engine):
             common["max_num_batched_tokens"] = max(2048, batch_size * length)
         # Caches are sized here, because by default the first arm's would take all memory.
         num_slots = (batch_size + 1) * -(-length // _BLOCK) * _BLOCK
-        split = settings.engine.tensor_parallel_size * settings.engine.pipeline_parallel_size
+        engine: Any = settings.engine
+        split = engine.tensor_parallel_size * engine.pipeline_parallel_size
 
         def arm(name: str, sketches: list[Sketch], **arguments: Any) -> VllmArm:
             cache = num_slots * sum(sketch.cache_bytes for sketch in sketches)
@@ -263,7 +264,8 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
 
 def _arguments(settings: RunSettings, planned: PlannedPair) -> dict[str, Any]:
     """Of vLLM's `EngineArgs`, those that both arms have."""
-    model, engine = settings.model, settings.engine
+    model = settings.model
+    engine: Any = settings.engine
     return {
         "model": source(model),
         "revision": model.revision,

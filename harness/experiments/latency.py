@@ -24,6 +24,7 @@ from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session
 from harness.experiments.suspicion import suspicion
+from harness.menu.records import engine_of
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance, mean_length_per_request, predicted_speedup
@@ -126,7 +127,7 @@ class Latency(Experiment):
             questions, note, settings.num_warmup, warmup=warmup, allow_failures=True, ended=ended
         )
         self._check_failures()
-        other = settings.engine.name != "local" and settings.decoding.temperature > 0
+        other = not engine_of(settings).own_loop and settings.decoding.temperature > 0
         if other and len(engine.arms) > 1:
             regular, speculative = self.measured.values()
             told = regular.generations, speculative.acceptance
@@ -177,7 +178,7 @@ class Latency(Experiment):
             return settings.laps
         if len(engine.arms) == 1 or not engine.alternates:
             return 1
-        return num_laps(num_prompts, settings.batch_size, settings.engine.rate is not None)
+        return num_laps(num_prompts, settings.batch_size, engine.has_rate)
 
     def _warmup(
         self, session: Session, token_ids: Sequence[Sequence[int]], batch_size: int

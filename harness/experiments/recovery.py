@@ -25,6 +25,7 @@ from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Experiment, Session, in_batches
+from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
 from harness.results.schema import RecoveryRow
 
@@ -138,7 +139,7 @@ class Recovery(Experiment):
         # Without a draft the number says no more than how many tokens are counted.
         reference, k = session.reference(), decoding.num_draft_tokens
         # A server's own number cannot be changed.
-        fixed = settings.draft is None or not settings.engine.computes_here
+        fixed = settings.draft is None or not engine_of(settings).computes_here
         numbers = [k] if fixed else list(dict.fromkeys((1, k)))
         contexts = (
             choose_contexts(reference, token_ids, decoding)
@@ -232,7 +233,7 @@ class Recovery(Experiment):
         figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
         if not check.degrees_of_freedom:
             figures["p_value"] = None
-        if self.settings.draft is not None and self.settings.engine.computes_here:
+        if self.settings.draft is not None and engine_of(self.settings).computes_here:
             figures["num_draft_tokens"] = num_draft_tokens
         self.checks.append({"check": "sampled", **context, **figures})
 

@@ -15,14 +15,15 @@ from harness.config.errors import HarnessError, RunError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
+from harness.engines.keeper import PairKeeper
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
-from harness.experiments.keeper import PairKeeper
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
+from harness.menu.records import engine_of
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
 from harness.models.tokenizers import encode_prompts
@@ -205,9 +206,11 @@ class Session:
         settings, decoding = self.settings, self.settings.decoding
         # Configurations have been read, so that a hub's commit is known, and no server was asked.
         self._measurement = self.measurement
-        if not settings.engine.loads_pair:
+        engine = engine_of(settings)
+        if not engine.loads_pair:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
-            self.devices = here if settings.engine.computes_here else [str(settings.engine.url)]
+            elsewhere = engine.place(settings.engine)
+            self.devices = here if elsewhere is None else [elsewhere]
             write_environment(self.directory, self.devices)
             return None
         new_tokens = new_tokens or decoding.max_new_tokens
@@ -249,7 +252,7 @@ class Session:
     @functools.cached_property
     def _loaded_reference(self) -> Reference | None:
         assert self.engine is not None
-        settings, here = self.settings, self.settings.engine.computes_here
+        settings, here = self.settings, engine_of(self.settings).computes_here
         try:
             if self.engine.tells_tokens:
                 alone = settings.model, None, settings.placement, settings.dtype
@@ -351,7 +354,7 @@ class Session:
             }
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            if not self.settings.engine.computes_here:
+            if not engine_of(self.settings).computes_here:
                 columns |= {name: None for name in OF_A_PAIR_HERE if name in kind.columns()}
         accepted = {} if acceptance is None else acceptance.columns()
         columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
@@ -379,7 +382,7 @@ class Session:
 
     def _stop_tokens(self) -> frozenset[int]:
         """The tokens at which the target ends a text by itself."""
-        if self.settings.engine.loads_pair:
+        if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id
         return frozenset() if ends is None else frozenset({int(ends)})

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
@@ -41,13 +42,13 @@ def from_config(
     except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
     if isinstance(settings, RunSettings):
-        records.check(settings)
+        return typing.cast(SettingsType, records.checked(settings))
     return settings
 
 
 def _names_of(kind: type) -> list[str]:
     """The fields that a user can set."""
-    if issubclass(kind, DraftSettings):
+    if issubclass(kind, DraftSettings | EngineSettings):
         return kind.setting_names()
     return list(typing.get_type_hints(kind))
 
@@ -64,6 +65,14 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
             drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
             rule = f"is for {drafts}, not for draft={config.get('name')}"
             return SettingError(prefix + key, rule, _typed(config[key]))
+    if issubclass(kind, EngineSettings):
+        owners = [
+            name
+            for name, engine in records.ENGINES.all().items()
+            if key in engine.settings.setting_names()
+        ]
+        if owners:
+            return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
     suggestion = nearest(prefix + key, [prefix + name for name in _names_of(kind)])
     return SettingError(prefix + key, f"no such setting{suggestion}")
 
@@ -79,13 +88,21 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
     for name, hint in typing.get_type_hints(kind).items():
         names.append(prefix + name)
         for part in (hint, *typing.get_args(hint)):
-            if part is DraftSettings:
-                methods = records.METHODS.all().values()
-                own = [key for method in methods for key in method.settings.setting_names()]
-                names += [f"{prefix}{name}.{key}" for key in dict.fromkeys(own)]
+            if part in (DraftSettings, EngineSettings):
+                names += [f"{prefix}{name}.{key}" for key in _names_of_all(part)]
             elif dataclasses.is_dataclass(part):
                 names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
     return names
+
+
+def _names_of_all(kind: type) -> list[str]:
+    """Every setting of any way to draft, or of any engine."""
+    kinds: list[type[DraftSettings] | type[EngineSettings]]
+    if kind is DraftSettings:
+        kinds = [method.settings for method in records.METHODS.all().values()]
+    else:
+        kinds = [engine.settings for engine in records.ENGINES.all().values()]
+    return list(dict.fromkeys(key for each in kinds for key in each.setting_names()))
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
@@ -122,7 +139,11 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         # `draft=none` arrives as a mapping whose name says so.
         if issubclass(typing.cast(type, hint), ModelSettings) and value.get("name") == "none":
             return None
-        kind = records.draft_settings(value) if hint is DraftSettings else hint
+        kind = hint
+        if hint is DraftSettings:
+            kind = records.draft_settings(value)
+        elif hint is EngineSettings:
+            kind = records.engine_settings(value)
         return from_config(typing.cast(type, kind), value, setting + ".")
     if origin is Mapping:
         if not isinstance(value, Mapping):

@@ -7,6 +7,7 @@ completion. The source here knows
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
   `early_exit_8` for the first 8 layers, and new heads for `distill`;
+- the `engine` group: its presets, engines of installed packages and `./my_engine.py:MyEngine`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
-from harness.menu.records import METHODS
+from harness.menu.records import ENGINES, METHODS, default_draft
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.
@@ -63,8 +64,8 @@ def _draft(name: str) -> dict[str, Any]:
         return {"name": "none"}
     method, chosen = _method_and_choice(name)
     if method != "model":
-        return _defaults(method) | {"name": name, "method": method} | chosen
-    own_defaults = {"method": "model"} | _defaults("model")
+        return _defaults_of_method(method) | {"name": name, "method": method} | chosen
+    own_defaults = {"method": "model"} | _defaults_of_method("model")
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 
 
@@ -79,16 +80,32 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
     return "model", {}
 
 
-def _defaults(method: str) -> dict[str, Any]:
+def _engine(name: str) -> dict[str, Any] | None:
+    """The configuration of an engine: its preset, or the defaults of its settings."""
+    preset = CONF / "engine" / f"{name}.yaml"
+    if ENGINES.is_built_in(name) and preset.is_file():
+        return OmegaConf.to_container(OmegaConf.load(preset))  # type: ignore[return-value]
+    if not ENGINES.is_in_file(name) and name not in ENGINES.names():
+        return None
+    kind = ENGINES[name].settings
+    own = [setting for setting in kind.setting_names() if setting != "name"]
+    return {"name": name} | _defaults(kind, own)
+
+
+def _defaults_of_method(method: str) -> dict[str, Any]:
     """The defaults of a method's own settings; a model's are those of its preset's group."""
     kind = METHODS[method].settings
-    own = {field.name: field for field in dataclasses.fields(kind)}
     names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
-    defaults = {name: own[name].default for name in names}
+    return _defaults(kind, names)
+
+
+def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
+    """The defaults of these settings, where there are any."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     return {
         name: list(default) if isinstance(default, tuple) else default
         for name, default in defaults.items()
-        if default is not dataclasses.MISSING
+        if name in names and default is not dataclasses.MISSING
     }
 
 
@@ -136,7 +153,20 @@ def _pair(name: str) -> dict[str, Any]:
     return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
 
 
-_GROUPS = {"model": _model, "draft": _draft, "prompts": _prompts, "pair": _pair}
+def _default_draft(model: str, engine: str) -> str:
+    """The tiny pair is a pair; other models are measured alone unless a draft is named."""
+    if (draft := default_draft(engine)) is not None:
+        return draft
+    return "tiny_draft" if without_suffixes(model) == "tiny" else "none"
+
+
+_GROUPS = {
+    "model": _model,
+    "draft": _draft,
+    "engine": _engine,
+    "prompts": _prompts,
+    "pair": _pair,
+}
 
 
 class NameSource(ConfigSource):
@@ -152,14 +182,14 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(self._made(config_path) or {})
-        if config_path.startswith("draft/"):
-            # A sweep over drafts sets what only some of them have; `conversion` refuses what none has.
+        if config_path.startswith(("draft/", "engine/")):
+            # A sweep sets what only some drafts or engines have; `conversion` refuses what none has.
             OmegaConf.set_struct(config, False)
         header = {"package": "_global_" if config_path.startswith("pair/") else None}
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", "draft", "pair")
+        return config_path in ("", "draft", "engine", "pair")
 
     def is_config(self, config_path: str) -> bool:
         return self._made(config_path) is not None
@@ -172,6 +202,8 @@ class NameSource(ConfigSource):
             return ["draft"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
             return [*drafts(), *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
+        if config_path == "engine" and results_filter is not ObjectType.GROUP:
+            return ENGINES.names()
         return []
 
 
@@ -187,14 +219,7 @@ def register() -> None:
     Plugins.instance().register(NameSource)
     Plugins.instance().register(NameSearchPath)
     resolvers: dict[str, Callable[..., Any]] = {
-        # A server may draft, and the tiny pair is a pair; others are measured alone unless a draft is named.
-        "default_draft": lambda model, engine: (
-            "server"
-            if engine == "server"
-            else "tiny_draft"
-            if without_suffixes(model) == "tiny"
-            else "none"
-        ),
+        "default_draft": _default_draft,
         "default_prompts": lambda model: (
             "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
         ),

@@ -23,7 +23,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 # Settings whose values are names or paths, several with commas between them; and those that are one path.
 _NAMES = re.compile(
-    r"model|draft|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
+    r"model|draft|engine|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
 )
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
 # Hydra reads these as meant: plain text, quoted text, lists and functions. A mapping would change some settings

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from harness.config.engines import EngineSettings
+from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
+from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
 from harness.menu.method import LoadedPair, MakeDrafter, Method
 from harness.menu.registry import Registry
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
 METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "harness.methods")
+
+ENGINES: Registry[EngineRecord] = Registry(
+    "engine", EngineRecord, "harness.menu.engines", "harness.engines"
+)
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -45,18 +52,77 @@ def draft_settings(config: Mapping[str, Any]) -> type[DraftSettings]:
     return METHODS[str(config.get("method", "model"))].settings
 
 
-def check(settings: RunSettings) -> None:
-    """Raise a SettingError for a run that breaks a rule of what it names."""
-    if settings.draft is None:
-        return
-    method = method_of(settings.draft)
-    learns = method.trains or not settings.TRAINS
-    require(learns, "draft", "has no weights to train", settings.draft.name)
-    method.check(settings)
+def engine_of(settings: RunSettings) -> EngineRecord:
+    """The engine of a run."""
+    return ENGINES[settings.engine.name]
+
+
+def engine_settings(config: Mapping[str, Any]) -> type[EngineSettings]:
+    """The class of an engine's settings, by the name in its configuration."""
+    return ENGINES[str(config.get("name", "local"))].settings
+
+
+def is_elsewhere(engine: str | None) -> bool:
+    """Whether an engine of this name, of a row, computes on another machine.
+
+    A name in a row runs no code: engines in files of the user's are not looked up.
+    """
+    if engine is None or engine not in ENGINES.names():
+        return False
+    return not ENGINES[engine].computes_here
+
+
+def default_draft(engine: str) -> str | None:
+    """What an engine drafts with where nothing is said; None where the model's preset decides.
+
+    None also for an engine that does not exist, which is said later.
+    """
+    try:
+        return ENGINES[engine].default_draft
+    except SettingError:
+        return None
+
+
+def pair_of(settings: RunSettings) -> tuple[object, ...]:
+    """What a process holds for a run. Runs with the same value can share it."""
+    engine = engine_of(settings)
+    return *settings.pair, engine.loads_pair, engine.computes_here, engine.may_crash
+
+
+def checked(settings: RunSettings) -> RunSettings:
+    """The settings, with what their records imply.
+
+    Raises:
+        SettingError: the run breaks a rule of what it names.
+    """
+    engine = engine_of(settings)
+    settings = engine.adapted(settings)
+    engine.check(settings)
+    settings.check_engine(engine)
+    if settings.draft is not None:
+        method = method_of(settings.draft)
+        learns = method.trains or not settings.TRAINS
+        require(learns, "draft", "has no weights to train", settings.draft.name)
+        method.check(settings)
+    return settings
 
 
 def without_others(draft: Mapping[str, Any], methods: Collection[str]) -> dict[str, Any]:
     """The configuration of a draft without the settings that only other ones of these methods have."""
-    own = set(draft_settings(draft).setting_names())
-    others = {key for name in methods for key in METHODS[name].settings.setting_names()} - own
-    return {key: value for key, value in draft.items() if key not in others}
+    own = draft_settings(draft).setting_names()
+    others = [name for method in methods for name in METHODS[method].settings.setting_names()]
+    return _without(draft, others, own)
+
+
+def without_other_engines(engine: Mapping[str, Any], engines: Collection[str]) -> dict[str, Any]:
+    """The configuration of an engine without the settings that only other ones of these have."""
+    own = engine_settings(engine).setting_names()
+    others = [name for other in engines for name in ENGINES[other].settings.setting_names()]
+    return _without(engine, others, own)
+
+
+def _without(
+    config: Mapping[str, Any], others: Collection[str], own: Collection[str]
+) -> dict[str, Any]:
+    unwanted = set(others) - set(own)
+    return {key: value for key, value in config.items() if key not in unwanted}

@@ -125,7 +125,9 @@ class Registry(Generic[AnyRecord]):
         if inspect.isclass(found) and issubclass(found, self._base):
             found = found()
         if not isinstance(found, self._base):
-            rule = f"must be a {self._base.__name__} of harness"
+            name_of_base = self._base.__name__
+            article = "an" if name_of_base[0] in "AEIOU" else "a"
+            rule = f"must be {article} {name_of_base} of harness"
             raise SettingError(self._setting, rule, name)
         if not self.is_built_in(name):
             found.name = name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.config.amounts import amount
+from harness.menu.records import is_elsewhere
 from harness.report.categories import by_category
 from harness.report.caveats import mean_answer_length, run_caveats
 from harness.report.costs import (
@@ -215,7 +216,7 @@ def _table_of_known(lines: dict[str, str | None]) -> Table:
 
 def _acceptance(row: LatencyRow) -> str | None:
     if row.acceptance_rate is None:
-        return _not_reported(row) if row.engine == "server" else None
+        return _not_reported(row) if is_elsewhere(row.engine) else None
     text = f"{row.acceptance_rate:.1%} of the draft tokens"
     tokens = tokens_per_iteration(row)
     if tokens:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.menu.records import is_elsewhere
 from harness.report.names import name_of
 from harness.report.runs import Run
 from harness.report.table import Column, Table, TableRow, grouped
@@ -62,7 +63,7 @@ def _environment(runs: Sequence[Run]) -> dict[str, str]:
         for name in _VERSIONS
     }
     machine = _machine(runs)
-    if all(row.engine == "server" for row in rows):
+    if all(is_elsewhere(row.engine) for row in rows):
         # The machine that asked, which may not be the one that answered.
         machine = {f"client's {name}": text for name, text in machine.items()}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from harness.menu.records import is_elsewhere
 from harness.report.table import (
     Column,
     Document,
@@ -36,7 +37,7 @@ def verdict(row: CompareRow) -> Document:
     if row.speedup is None and no_verdict is None:
         return lines
     accepted = "nothing was drafted"
-    if row.engine == "server":
+    if is_elsewhere(row.engine):
         accepted = "the server does not tell how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.menu.records import is_elsewhere
 from harness.results.schema import EvalRow, RunRow
 
 
@@ -57,7 +58,7 @@ def pair_name(row: RunRow, joint: str = " with ") -> str:
 def _draft_name(row: RunRow, joint: str) -> str:
     if not row.draft:
         return ""
-    if row.engine != "server":
+    if not is_elsewhere(row.engine):
         return f"{joint}{row.draft}"
     # A server does not tell its draft. The user may have named it.
     return " with its own draft" if row.draft == "server" else f"{joint}{row.draft} (as labelled)"
@@ -156,7 +157,7 @@ def _prompts(row: Any) -> str | None:
 
 def _batch(row: RunRow) -> str:
     size = row.batch_size or 1
-    if row.engine == "server":
+    if is_elsewhere(row.engine):
         return f"{row.request_rate:g} requests/s" if row.request_rate else f"{size} in flight"
     return "" if size == 1 else f"batches of {size}"
 

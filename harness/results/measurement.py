@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings
-from harness.menu.records import METHODS
+from harness.menu.records import ENGINES, METHODS, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import AnswerRow, RunRow
@@ -46,7 +46,7 @@ _MEASURING = (
     "results/work.py",
 )
 _SOURCES = (".py", ".csv")
-# Versions that matter to every measurement, and those of engines that are packages of their own.
+# Versions that matter to every measurement. Engines may have further ones.
 _PACKAGES = (
     "harness",
     "torch",
@@ -56,7 +56,6 @@ _PACKAGES = (
     "numpy",
     "scipy",
 )
-_OF_ENGINES = {"vllm": ("vllm",)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    servers = told_servers(settings.engine)
+    servers = _servers(settings)
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)
@@ -99,6 +98,11 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     always = settings.resume == "always"
     reusable = always or not servers or started is not None
     return Measurement(digest, started, reusable, any_start=always)
+
+
+def _servers(settings: RunSettings) -> list[ToldServer] | None:
+    addresses = engine_of(settings).addresses(settings.engine)
+    return told_servers(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
 
 
 def started_of(servers: list[ToldServer]) -> str | None:
@@ -128,7 +132,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[T
     if prompts:
         prompts = {"contents": _contents(Path(prompts["file"])), "too_long": prompts["too_long"]}
     models = [model for model in (settings.model, settings.draft) if model is not None]
-    packages = (*_PACKAGES, *_OF_ENGINES.get(settings.engine.name, ()))
+    packages = (*_PACKAGES, *engine_of(settings).packages)
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
         "settings": asked,
@@ -140,6 +144,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[T
         "versions": {name: package_version(name) for name in packages},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
+        "engine": ENGINES.source(settings.engine.name),
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

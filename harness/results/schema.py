@@ -109,7 +109,8 @@ class RunRow(Row):
         "the draft's weights, bytes by device, as JSON", "bytes"
     )
     engine: str | None = setting(
-        "who generated: `local`, `huggingface`, `vllm` or `server`", "engine.name"
+        "who generated: `local`, `huggingface`, `vllm`, `server`, or another engine by its name",
+        "engine.name",
     )
     url: str | None = setting(
         "address of the server, of the one that speculates if there are two", "engine.url"

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
-
-from harness.config.engines import EngineSettings
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4_000_000
@@ -44,10 +42,12 @@ class ToldServer:
     started: str | None
 
 
-def told_servers(settings: EngineSettings) -> list[ToldServer] | None:
-    """Describe the servers that an engine asks; [] without any, None where one does not answer."""
-    urls = [url for url in (settings.regular_url, settings.url) if url]
-    key = os.environ.get(settings.api_key_variable or "")
+def told_servers(urls: Sequence[str], key: str | None = None) -> list[ToldServer] | None:
+    """Describe these servers; None where one does not answer.
+
+    Args:
+        key: of their API.
+    """
     servers = []
     for url in dict.fromkeys(urls):
         told = told_by(url, key)

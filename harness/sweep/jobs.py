@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.config.errors import HarnessError, VerdictError
 from harness.config.run import RunSettings
+from harness.menu.records import pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import identify, measured_rows
@@ -158,7 +159,7 @@ def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[
 
 def _measure(job: Job) -> Sequence[RunRow]:
     """Run the job in a worker."""
-    pair = repr(job.settings.pair)
+    pair = repr(pair_of(job.settings))
     reason = _crew.failures.get(pair)
     if reason:
         return job.rows_or_failure(f"not tried, because the pair failed to load before: {reason}")

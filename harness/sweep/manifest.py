@@ -29,12 +29,14 @@ class Manifest:
         started: seconds since the epoch.
         varying: the settings in which jobs differ.
         methods: the ways to draft, if jobs differ in the draft.
+        engines: if jobs differ in the engine.
     """
 
     num_jobs: int
     started: float
     varying: list[str]
     methods: list[str]
+    engines: list[str]
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -61,8 +63,13 @@ class SweepCallback(Callback):
         num_jobs = config.hydra.sweeper.get("n_trials")
         if not num_jobs:
             num_jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
-        varying = [sweep.key_or_group for sweep in sweeps]
-        manifest = Manifest(num_jobs, time.time(), varying, _drafting_methods(sweeps))
+        manifest = Manifest(
+            num_jobs=num_jobs,
+            started=time.time(),
+            varying=[sweep.key_or_group for sweep in sweeps],
+            methods=_drafting_methods(sweeps),
+            engines=_engines(sweeps),
+        )
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
         except RunError:
@@ -93,3 +100,12 @@ def _drafting_methods(sweeps: list[Override]) -> list[str]:
             for choice in sweep.sweep_iterator():
                 methods.add(method_name(str(choice).rpartition("+")[2]))
     return sorted(methods)
+
+
+def _engines(sweeps: list[Override]) -> list[str]:
+    """Return the engines that the jobs name."""
+    engines = set()
+    for sweep in sweeps:
+        if sweep.key_or_group == "engine":
+            engines |= {str(choice) for choice in sweep.sweep_iterator()}
+    return sorted(engines)

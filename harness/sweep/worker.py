@@ -34,6 +34,7 @@ import psutil
 
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
+from harness.menu.records import engine_of
 from harness.results.files import write_nothing
 from harness.results.measurement import newest_run
 from harness.results.schema import RUN_KINDS, RunRow
@@ -272,7 +273,7 @@ def serve(file_descriptor: int) -> None:
         if rank:
             write_nothing()
         job = jobs.get()
-        for name, value in job.settings.engine.environment.items():
+        for name, value in engine_of(job.settings).environment.items():
             os.environ.setdefault(name, value)
         # This imports torch, which has to find those variables.
         keeper = _session().PairKeeper(connection.send)

@@ -7,8 +7,8 @@ import pytest
 
 from echo_questions import TOKENIZER, Open
 from echo_server import EchoServer, serving
-from harness.config.engines import EngineSettings
 from harness.engines.server import ServerEngine
+from harness.menu.engines.server import ServerSettings
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def open_engine() -> Iterator[Open]:
             urls = [stack.enter_context(serving(server)) for server in servers]
             named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
             engine = ServerEngine(
-                EngineSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size
+                ServerSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size
             )
             for server in servers:
                 server.bodies.clear()

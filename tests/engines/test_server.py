@@ -10,11 +10,11 @@ import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, texts
 from echo_server import EchoServer
-from harness.config.engines import EngineSettings
 from harness.config.errors import RunError, SettingError
 from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
+from harness.menu.engines.server import ServerSettings
 
 
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
@@ -227,6 +227,6 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    settings = EngineSettings(name="server", url="http://127.0.0.1:9/v1")
+    settings = ServerSettings(name="server", url="http://127.0.0.1:9/v1")
     with pytest.raises(RunError, match=r"engine.url=http://127.0.0.1:9/v1/: APIConnectionError"):
         ServerEngine(settings, TOKENIZER, "served")

@@ -82,7 +82,7 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
     draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
     complaint = harness(
         "latency", *QUICK, f"model={save_model().name}", f"draft={draft}", code=2
@@ -94,7 +94,7 @@ def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
     monkeypatch.setattr("harness.models.meta._caches", lambda model: [])
     settings = ["latency", *QUICK, f"model={save_model().name}", "draft=none"]
     outcome = harness(*settings, code=2)
@@ -151,7 +151,7 @@ def test_request_times_do_not_come_from_the_wall_clock(monkeypatch: pytest.Monke
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.config.engines.EngineSettings.may_crash", False)
+    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
     assert "engine=vllm: needs the vllm package" in harness("latency", *QUICK, code=2).complaint
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.config.commands import LatencySettings
-from harness.config.engines import EngineSettings
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -20,6 +19,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
+from harness.menu.engines.server import ServerSettings
 from harness.menu.methods.model import ModelDraftSettings
 from harness.results import measurement
 from harness.results.files import append_rows
@@ -123,7 +123,7 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
 def test_the_version_of_the_engine_counts(
     settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vllm = dataclasses.replace(settings, engine=EngineSettings(name="vllm"))
+    vllm = dataclasses.replace(settings, engine=ServerSettings(name="vllm"))
     before = measurement_digest(settings), measurement_digest(vllm)
     known = measurement.package_version
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_the_version_of_the_engine_counts(
 
 def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:
     return dataclasses.replace(
-        settings, draft=None, engine=EngineSettings(name="server", url=url), **changes
+        settings, draft=None, engine=ServerSettings(name="server", url=url), **changes
     )
 
 

@@ -1,20 +1,18 @@
-"""Plans, places and loads the pair of a run, keeps it for the runs that follow, and opens the engine of a run."""
+"""Plans, places and loads the pair of a run, keeps it for later runs, and opens its engine."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
 
+from harness.config.commands import Fault
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.huggingface import HuggingFaceEngine, check_pair
-from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
 from harness.engines.runner_choice import is_spoiled, resolve
-from harness.engines.server import ServerEngine
-from harness.engines.vllm import VllmEngine
+from harness.menu.engine import Opening
+from harness.menu.records import engine_of, pair_of
 from harness.models.case import Demand
 
 
@@ -36,16 +34,16 @@ class PairKeeper:
 
     def plan(self, settings: RunSettings) -> PlannedPair:
         """See `plan_pair`."""
-        if self._planned is None or self._settings != settings.pair:
+        if self._planned is None or self._settings != pair_of(settings):
             self._planned = self._placed = self._pair = None
             self._report(True)
             models = settings.model, settings.draft, settings.placement, settings.dtype
-            if settings.engine.computes_here:
+            if engine_of(settings).computes_here:
                 self._planned = plan_pair(*models, weights=settings.weights)
             else:
                 self._planned = plan_tokenizer(settings.model)
             self._report(False)
-            self._settings = settings.pair
+            self._settings = pair_of(settings)
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
@@ -72,26 +70,28 @@ class PairKeeper:
         decoding: DecodingSettings,
         batch_size: int,
         longest_prompt: int,
-        **options: Any,
+        *,
+        say: Callable[[str], None],
+        share_prefix: bool = False,
+        fault: Fault = "none",
     ) -> Engine:
-        """The engine that the settings name, for questions with this `decoding`; the only place that knows them all.
+        """Open the engine that the settings name, for questions with this `decoding`.
 
-        Args:
-            batch_size: the most prompts of a question; a server gets as many requests at once.
-            longest_prompt, options: see `LocalEngine`.
+        See `Opening` for the arguments.
 
         Raises:
-            SettingError, RunError: as the engine's class says.
+            SettingError: for what the engine cannot do.
+            RunError: the engine does not start.
         """
-        engine, planned = settings.engine, self.plan(settings)
-        if engine.name == "server":
-            model, say = settings.model.repository, options["say"]
-            return ServerEngine(engine, planned.tokenizer, model, batch_size, say)
-        if engine.name == "vllm":
-            say = options["say"]
-            return VllmEngine(settings, decoding, planned, batch_size, longest_prompt, say)
-        options |= {"batch_size": batch_size, "longest_prompt": longest_prompt}
-        if engine.name == "huggingface":
-            check_pair(planned, decoding, engine.schedule)
-            return HuggingFaceEngine(self.load(), decoding, schedule=engine.schedule, **options)
-        return LocalEngine(self.load(), decoding, runner=settings.runner, **options)
+        opening = Opening(
+            settings=settings,
+            decoding=decoding,
+            planned=self.plan(settings),
+            load=self.load,
+            batch_size=batch_size,
+            longest_prompt=longest_prompt,
+            say=say,
+            share_prefix=share_prefix,
+            fault=fault,
+        )
+        return engine_of(settings).open(opening)

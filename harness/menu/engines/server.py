@@ -1,0 +1,119 @@
+"""Any server that speaks the OpenAI API: one that speculates, and one that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from harness.config.engines import EngineSettings
+from harness.config.settings import require
+from harness.menu.engine import Addresses, EngineRecord, Opening
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.engines.protocol import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(EngineSettings):
+    """Settings of `engine=server`.
+
+    Attributes:
+        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that
+            speculates.
+        regular_url: of a server with the same model that does not; None to measure `url` alone.
+        rate: requests per second on average, at random (Poisson) times, however many are in flight;
+            None to keep `batch_size` requests in flight.
+        timeout_s: of a request, from its start to its last token.
+        api_key_variable: name of the environment variable with the API key; None for servers
+            without one.
+    """
+
+    name: str = "server"
+    url: str | None = None
+    regular_url: str | None = None
+    rate: float | None = None
+    timeout_s: float = 600.0
+    api_key_variable: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.url is not None, "url", "must be set with engine=server", self.url)
+        _check_url("url", self.url)
+        _check_url("regular_url", self.regular_url)
+        require(0 < self.timeout_s < float("inf"), "timeout_s", "must be positive", self.timeout_s)
+        rate_is_positive = self.rate is None or 0 < self.rate < float("inf")
+        require(rate_is_positive, "rate", "must be positive, in requests per second", self.rate)
+
+
+class Server(EngineRecord):
+    """Two servers, or one."""
+
+    name = "server"
+    summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
+    settings = ServerSettings
+    computes_here = False
+    may_queue = True
+    default_draft = "server"
+
+    def adapted(self, run: RunSettings) -> RunSettings:
+        """See `EngineRecord.adapted`.
+
+        A single server is one arm. How it drafts is not known here, and `draft` has a default.
+        """
+        if _settings_of(run).regular_url is None:
+            return dataclasses.replace(run, draft=None)
+        return run
+
+    def check(self, run: RunSettings) -> None:
+        """See `EngineRecord.check`."""
+        super().check(run)
+        has_two = _settings_of(run).regular_url is not None
+        rule = (
+            "must not be none: engine.url speculates, and draft names with what in tables "
+            "(draft=server)"
+        )
+        require(not has_two or run.draft is not None, "draft", rule, "none")
+        rule = "must be set for recovery, which compares with its texts"
+        require(has_two or not run.COMPARES_TEXTS, "engine.regular_url", rule, None)
+
+    def place(self, settings: Any) -> str:
+        """See `EngineRecord.place`."""
+        return str(settings.url)
+
+    def addresses(self, settings: Any) -> Addresses:
+        """See `EngineRecord.addresses`."""
+        urls = [url for url in (settings.regular_url, settings.url) if url is not None]
+        return Addresses(tuple(urls), settings.api_key_variable)
+
+    def open(self, opening: Opening) -> Engine:
+        """See `EngineRecord.open`."""
+        from harness.engines.server import ServerEngine
+
+        return ServerEngine(
+            _settings_of(opening.settings),
+            opening.planned.tokenizer,
+            opening.settings.model.repository,
+            opening.batch_size,
+            opening.say,
+        )
+
+
+def _settings_of(run: RunSettings) -> ServerSettings:
+    assert isinstance(run.engine, ServerSettings)
+    return run.engine
+
+
+def _check_url(setting: str, url: str | None) -> None:
+    if url is None:
+        return
+    parts = urlsplit(url)
+    # Settings are written into rows, so the message must not repeat a password either.
+    rule = "must hold no user, password or query: use engine.api_key_variable"
+    require("@" not in parts.netloc and not parts.query, setting, rule, "***")
+    is_http = parts.scheme in ("http", "https") and bool(parts.netloc)
+    require(is_http, setting, "must be an address such as http://host:8000/v1", url)
+
+
+RECORD = Server()

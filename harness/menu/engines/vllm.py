@@ -1,0 +1,66 @@
+"""vLLM, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from harness.config.engines import EngineSettings
+from harness.config.settings import require_at_least
+from harness.menu.engine import EngineRecord, Opening
+
+if TYPE_CHECKING:
+    from harness.engines.protocol import Engine
+
+Backend = Literal["mp", "ray"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings(EngineSettings):
+    """Settings of `engine=vllm`.
+
+    Attributes:
+        tensor_parallel_size: GPUs that each layer is split over.
+        pipeline_parallel_size: groups of such GPUs that the layers are divided among.
+        distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines;
+            None lets vLLM choose.
+    """
+
+    name: str = "vllm"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: Backend | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
+
+
+class Vllm(EngineRecord):
+    """vLLM loads the weights itself; only the configurations are read before."""
+
+    name = "vllm"
+    summary = "vLLM, in a process of its own"
+    settings = VllmSettings
+    may_queue = True
+    may_crash = True
+    packages = ("vllm",)
+    # vLLM's build for CPUs warns about NUMA from C++ whenever it starts, beyond the reach of
+    # Python's filters: the level is all that can be chosen.
+    environment: ClassVar[Mapping[str, str]] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+    def open(self, opening: Opening) -> Engine:
+        """See `EngineRecord.open`."""
+        from harness.engines.vllm import VllmEngine
+
+        return VllmEngine(
+            opening.settings,
+            opening.decoding,
+            opening.planned,
+            opening.batch_size,
+            opening.longest_prompt,
+            opening.say,
+        )
+
+
+RECORD = Vllm()

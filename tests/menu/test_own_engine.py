@@ -1,0 +1,120 @@
+"""An engine in one file of the user's: every command that measures takes it, without a change of ours."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from in_process import Harness, results
+
+# It repeats each prompt's last token. Its speculative arm gives three tokens at a time.
+PARROT = textwrap.dedent(
+    '''
+    """An engine that repeats the last token of a prompt."""
+
+    from collections.abc import Iterator
+    from dataclasses import dataclass
+
+    from harness.config.engines import EngineSettings
+    from harness.config.settings import require
+    from harness.menu.engine import EngineRecord, Opening
+
+
+    @dataclass(frozen=True, kw_only=True)
+    class ParrotSettings(EngineSettings):
+        """Settings of the parrot: how many tokens it says in one breath."""
+
+        name: str = "parrot"
+        breath: int = 3
+
+        def __post_init__(self) -> None:
+            require(self.breath >= 1, "breath", "must be at least 1", self.breath)
+
+
+    class Parrot(EngineRecord):
+        name = "parrot"
+        summary = "repeats the last token of the prompt"
+        settings = ParrotSettings
+
+        def open(self, opening: Opening):
+            from harness.engines.protocol import Arm, Engine
+            from harness.engines.requests import as_records
+
+            class ParrotArm(Arm):
+                def __init__(self, name: str, breath: int) -> None:
+                    self.name = name
+                    self.breath = breath
+
+                def stream(self, question) -> Iterator:
+                    return as_records(self.breaths(question), len(question.prompts))
+
+                def breaths(self, question):
+                    left = question.decoding.max_new_tokens
+                    while left > 0:
+                        size = min(left, self.breath)
+                        yield {
+                            row: [prompt[-1]] * size for row, prompt in enumerate(question.prompts)
+                        }
+                        left -= size
+
+            engine = Engine()
+            engine.arms = [ParrotArm("regular", 1)]
+            if opening.settings.draft is not None:
+                breath = opening.settings.engine.breath
+                engine.arms.append(ParrotArm("speculative", breath))
+            engine.runner = "parrot"
+            return engine
+    '''
+)
+QUICK = ["num_prompts=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=9"]
+
+
+@pytest.fixture
+def parrot(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    # Modules are imported by name, once per process: each test has its own.
+    file = tmp_path / f"{request.node.originalname}_parrot.py"
+    file.write_text(PARROT)
+    return f"./{file.name}:Parrot"
+
+
+def test_latency(harness: Harness, parrot: str) -> None:
+    outcome = harness("latency", *QUICK, f"engine={parrot}", "engine.breath=2")
+    rows = results()
+    assert set(rows["engine"]) == {parrot}
+    assert set(rows["runner"]) == {"parrot"}
+    assert set(rows["num_tokens"]) == {18}
+    assert "2 of 2" in outcome.stdout
+    assert "engine.breath" in rows["settings"][1]
+
+
+def test_a_sweep_over_engines_and_its_report(harness: Harness, parrot: str) -> None:
+    sweep = ["-m", f"engine=local,{parrot}", "engine.breath=2,3"]
+    outcome = harness("latency", *QUICK, *sweep)
+    rows = results()
+    # Our own loop has no such setting: its second job is its first.
+    assert rows["engine"].value_counts().to_dict() == {parrot: 4, "local": 2}
+    assert set(rows["status"]) == {"ok"}
+    report = harness("report", "results").stdout
+    assert "parrot" in report
+    assert "parrot" in outcome.stdout
+
+
+def test_plan_and_help(harness: Harness, parrot: str) -> None:
+    assert "fits" in harness("plan", f"engine={parrot}").stdout
+    assert "breath: 3" in harness("latency", f"engine={parrot}", "--help").stdout
+
+
+def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> None:
+    def refused(*typed: str) -> str:
+        return harness.refused("latency", *QUICK, f"engine={parrot}", *typed)
+
+    assert refused("engine.breath=0") == "engine.breath=0: must be at least 1"
+    assert refused("engine.breth=2").startswith("engine.breth: no such setting (did you mean")
+    assert refused("runner=static") == "runner=static: needs engine=local"
+    assert refused("engine.url=http://h/v1") == "engine.url: needs engine=server"
+    assert "there is no file" in harness.refused("latency", "engine=./nothing.py:Parrot")
+    assert "must be an EngineRecord" in harness.refused(
+        "latency", f"engine={parrot.replace('Parrot', 'ParrotSettings')}"
+    )
