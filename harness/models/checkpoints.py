@@ -121,7 +121,7 @@ def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> 
 def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
     """Raise a SettingError unless this is a decoder that keeps a state from token to token.
 
-    Decided by what the configuration and the model class declare.
+    The configuration and the model class decide by their declarations.
     """
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if config.is_encoder_decoder:

@@ -1,10 +1,9 @@
 """Layers split over several processes, the ranks, by transformers' own `tp_plan`.
 
-All ranks run the same program on the same numbers: randomness is data, and what is decided is what
-rank 0 decides, which `of_rank_0` tells the others. A model that is not split is a copy on every
-rank.
+All ranks run the same program on the same numbers: randomness is data, and `of_rank_0` broadcasts
+rank 0's decisions to the others. A model that is not split is a copy on every rank.
 
-A rank reads who it is from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
+A rank reads its number from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT.
 """
 

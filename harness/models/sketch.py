@@ -212,7 +212,7 @@ class Sketch:
         return dict(total)
 
     def rank_bytes(self, num_ranks: int) -> int:
-        """Bytes of the rank that holds most: its part of what is split, the rest in full."""
+        """Bytes of the rank with the most: its part of split tensors, and all other tensors."""
         total = 0
         for tensor in self.tensors:
             size = tensor.nbytes(self.dtype, "none")

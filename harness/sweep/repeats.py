@@ -1,4 +1,4 @@
-"""`repeats=5`: a run as a sweep of rounds, in each of which every job runs once, in a new process."""
+"""`repeats=5`: a run as a sweep of rounds, in which every job runs once, in a new process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
 from harness.results.schema import LatencyRow, RunRow
 
-# More rounds than anyone measures.
+# A limit beyond any reasonable number of rounds.
 MOST = 1000
 
 
@@ -39,30 +39,35 @@ def rounds(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def pool(rows: Sequence[RunRow], num_jobs: int, directory: Path) -> list[list[LatencyRow]]:
-    """Pooled rows of each job over its rounds, which are also written to the sweep's file and the collecting one.
+    """Pool each job's rows over its rounds; the sweep's file and the cumulative one get them too.
 
     Args:
-        rows: of all jobs of all rounds.
+        rows: the rows of all jobs and rounds.
     """
-    timed = [row for row in rows if isinstance(row, LatencyRow)]
-    num_rounds = max((row.repeat for row in timed if isinstance(row.repeat, int)), default=1)
+    latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
+    repeats = [row.repeat for row in latency_rows if isinstance(row.repeat, int)]
+    num_rounds = max(repeats, default=1)
     by_job: dict[int, dict[int, list[LatencyRow]]] = {}
-    for row in timed:
+    for row in latency_rows:
         number = int(row.job or 0)
         job = number % max(1, num_jobs // num_rounds)
         by_job.setdefault(job, {}).setdefault(number, []).append(row)
-    pooled = [found for runs in by_job.values() if (found := pooled_rows(list(runs.values())))]
-    for of_job in pooled:
-        for file in (directory / "latency.csv", _collecting_file(directory)):
+    pooled = []
+    for runs in by_job.values():
+        job_rows = pooled_rows(list(runs.values()))
+        if not job_rows:
+            continue
+        pooled.append(job_rows)
+        for file in (directory / "latency.csv", _cumulative_file(directory)):
             if file is not None:
-                append_rows(file, of_job)
+                append_rows(file, job_rows)
     return pooled
 
 
-def _collecting_file(directory: Path) -> Path | None:
+def _cumulative_file(directory: Path) -> Path | None:
     """`results.file` of a sweep's jobs."""
     for file in sorted(directory.glob("*/.hydra/config.yaml")):
         config: Any = OmegaConf.load(file)
-        named = config.results.file
-        return None if named is None else Path(named)
+        name = config.results.file
+        return None if name is None else Path(name)
     return None

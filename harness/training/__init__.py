@@ -1,1 +1,1 @@
-"""Training of drafts on what their target says: losses, the loop, and new heads."""
+"""Training of drafts on their target's answers: the loop, and its losses."""
