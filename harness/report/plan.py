@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from harness.config.amounts import amount
 from harness.report.names import told_apart
@@ -11,8 +12,6 @@ from harness.report.words import pair_name, title
 from harness.results.schema import PlanRow
 
 _BAR = 40
-# Columns that the target and, with `draft_`, the draft have.
-_OF_EACH = ("num_parameters", "dtype", "quantization", "cache_bytes", "rule_of_thumb_bytes")
 # A mark for each part of a bar.
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
@@ -23,65 +22,70 @@ def plan_document(rows: Sequence[PlanRow]) -> Document:
 
 
 def _plan(row: PlanRow) -> Document:
-    batch = f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row"
-    k = [f"K={row.num_draft_tokens}"] if row.draft else []
-    lengths = [batch, f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens", *k]
-    settings = " · ".join([*lengths, f"placement {row.placement}"])
-    document: list[Line | Table] = [Line(title(row), "strong"), Line(settings, "dim")]
+    document: list[Line | Table] = [Line(title(row), "strong"), Line(_settings(row), "dim")]
     if not row.num_gpus:
-        document.append(
-            Line(
-                "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs.",
-                "warning",
-            )
-        )
+        no_gpu = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
+        document.append(Line(no_gpu, "warning"))
     document += [_models(row), _devices(row), Line(""), _verdict(row)]
     if row.status != "ok":
-        instead = (row.instead or "").splitlines()
-        document.append(
-            Line("What would fit instead:" if instead else "A smaller model is needed.")
-        )
-        document += [Line(f"  {remedy}") for remedy in instead]
+        remedies = (row.instead or "").splitlines()
+        heading = "What would fit instead:" if remedies else "A smaller model is needed."
+        document += [Line(heading), *(Line(f"  {remedy}") for remedy in remedies)]
     if row.note:
         document.append(Line(f"Note: {row.note}.", "warning"))
     return [*document, Line(""), *_limits(row)]
 
 
+def _settings(row: PlanRow) -> str:
+    settings = [
+        f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row",
+        f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
+    ]
+    if row.draft:
+        settings.append(f"K={row.num_draft_tokens}")
+    return " · ".join([*settings, f"placement {row.placement}"])
+
+
+class _NamedPlan(NamedTuple):
+    """A plan, and the settings in which it differs from other plans of its pair.
+
+    Its least times are those at the lowest bandwidth that the plan knows.
+    """
+
+    row: PlanRow
+    settings: str
+    times: _LeastTimes
+
+
 def _plans(rows: Sequence[PlanRow]) -> Document:
-    """The lowest time is that of the slowest bandwidth the plan knows; empty where it knows none."""
-    # The settings in which plans for the same pair differ.
-    pairs = grouped(rows, pair_name).values()
-    named = {
-        id(row): name for plans in pairs for row, name in zip(plans, told_apart(plans), strict=True)
-    }
-    several = len({row.num_draft_tokens for row in rows if row.draft}) > 1
+    settings: dict[int, str] = {}
+    for plans in grouped(rows, pair_name).values():
+        for row, its_name in zip(plans, told_apart(plans), strict=True):
+            settings[id(row)] = "\n".join(its_name.settings)
+    named = [_NamedPlan(row, settings[id(row)], _least_times(row, _slowest(row))) for row in rows]
+    several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
+    k = [Column("K", of="row.num_draft_tokens", optional=True, names=True)] if several_k else []
     columns = (
-        Column("model", of="model", text=True),
-        Column("draft", of=lambda row: row.draft or "–", text=True),
-        Column(
-            "K", of=lambda row: row.num_draft_tokens if several else None, optional=True, names=True
-        ),
-        Column(
-            "settings",
-            of=lambda row: "\n".join(named[id(row)].settings) or None,
-            text=True,
-            optional=True,
-        ),
-        Column("needs\nGB", _gigabytes, "needed_bytes"),
-        Column("free\nGB", of=_free),
-        Column("ms/token\nat least", _ms, lambda row: _lowest(row, _slowest(row))[0]),
-        Column("with\ndraft", _ms, lambda row: _lowest(row, _slowest(row))[1]),
-        Column("speed-up\nat most", times, "highest_speedup"),
-        Column("fits", of=_fits, text=True),
+        Column("model", of="row.model", text=True),
+        Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
+        *k,
+        Column("settings", of="settings", text=True, optional=True),
+        Column("needs\nGB", _gigabytes, "row.needed_bytes"),
+        Column("free\nGB", of=_free).at("row"),
+        Column("ms/token\nat least", _ms, "times.alone"),
+        Column("with\ndraft", _ms, "times.with_draft"),
+        Column("speed-up\nat most", times, "row.highest_speedup"),
+        Column("fits", of=_fits, text=True).at("row"),
     )
-    document: list[Line | Table] = [Table.of("plans", "", rows, columns, look="plain")]
-    document.append(
-        Line(f"{sum(_fits(row) == 'yes' for row in rows)} of {len(rows)} fit.", "strong")
-    )
-    if names := sorted({name for row in rows if (name := _slowest(row))}):
-        document.append(
-            Line(f"Times: what reading the weights takes at least on {' or '.join(names)}.", "dim")
-        )
+    num_fitting = sum(_fits(row) == "yes" for row in rows)
+    document: list[Line | Table] = [
+        Table.of("plans", "", named, columns, look="plain"),
+        Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
+    ]
+    bandwidths = sorted({name for row in rows if (name := _slowest(row))})
+    if bandwidths:
+        least = f"Times: the least that reading the weights takes on {' or '.join(bandwidths)}."
+        document.append(Line(least, "dim"))
     return document
 
 
@@ -106,8 +110,19 @@ def _fits(row: PlanRow) -> str:
     return f"no; {first}" if first else "no"
 
 
+class _ModelSizes(NamedTuple):
+    """The columns of the table of models."""
+
+    name: str
+    num_parameters: int | None
+    held_in: str | None
+    weights: int | None
+    cache: str
+    rule_of_thumb: int | None
+
+
 def _models(row: PlanRow) -> Table:
-    """The memory of each model, next to llama-ssp's rule of thumb."""
+    """Sizes of each model, next to llama-ssp's rule of thumb."""
     columns = (
         Column("model", text=True),
         Column("parameters", _parameters),
@@ -117,54 +132,60 @@ def _models(row: PlanRow) -> Table:
         Column("llama-ssp's\nrule", amount),
     )
     rows = []
-    for prefix, name, size in (
-        ("", row.model, row.model_bytes),
-        ("draft_", row.draft, row.draft_bytes),
-    ):
+    # Columns of the draft begin with `draft_`.
+    for prefix, name in (("", row.model), ("draft_", row.draft)):
+        sizes = _sizes(row, prefix, name or "")
         # A method without weights has no figures.
-        if name and getattr(row, f"{prefix}num_parameters") is not None:
-            parameters, dtype, quantization, cache, rule = (
-                getattr(row, prefix + column) for column in _OF_EACH
-            )
-            held = dtype if quantization == "none" else quantization
-            rows.append(
-                TableRow(
-                    (
-                        name,
-                        parameters,
-                        held,
-                        size,
-                        "unknown" if cache is None else amount(cache),
-                        rule,
-                    )
-                )
-            )
+        if name and sizes.num_parameters is not None:
+            rows.append(TableRow(sizes))
     return Table("models", "", columns, tuple(rows), look="plain")
 
 
+def _sizes(row: PlanRow, prefix: str, name: str) -> _ModelSizes:
+    def value(column: str) -> Any:
+        return getattr(row, f"{prefix}{column}")
+
+    quantization = value("quantization")
+    cache = value("cache_bytes")
+    return _ModelSizes(
+        name,
+        value("num_parameters"),
+        held_in=value("dtype") if quantization == "none" else quantization,
+        weights=row.draft_bytes if prefix else row.model_bytes,
+        cache="unknown" if cache is None else amount(cache),
+        rule_of_thumb=value("rule_of_thumb_bytes"),
+    )
+
+
 def _devices(row: PlanRow) -> Table:
-    """A bar for each device, with the layers that are there."""
-    devices, parts = row.devices_bytes or {}, _parts(row)
-    longest = max(max(sum(part.values()), devices[name]["free"]) for name, part in parts.items())
-    maps = {"model": row.device_map or {}, "draft": row.draft_device_map or {}}
-    rows = []
-    for name, part in parts.items():
-        free = devices[name]["free"]
-        size = _gigabytes(sum(part.values())) + (f" of {_gigabytes(free)} GB" if free else " GB")
-        layers = [
-            f"{which}: {here}" for which, found in maps.items() if (here := layers_on(found, name))
-        ]
-        if _is_split(row):
-            layers = [
-                line.replace("model: all of it", "model: its part of every layer")
-                for line in layers
-            ]
-        rows.append(
-            (_device(name), "\n".join([f"{_bar(part, free, longest):{_BAR + 1}} {size}", *layers]))
-        )
-    seen = {kind for part in parts.values() for kind, size in part.items() if size} | {"free"}
-    rows.append(("", "  ".join(f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in seen)))
-    return Table.of_lines("devices", rows)
+    """A bar for each device, with the layers that are there, and a legend."""
+    parts = _parts(row)
+    frees = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
+    longest = max(max(sum(sizes.values()), frees[name]) for name, sizes in parts.items())
+    lines = []
+    for name, sizes in parts.items():
+        free = frees[name]
+        used = _gigabytes(sum(sizes.values()))
+        amounts = f"{used} of {_gigabytes(free)} GB" if free else f"{used} GB"
+        bar = f"{_bar(sizes, free, longest):{_BAR + 1}} {amounts}"
+        lines.append((_device(name), "\n".join([bar, *_layers(row, name)])))
+    used_kinds = {kind for sizes in parts.values() for kind, size in sizes.items() if size}
+    legend = [
+        f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in used_kinds or kind == "free"
+    ]
+    return Table.of_lines("devices", [*lines, ("", "  ".join(legend))])
+
+
+def _layers(row: PlanRow, device: str) -> list[str]:
+    """`model: layers 0–19`, a line for each model that has layers on a device."""
+    lines = []
+    for model, device_map in (("model", row.device_map), ("draft", row.draft_device_map)):
+        layers = layers_on(device_map or {}, device)
+        if _is_split(row) and model == "model" and layers == "all of it":
+            layers = "its part of every layer"
+        if layers:
+            lines.append(f"{model}: {layers}")
+    return lines
 
 
 def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
@@ -245,9 +266,12 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     columns = (
         Column("ms/token, at least", of=str, text=True),
         Column("GB/s", of=lambda name: f"{(row.bandwidths or {})[name]:g}"),
-        Column("alone", _ms, lambda name: _lowest(row, name)[0]),
+        Column("alone", _ms, lambda name: _least_times(row, name).alone),
         Column(
-            "with the draft, all accepted", _ms, lambda name: _lowest(row, name)[1], optional=True
+            "with the draft, all accepted",
+            _ms,
+            lambda name: _least_times(row, name).with_draft,
+            optional=True,
         ),
     )
     example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
@@ -270,12 +294,21 @@ def _slowest(row: PlanRow) -> str | None:
     return min(rates, key=lambda name: rates[name], default=None)
 
 
-def _lowest(row: PlanRow, name: str | None) -> list[float | None]:
-    """Milliseconds per token of the model alone and with its draft, at one of the plan's bandwidths."""
-    rate = (row.bandwidths or {}).get(name or "")
-    return [
-        rate and size and size / rate / 1e6 for size in (row.read_bytes, row.speculative_read_bytes)
-    ]
+class _LeastTimes(NamedTuple):
+    """Milliseconds per token of the model alone and with its draft; None where not known."""
+
+    alone: float | None
+    with_draft: float | None
+
+
+def _least_times(row: PlanRow, bandwidth: str | None) -> _LeastTimes:
+    """The times at one of the plan's bandwidths, by name."""
+    rate = (row.bandwidths or {}).get(bandwidth or "")
+
+    def milliseconds(num_bytes: float | None) -> float | None:
+        return num_bytes / rate / 1e6 if rate and num_bytes else None
+
+    return _LeastTimes(milliseconds(row.read_bytes), milliseconds(row.speculative_read_bytes))
 
 
 def _device(name: str) -> str:

@@ -26,6 +26,8 @@ COMMANDS = [
 NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
+    # Repeats are one measurement.
+    LatencyRow: {"repeat"},
     RecoveryRow: {"num_draws"},
     EvalRow: {"num_prompts", "seed"},
 }
@@ -68,6 +70,9 @@ def another(value: Any, hint: Any) -> Any:
         return (5, 6)
     if hint is bool:
         return not value
+    if isinstance(value, str) and hint is not str:
+        # A word in place of a number, `auto`.
+        return 2
     return f"{value}2" if hint is str else (value or 0) + (1 if hint is int else 0.25)
 
 
