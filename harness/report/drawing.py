@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,9 @@ _SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
 _WIDTH = 5.2
 _ROW_HEIGHT = 0.46
 _MOST_ROWS = 40
-_LONGEST_LABEL = 62
+# A label has two lines of so many characters.
+_LONGEST_LINE = 62
+_MOST_LINES = 2
 _UNITS = ("requests/s", "requests/s,")
 
 
@@ -83,8 +86,9 @@ def dot_plot(
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
     for y, row in enumerate(rows):
-        text = shortened(row.label)
-        axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center")
+        axes.text(
+            0, y - 0.42, wrapped(row.label), transform=axes.get_yaxis_transform(), va="center"
+        )
     for series in _STYLES:
         _draw_dots(axes, rows, series)
     if from_zero:
@@ -99,7 +103,8 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
     """The axes of a figure with these curves and their bounds, from 0 to `top`."""
     curves = {name: points for name, points in curves.items() if points}
     has_long_names = not set(curves) <= set(_STYLES)
-    legend_height = 0.2 * len(curves) if has_long_names else 0
+    num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
+    legend_height = 0.2 * num_lines if has_long_names else 0
     axes = _axes(2.8 + legend_height, xlabel=x_label, ylabel=y_label, title=title)
     last = max((point.x for points in curves.values() for point in points), default=1)
     axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
@@ -112,7 +117,7 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
             [point.x for point in points],
             [point.value for point in points],
             yerr=_bounds(points),
-            label=shortened(name),
+            label=wrapped(name),
             elinewidth=2,
             clip_on=False,
             **_STYLES.get(name, other_style),
@@ -130,12 +135,27 @@ def top_of(plots: Iterable[Curves]) -> float:
     return 1.08 * highest
 
 
-def shortened(label: str) -> str:
-    """A label on one line, short enough for a figure; the tables have it in full."""
+def wrapped(label: str) -> str:
+    """A label in lines that fit a figure. The tables have it in full."""
     label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
-    if len(label) > _LONGEST_LABEL:
+    lines = _lines(label, max_lines=None)
+    if len(lines) > _MOST_LINES:
         label = " ".join(map(_last_of_path, label.split(" ")))
-    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+        lines = _lines(label, max_lines=_MOST_LINES)
+    return "\n".join(lines)
+
+
+def _lines(label: str, max_lines: int | None) -> list[str]:
+    """Lines that end between parts of the label, as long as a part fits a line."""
+    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in label.split(" · ")]
+    lines = textwrap.wrap(
+        " · ".join(parts),
+        _LONGEST_LINE,
+        max_lines=max_lines,
+        placeholder="…",
+        break_on_hyphens=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _last_of_path(word: str) -> str:

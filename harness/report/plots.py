@@ -23,9 +23,9 @@ from harness.report.drawing import (
     Point,
     curve_plot,
     dot_plot,
-    shortened,
     svg,
     top_of,
+    wrapped,
 )
 from harness.report.pairs import MeasuredPair, k_series
 from harness.report.predicted_curve import predicted_curve
@@ -98,7 +98,7 @@ def _by_category(pairs: Sequence[MeasuredPair]) -> list[Figure]:
             label = f"{speedup.estimate:.2f}×  {category.name} ({category.num_prompts})"
             point = Point(speedup.estimate, speedup.low, speedup.high)
             rows.append(DotRow(label, {MEASURED: point}))
-        figures += dot_plot(rows, f"speed-up of {shortened(pair.name.label())}", reference=1)
+        figures += dot_plot(rows, f"speed-up of {wrapped(pair.name.label())}", reference=1)
     return figures[:_MOST_PANELS]
 
 
@@ -142,8 +142,7 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     top = top_of(curves for _, curves in panels)
     label = "K, draft tokens per iteration"
     return [
-        curve_plot(curves, top, label, "speed-up", shortened(name)).figure
-        for name, curves in panels
+        curve_plot(curves, top, label, "speed-up", wrapped(name)).figure for name, curves in panels
     ]
 
 
@@ -201,7 +200,7 @@ def _throughputs(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     figures = []
     for groups in _by_load(pairs).values():
         for name, group in groups.items():
-            if axes := _throughput(group, shortened(name)):
+            if axes := _throughput(group, wrapped(name)):
                 figures.append(axes.figure)
     return figures
 

@@ -10,13 +10,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from browser import CHROMIUM, browser
 from harness.report.command import TITLE, Report, build
 from harness.report.pages import escape, html_page, markdown
 from harness.report.table import Table
 from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")
-from harness.report.plots import plots  # after the skip
+from harness.report.drawing import wrapped  # after the skip
+from harness.report.plots import plots
 
 Plots = Mapping[str, Sequence[str]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
@@ -210,3 +212,26 @@ def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
 )  # fmt: skip
 def test_markdown_interprets_nothing(text: str, expected: str) -> None:
     assert escape(text) == expected
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(html_page(TITLE, report.headlines, report.parts, {}), encoding="utf-8")
+    with browser(tmp_path) as chromium:
+        chromium.open(page.as_uri(), width=400)
+        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
+        too_wide = "[...document.querySelectorAll('html, .wide')].filter(e => e.scrollWidth > e.clientWidth)"
+        assert chromium.evaluate(f"{too_wide}.map(e => e.className)") == []
+        cell = (
+            "[...document.querySelectorAll('.pairs td')].find(td => td.innerText.includes('2.00×'))"
+        )
+        assert "speed-up" in chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
+
+
+def test_labels_that_differ_at_their_end_look_different() -> None:
+    shared = "13B (llama.cpp b1) with 7B (as labelled) · K=4 · temperature 0.5 · engine server · "
+    labels = [wrapped(f"{shared}{load} in flight") for load in (1, 8)]
+    assert labels[0] != labels[1]
+    assert max(len(line) for label in labels for line in label.split("\n")) <= 62
+    assert "8 in flight" in labels[1]

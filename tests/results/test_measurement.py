@@ -20,6 +20,7 @@ from harness.config.settings import (
     ResultSettings,
 )
 from harness.menu.engines.server import ServerSettings
+from harness.menu.engines.vllm import VllmSettings
 from harness.menu.methods.model import ModelDraftSettings
 from harness.results import measurement
 from harness.results.files import append_rows
@@ -123,7 +124,7 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
 def test_the_version_of_the_engine_counts(
     settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vllm = dataclasses.replace(settings, engine=ServerSettings(name="vllm"))
+    vllm = dataclasses.replace(settings, engine=VllmSettings())
     before = measurement_digest(settings), measurement_digest(vllm)
     known = measurement.package_version
     monkeypatch.setattr(
