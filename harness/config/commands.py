@@ -47,7 +47,7 @@ class LatencySettings(PromptedSettings):
     test: bool = False
     profile: bool = False
 
-    HAS_AA = True
+    COMPARES_TIMES = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +123,8 @@ class DistillSettings(LatencySettings):
         super().__post_init__()
         require_possible_path("output", self.directory)
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
+        ends = self.decoding.ignore_eos
+        require(ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
         require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
         require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
         require(

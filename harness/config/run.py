@@ -63,14 +63,17 @@ class RunSettings:
 
     # Whether the command trains the draft, so that it may be one that has no weights yet.
     TRAINS: ClassVar[bool] = False
-    # Whether the command can compare an arm with itself.
-    HAS_AA: ClassVar[bool] = False
+    # Whether the command compares times: an arm also with itself, and of texts that end or go on.
+    COMPARES_TIMES: ClassVar[bool] = False
     # Whether the command compares one arm's texts with the other's.
     COMPARES_TEXTS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
-        require(self.HAS_AA or not self.engine.aa, "engine.aa", "is for latency", self.engine.aa)
+        compares = self.COMPARES_TIMES
+        require(compares or not self.engine.aa, "engine.aa", "is for latency", self.engine.aa)
+        ends = self.decoding.ignore_eos
+        require(compares or ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
         rule = f"is a head that drafts for another model: draft={self.model.name}"
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)

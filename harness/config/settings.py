@@ -170,7 +170,8 @@ class DecodingSettings:
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
             pair would be if its draft agreed that often; None for the rule.
-        ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens.
+        ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
+            unless prompts go through a chat template.
     """
 
     num_draft_tokens: NumDraftTokens = 4
@@ -181,7 +182,7 @@ class DecodingSettings:
     rule: Rule = "deepmind"
     lenience: float = 1.0
     synthetic_acceptance: float | None = None
-    ignore_eos: bool = True
+    ignore_eos: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
         k = self.num_draft_tokens

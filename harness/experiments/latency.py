@@ -17,6 +17,7 @@ from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.roofline import Roof, roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
+from harness.experiments.ends import end_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
 from harness.experiments.paired import PairedTimes, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
@@ -89,11 +90,12 @@ class Latency(Experiment):
         self.suspicion: dict[str, Any] = {}
         self.identical: dict[str, float | None] = {}
         self.num_units = 0
+        self.end_tokens: frozenset[int] = frozenset()
         self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
 
     def measure(self, session: Session) -> None:
-        settings = self.settings
+        settings = self.settings = session.settled(self.settings)
         self.prompts, token_ids = session.encode_set(
             self.prompt_set, self.prompts, settings.decoding.max_new_tokens
         )
@@ -118,6 +120,8 @@ class Latency(Experiment):
             if engine.queues:
                 self._keep(session, question, generations, list(generations)[-1:])
 
+        if settings.weights == "stored":
+            self.end_tokens = session.end_tokens()
         questions = self._questions(session, engine, token_ids)
         self.num_units = len(questions)
         warmup = self._warmup(session, token_ids, batch_size)
@@ -366,6 +370,8 @@ class Latency(Experiment):
         figures["mean_acceptance_length_per_request"] = mean_length_per_request(
             Acceptance.of(request.outcomes) for request in answered
         )
+        if self.end_tokens:
+            figures |= end_columns(answered, self.end_tokens)
         if any(generation.sent for generation in generations):
             figures |= request_columns(requests, seconds)
         if self.roofs:

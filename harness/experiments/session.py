@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from harness.experiments.prompts import Prompt, PromptSet
 from harness.menu.records import engine_of
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
-from harness.models.tokenizers import encode_prompts
+from harness.models.tokenizers import encode_prompts, uses_template
 from harness.report.table import Document
 from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
@@ -41,6 +42,7 @@ from harness.results.weights import weights_identity
 REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
 
 AnyRow = TypeVar("AnyRow", bound=Row)
+AnySettings = TypeVar("AnySettings", bound=RunSettings)
 Item = TypeVar("Item")
 
 
@@ -290,7 +292,7 @@ class Session:
         """
         decoding = decoding or self.settings.decoding
         if not decoding.ignore_eos:
-            stop_tokens = stop_tokens | self._stop_tokens()
+            stop_tokens = stop_tokens | self.end_tokens()
         return Question(
             token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens
         )
@@ -380,7 +382,17 @@ class Session:
             "" if file == Path(asked) else f" ({asked} has other columns)"
         )
 
-    def _stop_tokens(self) -> frozenset[int]:
+    def settled(self, settings: AnySettings) -> AnySettings:
+        """The run's settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in chats."""
+        if settings.decoding.ignore_eos != "auto":
+            return settings
+        is_chat = uses_template(self.tokenizer, settings.chat_template)
+        decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
+        settled = dataclasses.replace(settings, decoding=decoding)
+        self.settings = settled
+        return settled
+
+    def end_tokens(self) -> frozenset[int]:
         """The tokens at which the target ends a text by itself."""
         if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()

@@ -72,6 +72,11 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
+def uses_template(tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate) -> bool:
+    """Whether prompts go through the tokenizer's chat template."""
+    return chat_template != "never" and bool(tokenizer.chat_template)
+
+
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], chat_template: ChatTemplate
 ) -> list[list[int]]:
@@ -96,7 +101,7 @@ def encode_prompts(
         raise SettingError("chat_template", rule, chat_template)
     encoded: list[list[int]] = []
     for chat in chats:
-        if chat_template != "never" and has_template:
+        if uses_template(tokenizer, chat_template):
             messages = list(map(dict, chat))
             tokens: Any = tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.report.doubts import doubts, other_caches
+from harness.report.doubts import doubts
 from harness.report.words import lossy_warning, smaller_batch, too_long_warning
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
@@ -23,8 +23,7 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
 def run_caveats(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> list[str]:
     """Warnings about one run: its settings, its prompts and its answers."""
     return [
-        *doubts(rows[-1]),
-        *other_caches(rows),
+        *doubts(rows),
         *caveats(rows),
         *_about_prompts(rows, prompts),
         *_about_answers(rows),

@@ -6,21 +6,28 @@ from collections.abc import Iterator, Sequence
 
 from harness.results.schema import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
+from harness.results.work import MOST_DIFFERENCE
 
+# Share of the tokens that may come after the end of their texts.
+_MOST_AFTER_END = 0.05
 # Share of the prompts' tokens by which the arms' caches may differ.
 _MOST_CACHED = 0.02
 
 
-def doubts(row: LatencyRow) -> Iterator[str]:
-    """Reasons to doubt the speed-up in this row; none in a row without one."""
+def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    """Reasons to doubt the speed-up of a run; none where there is no speed-up."""
+    row = rows[-1]
     if row.speedup is None:
         return
     for sentence in (
         _too_few_laps(row),
         _one_after_the_other(row),
         _same_server(row),
+        _after_the_end(row),
         _impossible(row),
         _identical_arms_differ(row),
+        _other_caches(rows),
+        _different_lengths(rows),
     ):
         if sentence is not None:
             yield sentence
@@ -49,18 +56,44 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
-def other_caches(rows: Sequence[LatencyRow]) -> Iterator[str]:
+def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
     """That the arms took different numbers of prompt tokens from a cache."""
     told = [row for row in rows if row.cached_tokens is not None]
     numbers = [row.cached_tokens or 0 for row in rows]
     read = max((row.num_prompt_tokens or 0 for row in rows), default=0)
     if not told or max(numbers) - min(numbers) <= _MOST_CACHED * read:
-        return
+        return None
     counts = [f"{row.arm} {row.cached_tokens if row in told else 'does not tell'}" for row in rows]
-    yield (
+    return (
         f"The arms took different numbers of the {read} prompt tokens from a cache:"
         f" {', '.join(counts)}. A prefix cache in one arm alone changes the speed-up."
     )
+
+
+def _after_the_end(row: LatencyRow) -> str | None:
+    """That many of the tokens are what a model goes on with after its text has ended."""
+    share = row.share_after_end
+    if not row.ignore_eos or share is None or share <= _MOST_AFTER_END:
+        return None
+    before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
+    rates = ""
+    if before is not None and after is not None:
+        rates = f"; acceptance is {before:.1%} before the end and {after:.1%} after it"
+    return (
+        f"{_percent(share)} of the tokens came after the end of their text, where a reader"
+        f" stops{rates}. decoding.ignore_eos=false stops at the end."
+    )
+
+
+def _different_lengths(rows: Sequence[LatencyRow]) -> str | None:
+    """That texts which ended by themselves have other lengths in each arm."""
+    if rows[0].ignore_eos is not False:
+        return None
+    numbers = [row.num_tokens or 0 for row in rows]
+    if max(numbers) - min(numbers) <= MOST_DIFFERENCE * max(numbers):
+        return None
+    counts = ", ".join(f"{row.arm} {row.num_tokens} tokens" for row in rows)
+    return f"Texts ended by themselves, at different lengths ({counts}): times are per token."
 
 
 def _too_few_laps(row: LatencyRow) -> str | None:

@@ -290,6 +290,13 @@ class LatencyRow(DecodedRow):
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )
+    share_after_end: float | None = figure(
+        "share of the tokens that came after the end of their text, with `ignore_eos`"
+    )
+    acceptance_rate_before_end: float | None = figure(
+        "`acceptance_rate` of iterations that began before the end of the text"
+    )
+    acceptance_rate_after_end: float | None = figure("the same after it")
     mean_proposed: float | None = figure("draft tokens per iteration", "tokens")
     mean_num_draft_tokens: float | None = figure(
         "the same over all iterations: K of `auto`", "tokens"

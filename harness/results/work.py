@@ -15,6 +15,8 @@ MOST_FAILURES = 0.01
 # Relative difference of the arms' numbers of tokens. Times are per token, so that only the share of
 # them that does not grow with the text is off by as much.
 MOST_DIFFERENCE = 0.1
+# The same of texts that are drawn and end by themselves, some early and some late.
+MOST_DIFFERENCE_OF_DRAWN = 0.5
 
 
 class Work(NamedTuple):
@@ -42,12 +44,14 @@ def too_many_failures(arms: Sequence[Work]) -> str | None:
     return " and ".join(work.failures for work in arms) if too_many or unequal else None
 
 
-def no_verdict(regular: Work, speculative: Work) -> str | None:
+def no_verdict(
+    regular: Work, speculative: Work, most_difference: float = MOST_DIFFERENCE
+) -> str | None:
     """Why the arms cannot be compared; None where they can."""
     if failed := too_many_failures((regular, speculative)):
         return failed
     numbers = regular.num_tokens, speculative.num_tokens
-    if max(numbers) - min(numbers) > MOST_DIFFERENCE * max(numbers):
+    if max(numbers) - min(numbers) > most_difference * max(numbers):
         tokens = f"{regular.num_tokens} tokens, speculative {speculative.num_tokens}"
         return f"the arms did not do the same work: regular generated {tokens}"
     return None
@@ -57,7 +61,10 @@ def why_no_verdict(rows: Sequence[LatencyRow]) -> str | None:
     """Why the arms of a run cannot be compared; None where they can, or where one is missing."""
     if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
         return None
-    return no_verdict(*map(Work.of, rows))
+    regular, speculative = map(Work.of, rows)
+    if rows[0].ignore_eos is False and rows[0].temperature:
+        return no_verdict(regular, speculative, MOST_DIFFERENCE_OF_DRAWN)
+    return no_verdict(regular, speculative)
 
 
 def why_no_verdict_of_race(row: CompareRow) -> str | None:
