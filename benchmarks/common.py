@@ -6,7 +6,7 @@ import argparse
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,14 +16,15 @@ from omegaconf import OmegaConf
 from harness.config.commands import LatencySettings
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
+from harness.decoding.kernels import without_plans
 from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
 from harness.menu import names
 from harness.menu.conversion import from_config
+from harness.models.case import Demand
 from harness.models.devices import synchronize
-from harness.models.fit import Demand
 from harness.models.tokenizers import encode_prompts
 from harness.report.table import Column, Table, TableRow
 from harness.report.terminal import plain_console, print_document
@@ -112,7 +113,21 @@ def take_turns(
     items: Sequence[Item],
     warm_up: Sequence[Item] | None = None,
 ) -> dict[str, list[Result]]:
+    """Return the results of all turns, by contender; see `turns`."""
+    results: dict[str, list[Result]] = {name: [] for name in contenders}
+    for so_far in turns(contenders, items, warm_up):
+        results = so_far
+    return results
+
+
+def turns(
+    contenders: Mapping[str, Callable[[Item], Result]],
+    items: Sequence[Item],
+    warm_up: Sequence[Item] | None = None,
+) -> Iterator[dict[str, list[Result]]]:
     """Run every contender on one item before the next item begins, in an order that rotates.
+
+    Yields all results so far after each item.
 
     Args:
         warm_up: items that run first and do not count; the first item by default.
@@ -126,11 +141,14 @@ def take_turns(
         for index, item in enumerate(items):
             for name in order[index % len(order) :] + order[: index % len(order)]:
                 results[name].append(contenders[name](item))
-    return results
+            yield results
 
 
 def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[Question], float]]:
-    """Seconds of Hugging Face's decoders on the same weights: batch 1, the same sampling, exactly as many tokens."""
+    """Seconds of Hugging Face's decoders on the same weights: batch 1, the same sampling, exactly as many tokens.
+
+    Attention has the kernels of our arms: cuDNN's plans for every new length would count as decoding.
+    """
     target, device = pair.target.model, pair.target.input_device
     for loaded in (pair.target, pair.draft):
         if loaded is not None:
@@ -146,9 +164,10 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[
     def generate(question: Question, **extra: Any) -> float:
         ids = torch.tensor(list(map(list, question.prompts)), device=device)
         mask = torch.ones_like(ids)
-        return timed(
-            lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
-        )
+        with without_plans():
+            return timed(
+                lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
+            )
 
     def assisted(question: Question, schedule: str, threshold: float) -> float:
         assert pair.draft is not None

@@ -4,7 +4,8 @@ Real weights are not needed: the models have the architectures of the presets an
 that the draft agrees with the target on four tokens in five, by any decoder's own rule. (Their activations have no
 outliers, so 8-bit layers take less time here than with trained weights.) Every arm generates the same number of tokens
 from the same prompts, one prompt after the other through all arms in an order that rotates, after a warm-up that
-compiles and captures. Ratios are of total times, with their paired bootstrap interval.
+compiles and captures. Ratios are of total times, with their paired bootstrap interval. Decoding alone is the time after
+the first token, without the prompt.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from chain import link
 from harness.config.commands import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
+from harness.decoding.kernels import without_plans
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
@@ -39,11 +41,19 @@ PROMPT_TOKENS = 64
 # Questions that arms answer once more under stopwatches.
 NUM_WATCHED = 4
 HEADINGS = (
-    "arm", "ms/token", "over eager\nregular", "95 % interval", "step ms", "in 8-bit\nlayers", "draft\nstep ms",
-    "setup s", "predicted",
+    "arm", "ms/token", "over eager\nregular", "95 % interval", "first\ntoken ms", "decode\nms/token",
+    "decode\nspeed-up", "step ms", "in 8-bit\nlayers", "draft\nstep ms", "setup s", "predicted",
 )  # fmt: skip
 
 Contender = Callable[[Question], float]
+Lines = list[dict[str, Any]]
+# Takes all lines so far: one about the case, then the others.
+Save = Callable[[Lines], None]
+WITHOUT_CACHE = "speculative without a cache"
+PEERS = (
+    "generate", "assisted, constant K", "assisted, its own K", WITHOUT_CACHE,
+    "generate, static compiled cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class Case:
 
     Attributes:
         minutes: it takes about as long on a GPU with 80 GB; a guess until it has run.
-        peers: whether Hugging Face's decoders and the loop without a cache take part, which know batch 1 only.
+        peer: the only arm, one of `PEERS`, in a process of its own: CUDA graphs of other libraries may free memory
+            that ours use. The others are the arms of our runners. Batch 1 only.
         every_runner: whether each of our runners takes part, of which most are another compilation; otherwise the
             reference and the default on such a device.
         linked: random weights that agree as often as `AGREEMENT`; otherwise the stored ones.
@@ -63,13 +74,15 @@ class Case:
     minutes: float
     batch_size: int = 1
     num_draft_tokens: int = 4
-    peers: bool = False
+    peer: str | None = None
     every_runner: bool = False
     linked: bool = True
 
     @property
     def name(self) -> str:
         sizes = f"{self.model}+{self.draft}-batch{self.batch_size}-k{self.num_draft_tokens}"
+        if self.peer is not None:
+            return f"{sizes}-{self.peer.replace(',', '').replace(' ', '-')}"
         return f"{sizes}-runners" if self.every_runner else sizes
 
     def runners(self, on_gpu: bool) -> tuple[RunnerName, ...]:
@@ -82,19 +95,21 @@ class Case:
         )
 
     def settings(self, num_tokens: int) -> LatencySettings:
+        on_gpu = torch.cuda.is_available()
         return common.settings(
             f"model={self.model}",
             f"draft={self.draft}",
             "placement=single",
             f"weights={'random' if self.linked else 'stored'}",
+            f"dtype={'bfloat16' if on_gpu and '8bit' not in self.model else 'auto'}",
             f"batch_size={self.batch_size}",
             f"decoding.max_new_tokens={num_tokens}",
             f"decoding.num_draft_tokens={self.num_draft_tokens}",
         )
 
-    def measure(self, options: argparse.Namespace) -> list[dict[str, Any]]:
+    def measure(self, options: argparse.Namespace, save: Save, done: Lines) -> None:
         """Load the pair and run all arms on it: a line about the case, then one per arm."""
-        return measure(self, options)
+        measure(self, options, save)
 
 
 def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
@@ -124,7 +139,11 @@ def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
             count = text.shape[1] + int(verdict.num_accepted)
             text = torch.cat([drafted[:, :count], verdict.next_token.view(1, 1)], 1)
 
-    return lambda question: common.timed(lambda: decode(question), pair.devices)
+    def seconds(question: Question) -> float:
+        with without_plans():
+            return common.timed(lambda: decode(question), pair.devices)
+
+    return seconds
 
 
 def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int) -> list[Question]:
@@ -144,26 +163,39 @@ def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int)
     ]
 
 
-def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """See `Case.measure`."""
-    settings = case.settings(options.tokens)
-    decoding = settings.decoding
-    placed = common.place(settings, PROMPT_TOKENS)
-    on_gpu = any(device.type == "cuda" for device in placed.devices)
-    roof, draft_roof = roofs(placed, case.batch_size, PROMPT_TOKENS + options.tokens // 2)
-    pair = placed.load()
-    if case.linked:
-        link(pair.target.model, None if pair.draft is None else pair.draft.model, AGREEMENT)
-    questions = questions_of(case, pair, decoding, options.prompts)
+@dataclass
+class Arms:
+    """Our arms of a pair: what runs them, and what their generations told."""
 
-    generations: dict[tuple[str, int], Generation] = {}  # by contender and question
+    contenders: dict[str, Contender]
+    watched: dict[str, tuple[LocalEngine, Arm, Phases]]
+    generations: dict[str, list[Generation]]  # by contender, the warm-up first
+
+    def decode_seconds(self, name: str) -> list[float]:
+        """Return the seconds of each question after its first token."""
+        timed = self.generations[name][1:]
+        return [one.seconds - first_token_seconds(one) for one in timed]
+
+    @property
+    def acceptance(self) -> Acceptance:
+        told = [one.acceptance for found in self.generations.values() for one in found]
+        return sum(told, Acceptance())
+
+
+def first_token_seconds(generation: Generation) -> float:
+    """Return when the first record was decided, which has one token for each row."""
+    return generation.decided[0]
+
+
+def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -> Arms:
+    """Prepare every runner of a case."""
+    arms = Arms({}, {}, {})
 
     def ours(name: str, engine: LocalEngine, arm: Arm, question: Question) -> float:
-        generations[name, question.indices[0]] = found = generate(engine, arm, question)
-        return found.seconds
+        generation = generate(engine, arm, question)
+        arms.generations.setdefault(name, []).append(generation)
+        return generation.seconds
 
-    contenders: dict[str, Contender] = {}
-    watched: dict[str, tuple[LocalEngine, Arm, Phases]] = {}
     for runner in case.runners(on_gpu):
         engine = LocalEngine(
             pair,
@@ -173,64 +205,113 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             longest_prompt=PROMPT_TOKENS,
             say=print,
         )
-        if f"{engine.runner} regular" in contenders:
+        if f"{engine.runner} regular" in arms.contenders:
             continue
         for arm, (watched_arm, phases) in zip(engine.arms, engine.watched(), strict=True):
             name = f"{engine.runner} {arm.name}"
-            contenders[name] = functools.partial(ours, name, engine, arm)
-            watched[name] = engine, watched_arm, phases
-    if case.peers:
-        contenders |= common.hugging_face(pair, decoding)
-        contenders["speculative without a cache"] = without_cache(pair, decoding)
+            arms.contenders[name] = functools.partial(ours, name, engine, arm)
+            arms.watched[name] = engine, watched_arm, phases
+    return arms
 
-    seconds = common.take_turns(contenders, questions)
+
+def peer_contender(name: str, pair: Pair, decoding: DecodingSettings) -> Contender:
+    """Return one of `PEERS`."""
+    if name == WITHOUT_CACHE:
+        return without_cache(pair, decoding)
+    return common.hugging_face(pair, decoding)[name]
+
+
+def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
+    """Measure a case; saves after each question, and once more with the steps under stopwatches."""
+    settings = case.settings(options.tokens)
+    decoding = settings.decoding
+    placed = common.place(settings, PROMPT_TOKENS)
+    on_gpu = any(device.type == "cuda" for device in placed.devices)
+    roof, draft_roof = roofs(placed, case.batch_size, PROMPT_TOKENS + options.tokens // 2)
+    pair = placed.load()
+    if case.linked:
+        link(pair.target.model, None if pair.draft is None else pair.draft.model, AGREEMENT)
+    questions = questions_of(case, pair, decoding, options.prompts)
+    if case.peer is None:
+        arms = our_arms(case, pair, decoding, on_gpu)
+    else:
+        arms = Arms({case.peer: peer_contender(case.peer, pair, decoding)}, {}, {})
+
+    def save_lines(seconds: Mapping[str, list[float]]) -> None:
+        acceptance = arms.acceptance
+        peaks = [one.peak_memory_bytes or 0 for found in arms.generations.values() for one in found]
+        about = {
+            "case": case.name,
+            "num_prompts": len(next(iter(seconds.values()))),
+            "max_new_tokens": options.tokens,
+            "temperature": decoding.temperature,
+            "acceptance_rate": acceptance.acceptance_rate,
+            "floor_ms": roof.floor_ms,
+            "draft_floor_ms": draft_roof.floor_ms,
+            "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
+            "peak_memory_bytes": max(peaks, default=0) or None,
+        }
+        save([about, *lines_of(case, arms, seconds, options.tokens)])
+
+    seconds: dict[str, list[float]] = {}
+    for seconds in common.turns(arms.contenders, questions):
+        save_lines(seconds)
     for question in questions[:NUM_WATCHED]:
-        for engine, arm, _ in watched.values():
+        for engine, arm, _ in arms.watched.values():
             generate(engine, arm, question)
-    # By any runner the same but for rounding.
-    acceptance = sum((generation.acceptance for generation in generations.values()), Acceptance())
+    save_lines(seconds)
 
+
+def lines_of(
+    case: Case, arms: Arms, seconds: Mapping[str, list[float]], num_tokens: int
+) -> list[dict[str, Any]]:
+    """Return a line for each arm, of all that is known so far."""
     lines = []
     for name, own in seconds.items():
         line: dict[str, Any] = {
             "arm": name,
             "seconds": own,
-            "ms_per_token": 1000 * sum(own) / (options.prompts * options.tokens),
-            "faster_by": vars(common.ratio(seconds["eager regular"], own)),
+            "ms_per_token": 1000 * sum(own) / (len(own) * num_tokens),
         }
-        if name in watched:
-            engine, _, phases = watched[name]
-            step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
-            line |= {
-                "setup_s": engine.setup_seconds,
-                "step_ms": step_ms,
-                "share_8bit": phases.share("forward"),
-            }
-            regular = name.replace("speculative", "regular")
-            regular_ms = watched[regular][2].mean_ms("forward")
-            if drafting_ms and step_ms and regular_ms and acceptance.mean_acceptance_length:
-                predicted = predicted_speedup(
-                    acceptance.mean_acceptance_length, drafting_ms, step_ms, regular_ms
-                )
-                line |= {
-                    "draft_step_ms": drafting_ms / case.num_draft_tokens,
-                    "predicted_speedup": predicted,
-                    "reached": common.ratio(seconds[regular], own).estimate / predicted,
-                }
+        if "eager regular" in seconds:
+            line["faster_by"] = vars(common.ratio(seconds["eager regular"], own))
+        if name in arms.watched:
+            line |= _decoding_columns(arms, name, num_tokens)
+            line |= _step_columns(case, arms, name)
+        if "predicted_speedup" in line:
+            line["reached"] = line["decode_speedup"] / line["predicted_speedup"]
         lines.append(line)
-    about = {
-        "case": case.name,
-        "num_prompts": options.prompts,
-        "max_new_tokens": options.tokens,
-        "temperature": decoding.temperature,
-        "acceptance_rate": acceptance.acceptance_rate,
-        "floor_ms": roof.floor_ms,
-        "draft_floor_ms": draft_roof.floor_ms,
-        "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
-        "peak_memory_bytes": max(one.peak_memory_bytes or 0 for one in generations.values())
-        or None,
+    return lines
+
+
+def _decoding_columns(arms: Arms, name: str, num_tokens: int) -> dict[str, Any]:
+    """Return the time to the first token, and the figures of decoding after it."""
+    own = arms.decode_seconds(name)
+    firsts = [first_token_seconds(one) for one in arms.generations[name][1:]]
+    columns: dict[str, Any] = {
+        "setup_s": arms.watched[name][0].setup_seconds,
+        "first_token_ms": 1000 * sum(firsts) / len(firsts),
+        "decode_ms_per_token": 1000 * sum(own) / (len(own) * (num_tokens - 1)),
     }
-    return [about, *lines]
+    if name.endswith(" speculative"):
+        regular = arms.decode_seconds(name.replace("speculative", "regular"))
+        columns["decode_speedup"] = common.ratio(regular, own).estimate
+    return columns
+
+
+def _step_columns(case: Case, arms: Arms, name: str) -> dict[str, Any]:
+    """Return the times under stopwatches, and what they predict for decoding alone."""
+    phases = arms.watched[name][2]
+    regular_ms = arms.watched[name.replace("speculative", "regular")][2].mean_ms("forward")
+    step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
+    columns: dict[str, Any] = {"step_ms": step_ms}
+    if step_ms:
+        columns["share_8bit"] = phases.share("forward")
+    length = arms.acceptance.mean_acceptance_length
+    if drafting_ms and step_ms and regular_ms and length:
+        columns["draft_step_ms"] = drafting_ms / case.num_draft_tokens
+        columns["predicted_speedup"] = predicted_speedup(length, drafting_ms, step_ms, regular_ms)
+    return columns
 
 
 def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -241,21 +322,37 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
 
     rows = []
     for line in lines:
-        ratio = Interval(**line["faster_by"])
+        ratio = Interval(**line["faster_by"]) if "faster_by" in line else None
         predicted = (
             f"{line['predicted_speedup']:.2f}× ({line['reached']:.0%} reached)"
             if "reached" in line
             else ""
         )
+        figures = (
+            ("first_token_ms", ".2f"),
+            ("decode_ms_per_token", ".2f"),
+            ("decode_speedup", ".2f"),
+            ("step_ms", ".2f"),
+            ("share_8bit", ".0%"),
+            ("draft_step_ms", ".2f"),
+            ("setup_s", ".0f"),
+        )
         rows.append(
-            (line["arm"], number(line, "ms_per_token"), f"{ratio.estimate:.2f}×",
-             common.interval(ratio, 2), number(line, "step_ms"), number(line, "share_8bit", ".0%"),
-             number(line, "draft_step_ms"), number(line, "setup_s", ".0f"), predicted)
-        )  # fmt: skip
+            (
+                line["arm"],
+                number(line, "ms_per_token"),
+                f"{ratio.estimate:.2f}×" if ratio else "",
+                common.interval(ratio, 2) if ratio else "",
+                *(number(line, key, form) for key, form in figures),
+                predicted,
+            )
+        )
     memory, rate = about["peak_memory_bytes"], about["copy_bandwidth_bytes_per_s"]
+    rate_accepted = about["acceptance_rate"]
+    accepted = "" if rate_accepted is None else f", {rate_accepted:.0%} accepted"
     return common.table(
         f"{about['case']} on {about['devices']}, temperature {about['temperature']:g}, {about['num_prompts']} ×"
-        f" {about['max_new_tokens']} tokens, {about['acceptance_rate']:.0%} accepted",
+        f" {about['max_new_tokens']} tokens{accepted}",
         HEADINGS,
         rows,
         [

@@ -1,17 +1,19 @@
-"""What to run first on a GPU: tests, pairs of models, attention and growth, against the targets they have to reach.
+"""What to run first on a GPU: tests, the command line, pairs of models, attention, against the targets to reach.
 
-With one 80 GB GPU and half an hour, these calls in this order:
+With one 80 GB GPU, these calls; nothing needs to be installed or exported:
 
     python benchmarks/gpu_suite.py --list --out DIR           # the plan, with minutes and results so far
-    python benchmarks/gpu_suite.py --minutes 9.5 --out DIR    # what fits into 9.5 minutes; call it three times
+    python benchmarks/gpu_suite.py --minutes 9 --out DIR      # what fits into 9 minutes; call it again and again
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
+    python benchmarks/gpu_suite.py --readme DIR               # fills the GPU table of README.md
 
-Each case runs in its own process, and its result is DIR/NAME.jsonl. A case with a result is skipped, one that was cut
-off runs again, and one that failed has a result with the reason. --case NAME runs a case (--again: once more),
-no option runs the next one. The first cases say most; those behind the line in the plan are for more than half an hour.
+Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, and DIR/NAME.log all
+that it printed. A call with --minutes leaves everything in DIR.tar.gz, to carry home. A case that was cut off begins
+again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
+has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
-The pairs are in `gpu_pairs.py`, attention in `attention.py`, growth in `growth.py`; `pytest -m gpu` is a case as well.
-Minutes are guesses until a case has run. Without a GPU there is a small plan over the shipped pair.
+The pairs are in `gpu_pairs.py`, attention in `attention.py`, growth in `growth.py`. Minutes are guesses until a case
+has run. Without a GPU there is a small plan over the shipped pair.
 """
 
 from __future__ import annotations
@@ -19,30 +21,39 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where harness is not installed
 
 import attention
 import common
 import gpu_report
 import growth
+import pytest
 import torch
-from gpu_pairs import Case
+from gpu_pairs import PEERS, Case, Lines, Save
 
 from harness.results.environment import environment_columns
 from harness.results.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
+MOST_ATTEMPTS = 2
 
 
 class Job(Protocol):
-    """A case: its name, about how many minutes it takes, and a line about all of it, then its other lines."""
+    """A case: its name, about how many minutes it takes, and what saves its lines as they come.
+
+    The first line is about the case. `done` are the lines of an attempt that was cut off.
+    """
 
     @property
     def name(self) -> str: ...
@@ -50,7 +61,7 @@ class Job(Protocol):
     @property
     def minutes(self) -> float: ...
 
-    def measure(self, options: argparse.Namespace) -> list[dict[str, Any]]: ...
+    def measure(self, options: argparse.Namespace, save: Save, done: Lines) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -59,36 +70,94 @@ class Other:
 
     name: str
     minutes: float
-    run: Callable[[], list[dict[str, Any]]]
+    run: Callable[[Save, Lines], None]
 
-    def measure(self, options: argparse.Namespace) -> list[dict[str, Any]]:
-        return self.run()
+    def measure(self, options: argparse.Namespace, save: Save, done: Lines) -> None:
+        self.run(save, done)
 
 
-def run_tests() -> list[dict[str, Any]]:
-    """All that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "--color=no"]
-    ended = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+class SavedTests:
+    """A plugin of pytest: saves each test's outcome as it ends, and leaves out those that have one."""
+
+    def __init__(self, save: Save, done: Lines) -> None:
+        self._save = save
+        self.lines = [line for line in done if "test" in line]
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        known = {line["test"] for line in self.lines}
+        items[:] = [item for item in items if item.nodeid not in known]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            line = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+            self.lines.append(line)
+            self._save([self.about(), *self.lines])
+
+    def about(self) -> dict[str, Any]:
+        outcomes = [line["outcome"] for line in self.lines]
+        counts = (f"{outcomes.count(name)} {name}" for name in ("passed", "failed", "skipped"))
+        return {"summary": ", ".join(counts), "failed": outcomes.count("failed")}
+
+
+def run_tests(marks: str, save: Save, done: Lines) -> None:
+    """Run what has these marks; tests that an earlier attempt ended are left out."""
+    os.chdir(ROOT)
+    saved = SavedTests(save, done)
+    arguments = ["-m", marks, "-n", "0", "--color=no", "-v", "--durations=10"]
+    exit_code = pytest.main([*arguments, "tests"], plugins=[saved])
+    nothing_left = exit_code == pytest.ExitCode.NO_TESTS_COLLECTED and saved.lines
+    code = 0 if nothing_left and not saved.about()["failed"] else int(exit_code)
+    save([saved.about() | {"exit_code": code}, *saved.lines])
+
+
+def run_commands(commands: Sequence[str], save: Save, done: Lines) -> None:
+    """Run the command line itself, and note each fallback that it says; what has a line is left out."""
+    lines = [line for line in done if "command" in line]
+    known = {line["command"] for line in lines}
+    for command in commands:
+        if command in known:
+            continue
+        lines.append(_run_command(command))
+        save([{"failed": sum(line["exit_code"] != 0 for line in lines)}, *lines])
+
+
+def _run_command(command: str) -> dict[str, Any]:
+    print(f"$ harness {command}", flush=True)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "harness", *command.split()],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    lines = ended.stdout.strip().splitlines() or ["no output"]
-    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [
-        {"case": "tests", "exit_code": ended.returncode, "summary": lines[-1]},
-        *({"test": one} for one in failures),
-    ]
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        said.append(line.rstrip())
+    return {
+        "command": command,
+        "exit_code": process.wait(),
+        "seconds": time.perf_counter() - began,
+        "fallbacks": [line for line in said if "it runs with runner=" in line],
+        "end": said[-40:],
+    }
 
 
-def run_attention() -> list[dict[str, Any]]:
+def run_attention(save: Save, done: Lines) -> None:
     on_gpu = torch.cuda.is_available()
-    lines = attention.measure(
-        attention.shapes(*attention.default_sizes(on_gpu).values()),
-        torch.device("cuda" if on_gpu else "cpu"),
-    )
-    return [{"case": "attention"}, *lines]
+    sizes = attention.default_sizes(on_gpu)
+    if on_gpu:
+        sizes["slots"] = [256, 1024, 4096, 16_384]
+    device = torch.device("cuda" if on_gpu else "cpu")
+    lines: Lines = []
+    for shape in attention.shapes(*sizes.values()):
+        lines += attention.measure([shape], device)
+        save([{}, *lines])
 
 
-def run_growth() -> list[dict[str, Any]]:
+def run_growth(save: Save, done: Lines) -> None:
     """A target with 16 layers of width 1,024 on a GPU, whose cache fits at every point."""
     if torch.cuda.is_available():
         options = argparse.Namespace(
@@ -105,130 +174,184 @@ def run_growth() -> list[dict[str, Any]]:
         options = argparse.Namespace(layers=8, hidden_size=256, device="cpu", processor_time=True)
         base, repeats, axes = growth.QUICK, 3, {"context": [256], "batch_size": [1]}
     load = growth.loader(options)
-    lines = [
-        line
-        for axis, values in axes.items()
-        for line in growth.measure_axis(load, axis, values, base, repeats)
-    ]
-    return [
-        {"case": "growth", "layers": options.layers, "hidden_size": options.hidden_size},
-        *lines,
-    ]
+    about = {"layers": options.layers, "hidden_size": options.hidden_size}
+    lines: Lines = []
+    for axis, values in axes.items():
+        for value in values:
+            lines += growth.measure_axis(load, axis, [value], base, repeats)
+            save([about, *lines])
 
 
-ATTENTION, GROWTH = Other("attention", 4, run_attention), Other("growth", 3, run_growth)
+def peers(model: str, draft: str, minutes: float, linked: bool = True) -> list[Job]:
+    """Each of the peers as a case of its own."""
+    return [Case(model, draft, minutes, peer=name, linked=linked) for name in PEERS]
+
+
+RANDOM = "weights=random decoding.synthetic_acceptance=0.8 num_prompts=4 dtype=bfloat16"
+GPU_COMMANDS = (
+    "latency draft=tiny_eagle3 num_prompts=8",
+    *(
+        f"latency model=7B draft=llama_68m {RANDOM} runner={runner}"
+        for runner in ("graphs", "graphs_only", "static")
+    ),
+)
+EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM}"
 GPU_JOBS: list[Job] = [
-    Case("7B", "llama_68m", 5, peers=True),
-    Other("tests", 5, run_tests),
-    Case("7B_8bit", "llama_68m", 3),
-    Case("7B_4bit", "llama_68m", 3),
-    ATTENTION,
-    Case("7B", "llama_68m", 2.5, batch_size=16),
-    GROWTH,
-    Case("7B", "llama_68m", 2.5, batch_size=4),
-    # Beyond half an hour.
-    Case("7B", "llama_68m", 2.5, num_draft_tokens=8),
-    Case("7B", "llama_68m", 2.5, num_draft_tokens=2),
-    Case("tiny", "tiny_draft", 3, peers=True, linked=False),
-    Case("7B", "llama_68m", 6, every_runner=True),
-    Case("7B", "tinyllama", 6, peers=True),
-    Case("13B", "7B", 7, peers=True),
-    Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", 9, peers=True),
+    Other("tests", 8, partial(run_tests, "gpu and not slow")),
+    Other("commands", 8, partial(run_commands, GPU_COMMANDS)),
+    Case("7B", "llama_68m", 5),
+    *peers("7B", "llama_68m", 2.5),
+    Case("7B_4bit", "llama_68m", 4),
+    Case("llama3.1_8B", "llama3.2_1B", 5),
+    Other("eagle3", 4, partial(run_commands, [EAGLE])),
+    Case("30B", "7B", 7),
+    Case("7B", "llama_68m", 4, batch_size=16),
+    Other("attention", 4, run_attention),
+    Other("recovery", 6, partial(run_commands, ["recovery dtype=float32 runner=graphs_only"])),
+    Case("7B_8bit", "llama_68m", 4),
+    # Beyond an hour.
+    Other("growth", 4, run_growth),
+    Case("7B", "llama_68m", 3, num_draft_tokens=8),
+    Case("7B", "llama_68m", 3, num_draft_tokens=2),
+    Case("7B", "llama_68m", 8, every_runner=True),
+    Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", 9),
+    Other("slow-tests", 9, partial(run_tests, "gpu and slow")),
 ]
 CPU_JOBS: list[Job] = [
-    Case("tiny", "tiny_draft", 2, peers=True, every_runner=True, linked=False),
+    Other("tests", 1, partial(run_tests, "gpu and not slow")),
+    Other("commands", 1, partial(run_commands, ["latency draft=tiny_eagle3 test=true"])),
+    Case("tiny", "tiny_draft", 2, linked=False),
+    *peers("tiny", "tiny_draft", 0.5, linked=False)[:-1],  # compiling takes minutes there
     Case("tiny_8bit", "tiny_draft", 2, linked=False),
     Other("attention", 1, run_attention),
     Other("growth", 1, run_growth),
 ]
-HALF_AN_HOUR = 30
+AN_HOUR = 60
 
 
 def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
-    """Run a case, print and save its result. Returns why it failed."""
-    began, error = time.perf_counter(), None
+    """Run a case and print its result, saved after every measurement. Returns why it failed."""
+    before = None if options.again or file is None else gpu_report.read_file(file)
+    began = time.perf_counter()
+    latest: Lines = [{}]
+    common_columns = {
+        "case": job.name,
+        "attempts": 1 + (before.about.get("attempts", 0) if before else 0),
+        "done": False,
+        **environment_columns([common.device_name()]),
+    }
+
+    def save(lines: Lines, **more: Any) -> None:
+        latest[:] = lines
+        seconds = {"seconds": time.perf_counter() - began}
+        about = common_columns | lines[0] | seconds | more
+        save_lines(file, [about, *lines[1:]])
+
     print(f"{job.name}: about {job.minutes:g} min", flush=True)
+    done = before.lines if before else []
+    save([{}, *done])
     try:
-        about, *lines = job.measure(options)
-        about |= environment_columns([common.device_name()]) | {
-            "seconds": time.perf_counter() - began
-        }
-        common.print_tables(gpu_report.TABLES.get(job.name, gpu_report.pair_table)(about, lines))
+        job.measure(options, save, done)
+        save(latest, done=True)
+        about = common_columns | latest[0]
+        make_table = gpu_report.TABLES.get(job.name, gpu_report.pair_table)
+        common.print_tables(make_table(about, latest[1:]))
     except Exception as exception:  # the next call goes on with the next case
         error = f"{type(exception).__name__}: {exception}".splitlines()[0]
-        about, lines = (
-            {"case": job.name, "error": error, **environment_columns([common.device_name()])},
-            [],
-        )
-    save(file, [about, *lines])
-    return error and f"{job.name}: {error}"
+        save(latest, done=True, error=error)
+        return f"{job.name}: {error}"
+    return None
 
 
-def save(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
+def save_lines(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) -> None:
-    """Run cases one after the other, each in its own process, as long as one still fits; at least the first."""
+    """Run cases one after the other, each in its own process, as long as one fits; at least the first."""
     deadline = time.monotonic() + 60 * minutes
-    numbers = [
-        f"--prompts={options.prompts}",
-        f"--tokens={options.tokens}",
-        f"--out={options.out}",
-        "--again",
-    ]
-    for job in jobs:
-        left = deadline - time.monotonic()
-        if job is not jobs[0] and left < 60 * job.minutes:
-            continue
+    try:
+        for job in jobs:
+            left = deadline - time.monotonic()
+            if job is jobs[0] or left >= 60 * job.minutes:
+                run_alone(job, left, options)
+    finally:
+        shutil.make_archive(str(options.out), "gztar", options.out)
+        print(f"all results: {options.out}.tar.gz")
+
+
+def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
+    """Run a case in a process of its own, its output in a file, for at most so many seconds."""
+    numbers = [f"--prompts={options.prompts}", f"--tokens={options.tokens}", f"--out={options.out}"]
+    numbers += ["--again"] if options.again else []
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / f"{job.name}.log"
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, __file__, "--case", job.name, *numbers], start_new_session=True
+            [sys.executable, "-u", __file__, "--case", job.name, *numbers],
+            start_new_session=True,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ
+            | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         )
         try:
-            process.wait(left)
+            code = process.wait(seconds)
+            print(f"{job.name}: ended with {code}, see {log}", flush=True)
         except subprocess.TimeoutExpired:
-            print(f"{job.name}: stopped after {left / 60:.1f} min")
-            if job is jobs[0]:  # with all the time that there is
-                about = {"case": job.name, "error": f"not done in {left / 60:.1f} min"}
-                save(
-                    options.out / f"{job.name}.jsonl",
-                    [about | environment_columns([common.device_name()])],
-                )
+            print(f"{job.name}: stopped after {seconds / 60:.1f} min, see {log}", flush=True)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                process.wait()
 
 
-def main() -> None:
-    jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
+def is_due(name: str, found: Mapping[str, gpu_report.Result]) -> bool:
+    """Return whether a case has no result yet, or was cut off and may begin again."""
+    if name not in found:
+        return True
+    about = found[name].about
+    return not about["done"] and about["attempts"] < MOST_ATTEMPTS
+
+
+def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--list", action="store_true", help="print the cases with their minutes and end"
-    )
+    parser.add_argument("--list", action="store_true", help="print the cases with their minutes")
     parser.add_argument("--case", choices=jobs, metavar="NAME")
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--again", action="store_true", help="run cases even if they have a result")
-    parser.add_argument(
-        "--report", type=Path, metavar="DIR", help="print the results in DIR as Markdown and end"
-    )
+    shown = "print the results in DIR as Markdown and end"
+    parser.add_argument("--report", type=Path, metavar="DIR", help=shown)
+    filled = "write the results in DIR into README.md and end"
+    parser.add_argument("--readme", type=Path, metavar="DIR", help=filled)
     common.add_numbers(parser, prompts=8, tokens=64)
     options = parser.parse_args()
     if options.minutes is not None and options.out is None:
         parser.error("--minutes needs --out")
+    return options
+
+
+def main() -> None:
+    jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
+    options = options_from(jobs)
+    names = [job.name for job in (*GPU_JOBS, *CPU_JOBS)]
     if options.report is not None:
-        print(gpu_report.report(gpu_report.read(options.report, jobs)))
+        print(gpu_report.report(gpu_report.read(options.report, names)))
+        return
+    if options.readme is not None:
+        gpu_report.fill(ROOT / "README.md", gpu_report.read(options.readme, names))
         return
     found = {} if options.out is None else gpu_report.read(options.out, jobs)
     if options.list:
         print_plan(list(jobs.values()), found)
         return
     wanted = [jobs[options.case]] if options.case else list(jobs.values())
-    due = [job for job in wanted if options.again or job.name not in found]
+    due = [job for job in wanted if options.again or is_due(job.name, found)]
     if not due:
         print(f"{options.case or 'every case'}: has a result in {options.out}; --again repeats it")
     elif options.minutes is not None:
@@ -240,19 +363,21 @@ def main() -> None:
 def print_plan(jobs: Sequence[Job], found: Mapping[str, gpu_report.Result]) -> None:
     total, rows = 0.0, []
     for job in jobs:
-        if total <= HALF_AN_HOUR < total + job.minutes:
-            rows.append(("beyond half an hour:", "", "", ""))
+        if total <= AN_HOUR < total + job.minutes:
+            rows.append(("beyond an hour:", "", "", ""))
         total += job.minutes
-        about = found[job.name].about if job.name in found else None
-        result = (
-            ""
-            if about is None
-            else about.get("error") or f"done in {about['seconds'] / 60:.1f} min"
-        )
+        result = "" if job.name not in found else _state(found[job.name].about)
         rows.append((job.name, f"{job.minutes:g}", f"{total:g}", result))
     common.show(
         f"cases on {common.device_name()}", ["case", "minutes\n(guess)", "in all", "result"], rows
     )
+
+
+def _state(about: Mapping[str, Any]) -> str:
+    if "error" in about:
+        return str(about["error"])
+    minutes = f"{about['seconds'] / 60:.1f} min"
+    return f"done in {minutes}" if about["done"] else f"cut off after {minutes}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Collects the wheels that a bare CUDA image lacks, so that the tests and benchmarks run there without a network. The
-# image has Python, pip, pytest, numpy, pandas, and torch, transformers and accelerate with all that they need.
+# image has Python, pip, pytest, numpy, pandas, scipy, sentencepiece, and torch, transformers and accelerate with all that
+# they need (Jinja2, rich and psutil among it). Of bitsandbytes only the libraries for CUDA 13.0 and for CPUs are kept.
 #
 #     scripts/collect_gpu_wheels.sh [--python 3.12] [--machine x86_64] DIRECTORY [NAME...]
 #
@@ -16,8 +17,8 @@ set -euo pipefail
 
 # What `import harness`, the tests and the benchmarks need beyond the image; report plots and sweep launchers are left out.
 names=(
-    antlr4-python3-runtime bitsandbytes execnet gguf hydra-core Jinja2 markdown-it-py MarkupSafe mdurl omegaconf pexpect
-    prompt_toolkit protobuf psutil ptyprocess Pygments pyte pytest-xdist rich scipy sentencepiece wcwidth
+    antlr4-python3-runtime bitsandbytes execnet gguf hydra-core omegaconf pexpect prompt_toolkit protobuf ptyprocess pyte
+    pytest-xdist wcwidth
 )
 # Published as source only. They are pure Python, so a wheel built here installs anywhere.
 built=" antlr4-python3-runtime "
@@ -69,5 +70,9 @@ fi
 if [ ${#sources[@]} -gt 0 ]; then
     "$python" -m pip wheel --no-deps --wheel-dir "$directory" "${sources[@]}" || fail "pip could not build ${sources[*]}"
 fi
+for wheel in "$directory"/bitsandbytes-*.whl; do
+    [ -e "$wheel" ] || continue
+    "$python" "$root/scripts/slim_wheel.py" "$wheel" || fail "cannot leave libraries out of $wheel"
+done
 collected=("$directory"/*.whl)
 printf '%d wheels for Python %s on %s are in %s\n' ${#collected[@]} "$version" "$machine" "$directory"

@@ -495,6 +495,23 @@ def test_wheels_are_downloaded_with_the_pinned_versions_for_the_python_of_the_im
     assert "2 wheels for Python 3.12 on aarch64" in shown.stdout
 
 
+def test_bitsandbytes_keeps_the_libraries_of_one_cuda_and_of_cpus(tmp_path: Path) -> None:
+    names = ["cpu.so", "cuda118.so", "cuda130.so", "rocm64.so"]
+    libraries = [f"bitsandbytes/libbitsandbytes_{name}" for name in names]
+    wheel = tmp_path / "bitsandbytes-1-py3-none-any.whl"
+    record = "bitsandbytes-1.dist-info/RECORD"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in [*libraries, "bitsandbytes/__init__.py"]:
+            archive.writestr(name, "content")
+        archive.writestr(record, "".join(f"{name},sha256=x,7\n" for name in libraries))
+    subprocess.run([sys.executable, ROOT / "scripts/slim_wheel.py", wheel], check=True)
+    kept = {libraries[0], libraries[2]}
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(archive.namelist()) == {*kept, "bitsandbytes/__init__.py", record}
+        lines = archive.read(record).decode().splitlines()
+    assert {line.partition(",")[0] for line in lines} == kept
+
+
 def test_wheels_of_chosen_packages_alone(collect: Source, tmp_path: Path) -> None:
     assert collect("wheels", "rich").returncode == 0
     (download,) = (tmp_path / "pip-calls").read_text(encoding="utf-8").splitlines()

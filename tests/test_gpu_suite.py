@@ -1,0 +1,113 @@
+"""The suite for a GPU: what it saves, what runs again, and what its report fills in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAIR = "7B+llama_68m-batch1-k4"
+ABOUT: dict[str, Any] = {
+    "attempts": 1,
+    "done": True,
+    "seconds": 60.0,
+    "num_prompts": 2,
+    "max_new_tokens": 64,
+    "temperature": 1.0,
+    "acceptance_rate": 0.8,
+    "floor_ms": 3.0,
+    "draft_floor_ms": 0.1,
+    "copy_bandwidth_bytes_per_s": 4e12,
+    "peak_memory_bytes": 2**34,
+    "devices": "H200",
+}
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu_suite
+
+    return gpu_suite
+
+
+def save(directory: Path, name: str, lines: list[dict[str, Any]], **about: Any) -> None:
+    directory.mkdir(exist_ok=True)
+    texts = [json.dumps(line) for line in ({"case": name, **ABOUT, **about}, *lines)]
+    (directory / f"{name}.jsonl").write_text("\n".join(texts), encoding="utf-8")
+
+
+def arm(name: str, seconds: float, decode_ms: float, **more: Any) -> dict[str, Any]:
+    own = {"arm": name, "seconds": [seconds] * 2, "ms_per_token": 1000 * seconds / 64}
+    return own | {"first_token_ms": 9.0, "decode_ms_per_token": decode_ms} | more
+
+
+def test_a_case_that_was_cut_off_runs_once_more(suite: ModuleType, tmp_path: Path) -> None:
+    save(tmp_path, "tests", [], done=False)
+    save(tmp_path, "commands", [], done=False, attempts=2)
+    save(tmp_path, "attention", [])
+    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "attention", "growth"])
+    due = [name for name in (*found, "growth") if suite.is_due(name, found)]
+    assert due == ["tests", "growth"]
+
+
+def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    seen: list[list[str]] = []
+    file = tmp_path / "other.jsonl"
+
+    def measure(save: Any, done: Any) -> None:
+        save([{}, {"size": 1}])
+        seen.append(file.read_text(encoding="utf-8").splitlines())
+        raise RuntimeError("no memory")
+
+    options = suite.argparse.Namespace(again=False)
+    assert suite.run(suite.Other("other", 1, measure), options, file) == (
+        "other: RuntimeError: no memory"
+    )
+    assert [json.loads(line) for line in seen[0]][1:] == [{"size": 1}]
+    about, line = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    assert line == {"size": 1}
+    assert (about["done"], about["error"]) == (True, "RuntimeError: no memory")
+
+
+def test_the_report_fills_the_readme_with_peers_of_other_processes(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    speculative = {"predicted_speedup": 2.0, "decode_speedup": 1.96, "reached": 0.98}
+    lines = [
+        arm("eager regular", 1.0, 14.0),
+        arm("graphs regular", 0.25, 3.3),
+        arm("graphs speculative", 0.125, 1.7, **speculative),
+    ]
+    save(tmp_path, PAIR, lines)
+    assisted = {"arm": "assisted, constant K", "seconds": [0.5], "ms_per_token": 7.8}
+    save(tmp_path, f"{PAIR}-assisted-constant-K", [assisted], num_prompts=1)
+    page = tmp_path / "README.md"
+    begin, end = suite.gpu_report.README_MARKS
+    page.write_text(f"before\n{begin}old\n{end}after\n", encoding="utf-8")
+    results = suite.gpu_report.read(tmp_path, [PAIR, f"{PAIR}-assisted-constant-K"])
+    suite.gpu_report.fill(page, results)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    for found in ("1.10×", "4.00×", "98% of 2.00×", "assisted, constant K", "reached"):
+        assert found in text
+    assert begin in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/gpu_suite.py"), "--list"]
+    shown = subprocess.run(
+        command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "commands" in shown.stdout
