@@ -54,6 +54,9 @@ COMMANDS = {
     "serve": Command("ServeSettings", "harness.serve.command", measures=False, sweeps=False),
 }
 
+# Commands that run nothing, and have paths instead of settings, with their modules.
+READERS = {"report": "harness.report.command", "regress": "harness.report.regress"}
+
 USAGE = """\
 Measure whether speculative decoding pays for a pair of language models.
 
@@ -75,6 +78,8 @@ usage: python -m harness COMMAND [setting=value ...] [-m]
             python -m harness serve model=13B draft=7B
   report    tables, Markdown and an HTML page with plots from the CSV files of what was measured
             python -m harness report results
+  regress   whether a change made anything worse: exit code 0 no, 1 yes, 3 it cannot be told
+            python -m harness regress before=results/a.csv after=results/b.csv margin=0.02
 
 To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
 python -m harness COMMAND --help lists a command's settings and presets."""
@@ -216,9 +221,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
         _run_hydra(command, others)
     else:
         with _reporting(command):
-            _known(command, [*COMMANDS, "report"])
-            # It runs nothing, and has paths instead of settings.
-            signals.load("harness.report.command").main(others)
+            _known(command, [*COMMANDS, *READERS])
+            signals.load(READERS[command]).main(others)
 
 
 def _complete(arguments: Sequence[str]) -> None:
@@ -233,7 +237,7 @@ def _complete(arguments: Sequence[str]) -> None:
         _, _, typed = line.lstrip().partition(" ")
         command, space, settings = typed.lstrip().partition(" ")
         if not space:
-            print(*(known for known in [*COMMANDS, "report"] if known.startswith(command)))
+            print(*(known for known in [*COMMANDS, *READERS] if known.startswith(command)))
         if command not in COMMANDS or not space:
             return
         os.environ["COMP_LINE"] = f"harness {settings}"

@@ -47,7 +47,17 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
         ("harness la", ["latency"]),
         (
             "harness ",
-            ["latency", "compare", "eval", "recovery", "distill", "plan", "serve", "report"],
+            [
+                "latency",
+                "compare",
+                "eval",
+                "recovery",
+                "distill",
+                "plan",
+                "serve",
+                "report",
+                "regress",
+            ],
         ),
         ("harness latency model=tin", [f"model={name}" for name in TINY]),
         ("harness eval -m draft=ear", ["draft=early_exit"]),

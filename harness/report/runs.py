@@ -113,14 +113,42 @@ class Findings:
 
 
 def read(paths: Sequence[Path]) -> Findings:
-    """The runs in files and directories.
+    """The runs in files and directories, each measurement once.
 
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
+    found, unfinished, prompts = _collect(paths)
+    found.runs, found.failures = merge(found.runs)
+    found.failures += unfinished
+    _require_results(found, paths)
+    _attach_prompts(found, prompts)
+    return found
+
+
+def every_run(path: Path) -> Findings:
+    """The runs in a file or directory, repetitions of a measurement too, but no pooled rows.
+
+    Raises:
+        SettingError: a path that does not exist, or without a CSV file of ours.
+    """
+    found, _, prompts = _collect([path])
+    _require_results(found, [path])
+    single = [run for run in found.runs if not getattr(run.last, "pooled_runs", None)]
+    by_id = {str(run.last.run): run for run in sorted(single, key=_completeness)}
+    found.runs = [run for _, run in sorted(by_id.items())]
+    _attach_prompts(found, prompts)
+    return found
+
+
+_PromptRows = dict[str | None, list[LatencyPromptRow]]
+
+
+def _collect(paths: Sequence[Path]) -> tuple[Findings, list[Run], _PromptRows]:
+    """What the files hold, the runs without a result, and the rows of prompts by run."""
     found = Findings()
     unfinished: dict[Path, Run] = {}
-    prompts: dict[str | None, list[LatencyPromptRow]] = {}
+    prompts: _PromptRows = {}
     for path in paths:
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
@@ -139,19 +167,32 @@ def read(paths: Sequence[Path]) -> Findings:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(_COMMANDS)}")
             found.runs += group(rows or (), file)
             prompts |= _prompts(rows or ())
-    found.runs, found.failures = merge(found.runs)
-    found.failures += unfinished.values()
-    if not found.runs and not found.failures and not found.others:
-        rule = f"holds no run's result; those are in {', '.join(f'{command}.csv' for command in _COMMANDS)}"
-        if found.notes:
-            rule += f" ({found.notes[0]})"
-        raise SettingError(", ".join(map(str, paths)), rule)
+    return found, list(unfinished.values()), prompts
+
+
+def _require_results(found: Findings, paths: Sequence[Path]) -> None:
+    """Raise a SettingError where no file has the result of a run."""
+    if found.runs or found.failures or found.others:
+        return
+    files = ", ".join(f"{command}.csv" for command in _COMMANDS)
+    rule = f"holds no run's result; those are in {files}"
+    if found.notes:
+        rule += f" ({found.notes[0]})"
+    raise SettingError(", ".join(map(str, paths)), rule)
+
+
+def _attach_prompts(found: Findings, prompts: _PromptRows) -> None:
+    """Give the runs of `latency` the rows of their prompts, also from their own directories."""
     for run in found.of("latency"):
         file = (run.directory or Path()) / "latency_prompts.csv"
         if run.directory and run.last.run not in prompts and file.is_file():
             prompts |= _prompts(read_file(file).rows)
         run.prompts = prompts.get(run.last.run, [])
-    return found
+
+
+def _completeness(run: Run) -> tuple[int, bool]:
+    """Order copies of a run: a torn file has fewer rows, and a cumulative one knows the directory."""
+    return len(run.rows), run.directory is not None
 
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
@@ -173,8 +214,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """
     pooled = {name for run in runs for name in getattr(run.last, "pooled_runs", None) or ()}
     runs = [run for run in runs if run.last.run not in pooled]
-    # The other copy of a torn file has more rows; of a cumulative file the other copy knows the directory.
-    by_size = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
+    by_size = sorted(runs, key=_completeness)
     newest_last = [run for _, run in sorted({str(run.last.run): run for run in by_size}.items())]
     kept, failures = [], []
     for same in grouped(newest_last, _measurement).values():

@@ -32,7 +32,8 @@ class Noise:
 
     Args:
         deviation: standard deviation of the log of the ratio of two identical runs.
-        degrees_of_freedom: number of independent pairs of runs that it was measured on.
+        degrees_of_freedom: number of independent pairs of runs that it was measured on, or of
+            runs less one for each group.
     """
 
     deviation: float
@@ -78,6 +79,26 @@ def noise_of(ratios: ArrayLike) -> Noise:
         raise ValueError("ratios of identical runs must be a list of positive numbers")
     # Their mean is known to be 0, so that it costs no degree of freedom.
     return Noise(math.sqrt(float(np.mean(np.log(values) ** 2))), values.size)
+
+
+def noise_of_runs(groups: Sequence[ArrayLike]) -> Noise:
+    """Noise from several runs of the same program, in one group or more.
+
+    Args:
+        groups: each [num_runs, num_units], positive: the runs of one measurement.
+
+    Raises:
+        ValueError: no group has two runs.
+    """
+    freedom, squares = 0, 0.0
+    for group in groups:
+        means = _logs(group).mean(axis=1)
+        freedom += means.size - 1
+        squares += float(((means - means.mean()) ** 2).sum())
+    if not freedom:
+        raise ValueError("noise needs two runs of the same measurement")
+    # The ratio of two runs has twice the variance of one.
+    return Noise(math.sqrt(2 * squares / freedom), freedom)
 
 
 def compare(
@@ -173,7 +194,7 @@ def change_between(
     if max(num_runs) > 1:
         covers += f" and {num_runs[0]} + {num_runs[1]} runs"
     elif noise is not None:
-        covers += f" and the noise of {counted(noise.degrees_of_freedom, 'pair')} of identical runs"
+        covers += f" and the noise of {counted(noise.degrees_of_freedom, 'difference')} between identical runs"
     return RatioEstimate(
         float(changes.mean()),
         num_units,

@@ -65,7 +65,10 @@ def test_single_runs_differ_too_often_unless_the_noise_is_known() -> None:
     deviation = math.sqrt(2) * math.hypot(0.013, 0.02 / math.sqrt(15))
     careful = simulate(num_runs=1, noise=Noise(deviation, 20))
     assert share(careful, "worse", "better") <= 0.05
-    assert careful[0].change.covers == "15 prompts and the noise of 20 pairs of identical runs"
+    assert (
+        careful[0].change.covers
+        == "15 prompts and the noise of 20 differences between identical runs"
+    )
 
 
 @pytest.mark.parametrize("slowdown", [0.02, 0.05])

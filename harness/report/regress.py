@@ -1,0 +1,217 @@
+"""`regress`: whether a change made anything worse, from measurements before it and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config.errors import SettingError, VerdictError, nearest
+from harness.report.regression import (
+    Compared,
+    compared_runs,
+    noise_by_figure,
+    settings_key,
+    settings_of,
+)
+from harness.report.runs import Run, every_run
+from harness.report.table import Column, Document, Line, Table
+from harness.report.terminal import WIDE, plain_console, print_document
+from harness.report.words import pair_name, short_commit
+
+WORSE, CANNOT_TELL = 1, 3
+
+_HELP = """\
+usage: python -m harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]
+
+Did a change make anything worse? Compares measurements of latency and eval before and after it, prompt by prompt,
+between runs with the same settings: ms per token, speed-up, tokens per iteration, accuracy.
+
+  before=PATH   a CSV file (results/latency.csv, results/eval.csv) or a directory with some. The runs' own
+  after=PATH    directories, which the column `directory` names, must still be there: they have the prompts
+  margin=0.02   a change for the worse up to this share is tolerated (of accuracy: two percentage points)
+  noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
+                python -m harness latency SETTINGS repeats=10 results.file=results/aa.csv
+
+Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
+differ between identical runs too: measure both sides with repeats=5, or give noise=. With one run on each side and
+neither, nothing is said about times. With several pairs, significance is adjusted for their number.
+
+  python -m harness latency repeats=5 results.file=results/before.csv      before the change, then
+  python -m harness latency repeats=5 results.file=results/after.csv       after it
+  python -m harness regress before=results/before.csv after=results/after.csv margin=0.02
+
+Exit code 0: nothing is worse. 1: something is worse. 2: a wrong argument. 3: it cannot be told."""
+_DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": ""}
+# What may explain a difference.
+_CIRCUMSTANCES = (
+    "devices",
+    "server",
+    "weights_identity",
+    "draft_weights_identity",
+    "commit",
+    "harness_version",
+    "torch_version",
+    "transformers_version",
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `regress`.
+
+    Raises:
+        SettingError: a wrong argument, or nothing to compare.
+        VerdictError: something is worse (exit code 1), or it cannot be told (3).
+    """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    given = _given(arguments)
+    margin = _margin(given["margin"])
+    before, after = (_runs(name, given[name]) for name in ("before", "after"))
+    noise = _runs("noise", given["noise"]) if given["noise"] else []
+    if noise and not noise_by_figure(noise):
+        rule = "must hold two runs of latency with the same settings (repeats=10)"
+        raise SettingError("noise", rule, given["noise"])
+    compared = compared_runs(before, after, margin, noise)
+    if not compared:
+        raise SettingError("after", _why_none(before, after), given["after"])
+    print_document(document(compared, margin, before, after, noise), plain_console(WIDE))
+    _judge(compared)
+
+
+def document(
+    compared: Sequence[Compared],
+    margin: float,
+    before: Sequence[Run] = (),
+    after: Sequence[Run] = (),
+    noise: Sequence[Run] = (),
+) -> Document:
+    """The table of all comparisons, and what to know about them."""
+    columns = [
+        Column("measurement", of=lambda one: pair_name(one.after), text=True, once=True),
+        Column("K", of=lambda one: one.after.num_draft_tokens, optional=True),
+        Column("figure", of=lambda one: one.figure.name, text=True),
+        Column("before", "{:.4g}".format, lambda one: one.means and one.means[0]),
+        Column("after", "{:.4g}".format, lambda one: one.means and one.means[1]),
+        Column("change", of=_change),
+        Column("95 % interval", of=_interval),
+        Column("would show", "{:.1%}".format, "visible"),
+        Column("verdict", of="in_words", text=True),
+    ]
+    table = Table.of("regress", "", compared, columns, strong=lambda one: one.verdict == "worse")
+    lines: list[Table | Line] = [table]
+    about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
+    lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
+    covers = {one.comparison.change.covers for one in compared if one.comparison}
+    if known := sorted(filter(None, covers)):
+        lines.append(Line(f"Intervals are over {'; '.join(known)}.", "dim"))
+    for name, measured in noise_by_figure(noise).items():
+        threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
+        lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
+    reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
+    lines += [Line(reason, "warning") for reason in sorted(reasons)]
+    lines += [Line(text, "warning") for text in _unpaired(before, after)]
+    lines += [Line(text, "dim") for text in _differences(compared)]
+    return lines
+
+
+def _given(arguments: Sequence[str]) -> dict[str, str]:
+    given = dict(_DEFAULTS)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals or name not in given:
+            names = ", ".join(given)
+            rule = f"no such argument{nearest(name, list(given))}; there are: {names} (--help)"
+            raise SettingError(name, rule)
+        given[name] = value
+    return given
+
+
+def _margin(text: str) -> float:
+    try:
+        margin = float(text)
+    except ValueError:
+        margin = math.nan
+    if not 0 <= margin < 1:
+        raise SettingError("margin", "must be a share from 0 to 1, such as 0.02", text)
+    return margin
+
+
+def _runs(name: str, path: str) -> list[Run]:
+    """The complete runs of `latency` and `eval` under a path."""
+    if not path:
+        raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
+    found = every_run(Path(path))
+    runs = [run for run in found.runs if run.command in ("latency", "eval") and run.status == "ok"]
+    if not runs:
+        raise SettingError(name, "holds no complete run of latency or eval", path)
+    return runs
+
+
+def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
+    """Why no run of one side has the settings of one of the other: the newest of both compared."""
+    first, second = settings_of(before[-1].last), settings_of(after[-1].last)
+    differing = [
+        f"{name} {first.get(name)} and {second.get(name)}"
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
+    ]
+    return f"has no run with the settings of one before: {', '.join(differing) or 'none'}"
+
+
+def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
+    keys = [{settings_key(run) for run in side} for side in (before, after)]
+    counts = {"before": len(keys[0] - keys[1]), "after": len(keys[1] - keys[0])}
+    return [
+        f"Measured {name} alone, and not compared: {count} combinations of settings."
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def _differences(compared: Sequence[Compared]) -> list[str]:
+    """Circumstances in which both sides differ."""
+    lines = []
+    for name in _CIRCUMSTANCES:
+        pairs = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
+        for old, new in sorted(pairs, key=str):
+            if old != new:
+                texts = [_short(name, value) for value in (old, new)]
+                lines.append(f"{name} differs: {texts[0]} before, {texts[1]} after.")
+    return lines
+
+
+def _short(name: str, value: str | None) -> str:
+    if value is None:
+        return "unknown"
+    return short_commit(value) if name == "commit" else value
+
+
+def _change(one: Compared) -> str | None:
+    if one.comparison is None:
+        return None
+    change = one.comparison.change.estimate
+    if one.figure.name == "accuracy":
+        return f"{change:+.1%}"
+    return f"{change - 1:+.1%}"
+
+
+def _interval(one: Compared) -> str | None:
+    change = one.comparison and one.comparison.change
+    if not change or math.isnan(change.low):
+        return None
+    shift = 0 if one.figure.name == "accuracy" else 1
+    return f"{change.low - shift:+.1%} to {change.high - shift:+.1%}"
+
+
+def _judge(compared: Sequence[Compared]) -> None:
+    """Raise a VerdictError unless nothing is worse."""
+    worse = [one for one in compared if one.verdict == "worse"]
+    unknown = [one for one in compared if one.verdict == "cannot tell"]
+    if worse:
+        texts = [f"{one.figure.name} {_change(one)} for {pair_name(one.after)}" for one in worse]
+        raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
+    if unknown:
+        names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))
+        raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)

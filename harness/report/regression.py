@@ -1,0 +1,279 @@
+"""Runs before a change and after it, paired by settings and prompts, and what became of each figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.report.runs import Run
+from harness.report.table import grouped
+from harness.results.files import read_answers
+from harness.results.schema import LatencyPromptRow, RunRow
+from harness.results.statistics.comparisons import (
+    Comparison,
+    Direction,
+    Noise,
+    Verdict,
+    compare,
+    compare_proportions,
+    noise_of_runs,
+)
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.multiplicity import adjusted_p_values
+from harness.results.statistics.power import visible_difference
+
+# The chance to be wrong that an adjusted p-value has to stay below.
+_LEVEL = 0.05
+# Settings in which repetitions may differ, and addresses, which say nothing about a measurement.
+_OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
+
+# The prompts of a unit: one, or those of a batch or lap.
+Unit = tuple[int, ...]
+Values = Mapping[Unit, float]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that is compared.
+
+    Args:
+        better: the direction that is good.
+        words: what it is called when the figure is better, and when it is worse.
+        timed: whether it differs between identical runs.
+        of: its value for each unit of a run; empty where the run does not have it.
+    """
+
+    name: str
+    better: Direction
+    words: tuple[str, str]
+    timed: bool
+    of: Callable[[Sequence[LatencyPromptRow]], Values]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of one pair of measurements.
+
+    Args:
+        before, after: a row of each.
+        means: of the figure, before and after; None where there is nothing to compare.
+        reason: why nothing can be told, where the interval does not say it.
+    """
+
+    before: RunRow
+    after: RunRow
+    figure: Figure
+    verdict: Verdict = "cannot tell"
+    comparison: Comparison | None = None
+    means: tuple[float, float] | None = None
+    reason: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """`faster`, `slower`, `no worse`, `cannot tell`."""
+        better, worse = self.figure.words
+        return {"better": better, "worse": worse}.get(self.verdict, self.verdict)
+
+    @property
+    def visible(self) -> float | None:
+        """The smallest change that such a comparison finds in 80 % of the cases."""
+        estimate = self.comparison and self.comparison.estimate
+        if not estimate or not estimate.has_interval:
+            return None
+        return visible_difference(estimate)
+
+
+def settings_key(run: Run) -> str:
+    """The settings by which runs are paired, as text."""
+    return json.dumps(settings_of(run.last), sort_keys=True, default=str)
+
+
+def settings_of(row: RunRow) -> dict[str, object]:
+    """The settings of a row, and which prompts it had."""
+    columns = row.columns()
+    names = [name for name, about in columns.items() if about["kind"] == "setting"]
+    kept = [name for name in names if name not in _OF_A_REPETITION]
+    return {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
+
+
+def compared_runs(
+    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Sequence[Run] = ()
+) -> list[Compared]:
+    """Compare the measurements that both sides have, figure by figure.
+
+    Where several pairs are compared, significance is adjusted for their number (Benjamini and
+    Hochberg), for each figure.
+
+    Args:
+        before, after: complete runs; those with the same settings are repetitions.
+        margin: a change for the worse up to this share is tolerated.
+        noise: runs of one program, whose differences are noise.
+    """
+    sides = grouped(before, settings_key), grouped(after, settings_key)
+    found: list[Compared] = []
+    for key in sides[0]:
+        if key in sides[1]:
+            found += _compared_pair(sides[0][key], sides[1][key], margin, noise)
+    adjusted: list[Compared] = []
+    for of_figure in grouped(found, lambda one: one.figure.name).values():
+        adjusted += _adjusted(of_figure)
+    order = {one.before.run: number for number, one in enumerate(found)}
+    return sorted(adjusted, key=lambda one: order[one.before.run])
+
+
+def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
+    """How far apart identical runs are, for each figure that is timed."""
+    found = {}
+    for figure in FIGURES:
+        if not figure.timed:
+            continue
+        groups = [_by_run(of_one, figure) for of_one in grouped(runs, settings_key).values()]
+        matrices = [_matrix(group, _common_units(group)) for group in groups if len(group) > 1]
+        usable = [matrix for matrix in matrices if matrix.size]
+        if usable:
+            found[figure.name] = noise_of_runs(usable)
+    return found
+
+
+def _compared_pair(
+    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Sequence[Run]
+) -> list[Compared]:
+    if before[0].command == "eval":
+        return [_compared_answers(before, after, margin)]
+    noises = noise_by_figure(noise)
+    compared = [
+        _compared_figure(figure, before, after, margin, noises.get(figure.name))
+        for figure in FIGURES
+    ]
+    kept = [one for one in compared if one is not None]
+    if kept:
+        return kept
+    reason = "the files of the prompts are gone (column directory)"
+    return [Compared(before[-1].last, after[-1].last, FIGURES[0], reason=reason)]
+
+
+def _compared_figure(
+    figure: Figure,
+    before: Sequence[Run],
+    after: Sequence[Run],
+    margin: float,
+    noise: Noise | None,
+) -> Compared | None:
+    """One figure of one pair; None where a side does not have it."""
+    sides = _by_run(before, figure), _by_run(after, figure)
+    if not all(sides):
+        return None
+    units = _common_units([*sides[0], *sides[1]])
+    pair = Compared(before[-1].last, after[-1].last, figure)
+    if not units:
+        return replace(pair, reason="no prompt was answered on both sides")
+    first, second = _matrix(sides[0], units), _matrix(sides[1], units)
+    comparison = compare(first, second, figure.better, margin, noise, unit=_unit_name(units))
+    means = float(first.mean()), float(second.mean())
+    pair = replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
+    if len(units) < FEWEST_FOR_INTERVAL:
+        reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
+        return replace(pair, verdict="cannot tell", reason=reason)
+    if figure.timed and noise is None and len(first) == len(second) == 1:
+        reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
+        return replace(pair, verdict="cannot tell", reason=reason)
+    return pair
+
+
+def _compared_answers(before: Sequence[Run], after: Sequence[Run], margin: float) -> Compared:
+    pair = Compared(before[-1].last, after[-1].last, ACCURACY)
+    first, second = _correct(before), _correct(after)
+    keys = sorted(set(first) & set(second))
+    if not keys:
+        return replace(pair, reason="no question was answered on both sides")
+    answers = [first[key] for key in keys], [second[key] for key in keys]
+    comparison = compare_proportions(*answers, margin)
+    means = sum(answers[0]) / len(keys), sum(answers[1]) / len(keys)
+    return replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
+
+
+def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
+    """Without the differences that are not significant once all pairs are counted."""
+    p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
+    found = []
+    for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
+        if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
+            reason = f"not significant among {len(of_figure)} comparisons"
+            one = replace(one, verdict="cannot tell", reason=reason)
+        found.append(one)
+    return found
+
+
+def _by_run(runs: Iterable[Run], figure: Figure) -> list[Values]:
+    values = [figure.of(run.prompts) for run in runs]
+    return [of_run for of_run in values if of_run]
+
+
+def _common_units(runs: Sequence[Values]) -> list[Unit]:
+    return sorted(set.intersection(*(set(values) for values in runs))) if runs else []
+
+
+def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
+    return np.array([[values[unit] for unit in units] for values in runs])
+
+
+def _unit_name(units: Sequence[Unit]) -> str:
+    return "prompt" if all(len(unit) == 1 for unit in units) else "lap"
+
+
+def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:
+    """Whether the arm of the draft, or the only one, answered each question correctly."""
+    found = {}
+    for run in runs:
+        for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
+            if answer.arm == run.last.arm:
+                found[answer.seed, answer.prompt_index] = answer.correct
+    return found
+
+
+def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[LatencyPromptRow]]:
+    """The rows of an arm by unit; units with a failed request are left out."""
+    rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
+    members = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
+    return {
+        tuple(sorted(row.prompt_index or 0 for row in of_unit)): of_unit
+        for of_unit in members.values()
+        if all(row.time_ms and row.num_tokens and not row.error for row in of_unit)
+    }
+
+
+def _ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
+    """Of an arm; by default of the one that speculates, or the only one."""
+    arm = arm or ("speculative" if any(row.arm == "speculative" for row in prompts) else "regular")
+    return {
+        unit: float(np.mean([(row.time_ms or 0.0) / (row.num_tokens or 1) for row in rows]))
+        for unit, rows in _units(prompts, arm).items()
+    }
+
+
+def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
+    regular = _ms_per_token(prompts, "regular")
+    speculative = _ms_per_token(prompts, "speculative")
+    return {unit: regular[unit] / ms for unit, ms in speculative.items() if unit in regular}
+
+
+def _acceptance_length(prompts: Sequence[LatencyPromptRow]) -> Values:
+    return {
+        unit: float(np.mean([row.mean_acceptance_length or 0.0 for row in rows]))
+        for unit, rows in _units(prompts, "speculative").items()
+        if all(row.mean_acceptance_length for row in rows)
+    }
+
+
+FIGURES = (
+    Figure("ms per token", "lower", ("faster", "slower"), True, _ms_per_token),
+    Figure("speed-up", "higher", ("higher", "lower"), True, _speedup),
+    Figure("tokens per iteration", "higher", ("more", "fewer"), False, _acceptance_length),
+)
+ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), False, lambda prompts: {})

@@ -1,0 +1,197 @@
+"""`regress` through CSV files: simulated measurements before a change and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.report.regression import compared_runs
+from harness.report.runs import every_run
+from harness.results.files import append_rows
+from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
+from harness.results.statistics.power import chance_to_see
+from in_process import Harness
+from report_files import eval_run, latency_run, run_id
+
+NUM_PROMPTS = 10
+# Standard deviations, of logarithms: between runs, and of a prompt within a run.
+OF_RUNS, WITHIN = 0.01, 0.02
+
+Floats = NDArray[np.float64]
+
+
+def write_runs(
+    directory: Path,
+    rng: np.random.Generator,
+    hardness: Floats,
+    slowdown: float = 0.0,
+    num_runs: int = 3,
+    **settings: Any,
+) -> Path:
+    """Runs of one measurement in a directory, as `latency` writes them; the seed differs."""
+    runs: list[LatencyRow] = []
+    prompts: list[LatencyPromptRow] = []
+    for number in range(num_runs):
+        of_run = rng.normal(0, OF_RUNS)
+        speculative = (
+            hardness * (1 + slowdown) * np.exp(of_run + rng.normal(0, WITHIN, len(hardness)))
+        )
+        regular = 2 * hardness * np.exp(rng.normal(0, WITHIN, len(hardness)))
+        rows = latency_run(seed=number, repeat=number + 1, **settings)
+        runs += rows
+        for arm, times in (("regular", regular), ("speculative", speculative)):
+            prompts += prompt_rows(str(rows[0].run), arm, times)
+    append_rows(directory / "latency.csv", runs)
+    append_rows(directory / "latency_prompts.csv", prompts)
+    return directory
+
+
+def prompt_rows(run: str, arm: str, times: Sequence[float]) -> list[LatencyPromptRow]:
+    length = 3.0 if arm == "speculative" else None
+    return [
+        LatencyPromptRow(
+            run=run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
+            time_ms=10 * time, time_to_first_token_ms=1.0, unit=index, mean_acceptance_length=length,
+        )
+        for index, time in enumerate(times)
+    ]  # fmt: skip
+
+
+def simulated(
+    tmp_path: Path, number: int, slowdown: float, num_pairs: int, first_seed: int = 0
+) -> list[tuple[str, float, float]]:
+    """Verdict on ms per token, its p-value, and the power that it states, of pairs in files."""
+    found = []
+    for pair in range(num_pairs):
+        rng = np.random.default_rng([first_seed, number, pair])
+        hardness = rng.lognormal(0, 0.4, NUM_PROMPTS)
+        directory = tmp_path / f"{number}-{pair}"
+        before = every_run(write_runs(directory / "a", rng, hardness)).runs
+        after = every_run(write_runs(directory / "b", rng, hardness, slowdown)).runs
+        ms, *_ = compared_runs(before, after, margin=0.0)
+        assert ms.figure.name == "ms per token"
+        assert ms.comparison is not None
+        assert ms.comparison.estimate is not None
+        power = chance_to_see(ms.comparison.estimate, 1 + slowdown)
+        found.append((ms.verdict, ms.comparison.p_value, power))
+    return found
+
+
+@pytest.mark.slow
+def test_identical_programs_are_seldom_told_apart(tmp_path: Path) -> None:
+    """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs of files."""
+    found = simulated(tmp_path, 0, slowdown=0.0, num_pairs=200)
+    worse = sum(verdict == "worse" for verdict, _, _ in found)
+    assert worse <= 200 * 0.045
+    assert sum(p_value < 0.05 for _, p_value, _ in found) <= 200 * 0.07
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slowdown", [0.02, 0.05, 0.10])
+def test_slow_downs_are_found_as_often_as_is_promised(tmp_path: Path, slowdown: float) -> None:
+    """Seeded; three standard errors of a share of 60 pairs."""
+    found = simulated(tmp_path, 1, slowdown, num_pairs=60)
+    share = np.mean([verdict == "worse" for verdict, _, _ in found])
+    promised = float(np.mean([power for _, _, power in found]))
+    assert share >= promised - 3 * math.sqrt(promised * (1 - promised) / 60) - 0.02
+    assert share > {0.02: 0.2, 0.05: 0.9, 0.10: 0.99}[slowdown]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[str]:
+    """Arguments for 5 runs before, and 5 after, that are 10 % slower."""
+    rng = np.random.default_rng(5)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=5, commit="a" * 40)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.1, num_runs=5, commit="b" * 40)
+    return [f"before={before}", f"after={after}"]
+
+
+def test_a_slow_down_has_exit_code_1(harness: Harness, sides: list[str], tmp_path: Path) -> None:
+    outcome = harness("regress", *reversed(sides), "margin=0.02", code=1)
+    assert "slower" in outcome.stdout
+    assert "15 prompts and 5 + 5 runs" in outcome.stdout
+    assert "commit differs: aaaaaaaaa before, bbbbbbbbb after" in outcome.stdout
+    assert "worse: ms per token +" in outcome.complaint
+    swapped = [sides[1].replace("after=", "before="), sides[0].replace("before=", "after=")]
+    assert "faster" in harness("regress", *swapped).stdout
+
+
+def test_the_directory_of_each_run_has_its_prompts(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        for number in range(2):
+            rng = np.random.default_rng(number)
+            directory = Path("outputs", f"{name}{number}")
+            (tmp_path / directory).mkdir(parents=True)
+            rows = latency_run(directory=str(directory), seed=number)
+            append_rows(Path(f"{name}.csv"), rows)
+            times = rng.lognormal(0, 0.1, 8)
+            for arm in ("regular", "speculative"):
+                append_rows(
+                    directory / "latency_prompts.csv", prompt_rows(str(rows[0].run), arm, times)
+                )
+    outcome = harness("regress", "before=a.csv", "after=b.csv", "margin=0.05")
+    assert outcome.stdout.count("no worse") == 3
+    assert "8 prompts and 2 + 2 runs" in outcome.stdout
+
+
+def test_one_run_on_each_side_says_nothing_about_times_without_noise(
+    harness: Harness, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=1)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.2, num_runs=1)
+    noise = write_runs(tmp_path / "aa", rng, hardness, num_runs=10)
+    asked = [f"before={before}", f"after={after}"]
+    outcome = harness("regress", *asked, code=3)
+    assert "slower" not in outcome.stdout
+    assert "repeats=5, or noise=" in outcome.stdout
+    outcome = harness("regress", *asked, f"noise={noise}", code=1)
+    assert "slower" in outcome.stdout
+    assert "identical runs stay within" in outcome.stdout
+
+
+def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
+    for name, limit in (("before", 60), ("after", 40)):
+        rows = eval_run(seeds=(0,))
+        append_rows(tmp_path / name / "eval.csv", rows)
+        (tmp_path / name / "environment.json").write_text("{}")
+        answers = [answer(str(rows[0].run), index, index < limit) for index in range(100)]
+        append_rows(tmp_path / name / "eval_prompts.csv", answers)
+    asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
+    outcome = harness("regress", *asked, code=1)
+    assert "accuracy -20.0%" in outcome.complaint
+    harness("regress", asked[0], asked[0].replace("before=", "after="), "margin=0.1")
+
+
+def answer(run: str, index: int, correct: bool) -> AnswerRow:
+    return AnswerRow(
+        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=1, expected=2, completion="2",
+        answer=2, correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
+        answered_at="2026-11-20T10:00:00+00:00",
+    )  # fmt: skip
+
+
+def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> None:
+    assert "before=" in harness("regress", "--help").stdout
+    rng = np.random.default_rng(0)
+    other = write_runs(tmp_path / "other", rng, np.ones(15), top_k=7)
+    append_rows(tmp_path / "failed.csv", latency_run(status="failed", run=run_id()))
+    assert "before: must be set" in harness.refused("regress")
+    assert "margin=-1" in harness.refused("regress", *sides, "margin=-1")
+    assert "did you mean after?" in harness.refused("regress", "aftr=x")
+    assert "top_k 0 and 7" in harness.refused("regress", sides[0], f"after={other}")
+    assert "no such file" in harness.refused("regress", sides[0], "after=absent.csv")
+    assert "no complete run" in harness.refused("regress", sides[0], f"after={tmp_path}/failed.csv")
+    single = write_runs(tmp_path / "single", rng, np.ones(15), num_runs=1)
+    assert "two runs" in harness.refused("regress", *sides, f"noise={single}")
