@@ -38,6 +38,7 @@ class RequestRecord:
         token_ids: as the server gave them, else of its text.
         num_tokens: those that arrived as ids; without ids as the server counts them, else those of its text.
         from_text: whether the token ids are those of the text, because the server told none.
+        on_new_connection: whether a connection was opened for it.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
@@ -53,6 +54,7 @@ class RequestRecord:
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
+    on_new_connection: bool = False
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     num_cached: int | None = None

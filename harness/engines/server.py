@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,6 +30,8 @@ from harness.engines.requests import RequestError, RequestRecord, as_records
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
 # parameters that OpenAI does not have.
 _WAYS = ((True, True), (False, True), (False, False))
+# The request that the current task sends.
+_sent: ContextVar[RequestRecord] = ContextVar("_sent")
 # Seconds without a token from any request after which a line says so.
 QUIET_S = 20.0
 
@@ -65,13 +68,10 @@ class ServerEngine(Engine):
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         urls = [url for url in (settings.regular_url, settings.url) if url]
-        # A failed request is a result: it is counted, not repeated.
-        client = functools.partial(
-            openai.AsyncOpenAI, api_key=key, timeout=settings.timeout_s, max_retries=0
-        )
+        clients = [_client(openai, url, key, settings.timeout_s) for url in urls]
         self.arms: list[ServerArm] = [
-            ServerArm(name, client(base_url=url), tokenizer, settings, batch_size, self._loop, say)
-            for name, url in zip(("regular", "speculative"), urls, strict=False)
+            ServerArm(name, client, tokenizer, settings, batch_size, self._loop, say)
+            for name, client in zip(("regular", "speculative"), clients, strict=False)
         ]
         try:
             for arm in self.arms:
@@ -257,7 +257,8 @@ class ServerArm(Arm):
                 try:
                     await self._read(body, request, add)
                 except Exception as error:
-                    if not _closed_by_server(error):
+                    # A server that died of a request does not get it twice.
+                    if request.on_new_connection or not _closed_by_server(error):
                         raise
                     request.sent_again = True
                     await self._read(body, request, add)
@@ -279,6 +280,7 @@ class ServerArm(Arm):
     ) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
         finished, usage, max_tokens = False, None, body["max_tokens"]
+        _sent.set(request)
         request.started_ns, started = time.time_ns(), time.perf_counter()
         try:
             async with self.client.completions.with_streaming_response.create(**body) as response:
@@ -318,6 +320,14 @@ def _client_library() -> Any:
     return openai
 
 
+def _client(openai: Any, url: str, key: str, timeout_s: float) -> Any:
+    """A client of one server. A failed request is a result: it is counted, not repeated."""
+    hooks = {"request": [_note_new_connection]}
+    http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
+    options = {"api_key": key, "timeout": timeout_s, "max_retries": 0}
+    return openai.AsyncOpenAI(base_url=url, http_client=http_client, **options)
+
+
 def _api_key(settings: Any) -> str:
     """The key from the environment; `none`, which the client sends, for servers without one."""
     variable = settings.api_key_variable
@@ -326,6 +336,20 @@ def _api_key(settings: Any) -> str:
         rule = "must name a variable of the environment"
         raise SettingError("engine.api_key_variable", rule, variable)
     return key
+
+
+async def _note_new_connection(message: Any) -> None:
+    """Have the HTTP library note in the request's record that it opens a connection."""
+    request = _sent.get(None)
+    if request is None:  # a question about the server itself
+        return
+    request.on_new_connection = False
+
+    async def note(event: str, _: object) -> None:
+        if event == "connection.connect_tcp.started":
+            request.on_new_connection = True
+
+    message.extensions = {**message.extensions, "trace": note}
 
 
 def _closed_by_server(error: Exception) -> bool:

@@ -103,6 +103,19 @@ def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine
     assert len(server.bodies) <= 3
 
 
+def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
+    """A server that dies does not get the request that it died of twice."""
+    server = EchoServer()
+    engine = open_engine(server, batch_size=2)
+    server.drop_new = True
+    # One of two requests in flight has the connection that opening the engine left.
+    generation = generate(engine, engine.arms[0], ask(2), allow_failures=True)
+    errors = [request.error.type for request in generation.requests if request.error]
+    assert errors == ["APIConnectionError"]
+    assert not any(request.sent_again for request in generation.requests)
+    assert server.num_dropped == 1
+
+
 def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)

@@ -43,6 +43,8 @@ class EchoServer:
         started: it tells that it was started then.
         twist: makes another event of each one that it would send; a hostile server.
         drop_reused: close a connection without an answer at its second completion.
+        drop_new: the same at its first one.
+        num_dropped: completions that ended so.
         error_text: what a failure says.
     """
 
@@ -62,6 +64,8 @@ class EchoServer:
     started: int | None = None
     twist: Callable[[Any], Any] = lambda event: event
     drop_reused: bool = False
+    drop_new: bool = False
+    num_dropped: int = 0
     error_text: str = "told to fail"
     rejects_at: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -88,7 +92,8 @@ class EchoServer:
                     )
                 elif lines[0].startswith("GET"):
                     self._send(writer, *self._about(lines[0].split()[1]))
-                elif self.drop_reused and num_completions == 1:
+                elif num_completions < 2 and (self.drop_new, self.drop_reused)[num_completions]:
+                    self.num_dropped += 1
                     return
                 elif not await self._complete(json.loads(body), reader, writer):
                     break
