@@ -152,9 +152,9 @@ class PretendedGpus(TorchDispatchMode):
             _mapped(held, args),
             {name: _mapped(held, value) for name, value in kwargs.items()},
         )
+        self._note_use(func, args)
         if func is _aten.histc.default:
             func = _histogram
-        self._note_use(func, args)
         if func is _aten.scaled_dot_product_attention.default:
             func = _attention
         results = func(*args, **kwargs)
