@@ -195,31 +195,33 @@ def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
     ]
     if here == [""]:
         return "all of it"
-    ranges: list[list[str]] = []  # name, and the numbers that follow each other
+    # Name, and the first and last of numbers that follow each other.
+    ranges: list[tuple[str, int | None, int | None]] = []
     for module in here:
         parent, _, last = module.rpartition(".")
-        name = parent.rpartition(".")[2] if last.isdecimal() else last
-        if (
-            ranges
-            and last.isdecimal()
-            and ranges[-1][0] == name
-            and int(ranges[-1][-1]) == int(last) - 1
-        ):
-            ranges[-1].append(last)
+        if not last.isdecimal():
+            ranges.append((last, None, None))
+            continue
+        name, number = parent.rpartition(".")[2], int(last)
+        if ranges and ranges[-1][0] == name and ranges[-1][2] == number - 1:
+            _, first, _ = ranges.pop()
+            ranges.append((name, first, number))
         else:
-            ranges.append([name, last] if last.isdecimal() else [name])
-    return ", ".join(
-        f"{name} {'–'.join(dict.fromkeys(n[:1] + n[-1:]))}".strip() for name, *n in ranges
-    )
+            ranges.append((name, number, number))
+    texts = []
+    for name, first, end in ranges:
+        numbers = [] if first is None else [str(first)] if first == end else [f"{first}–{end}"]
+        texts.append(" ".join([name, *numbers]))
+    return ", ".join(texts)
 
 
 def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
-    """By device, what a bar shows before its free end. The reserve is kept on each GPU that holds anything."""
+    """Bytes of each part of a bar by device, the free end left out. A GPU that holds anything keeps the reserve."""
     parts = {}
-    for name, size in (row.devices_bytes or {}).items():
-        held = {"model": size["model"], "draft": size["draft"], "KV cache": size["cache"]}
-        kept = name.startswith("cuda") and any(held.values())
-        parts[name] = {**held, "reserve": (row.reserve_bytes or 0) if kept else 0}
+    for name, sizes in (row.devices_bytes or {}).items():
+        used = {"model": sizes["model"], "draft": sizes["draft"], "KV cache": sizes["cache"]}
+        keeps_reserve = name.startswith("cuda") and any(used.values())
+        parts[name] = {**used, "reserve": (row.reserve_bytes or 0) if keeps_reserve else 0}
     return parts
 
 

@@ -118,12 +118,12 @@ def read(paths: Sequence[Path]) -> Findings:
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    found, unfinished, prompts = _collect(paths)
-    found.runs, found.failures = merge(found.runs)
-    found.failures += unfinished
-    _require_results(found, paths)
-    _attach_prompts(found, prompts)
-    return found
+    findings, unfinished, prompts = _collect(paths)
+    findings.runs, findings.failures = merge(findings.runs)
+    findings.failures += unfinished
+    _require_results(findings, paths)
+    _attach_prompts(findings, prompts)
+    return findings
 
 
 def every_run(path: Path) -> Findings:
@@ -132,21 +132,21 @@ def every_run(path: Path) -> Findings:
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    found, _, prompts = _collect([path])
-    _require_results(found, [path])
-    single = [run for run in found.runs if not getattr(run.last, "pooled_runs", None)]
+    findings, _, prompts = _collect([path])
+    _require_results(findings, [path])
+    single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
     by_id = {str(run.last.run): run for run in sorted(single, key=_completeness)}
-    found.runs = [run for _, run in sorted(by_id.items())]
-    _attach_prompts(found, prompts)
-    return found
+    findings.runs = [run for _, run in sorted(by_id.items())]
+    _attach_prompts(findings, prompts)
+    return findings
 
 
 _PromptRows = dict[str | None, list[LatencyPromptRow]]
 
 
 def _collect(paths: Sequence[Path]) -> tuple[Findings, list[Run], _PromptRows]:
-    """What the files hold, the runs without a result, and the rows of prompts by run."""
-    found = Findings()
+    """Findings of the files, the runs without a result, and the rows of prompts by run."""
+    findings = Findings()
     unfinished: dict[Path, Run] = {}
     prompts: _PromptRows = {}
     for path in paths:
@@ -162,28 +162,28 @@ def _collect(paths: Sequence[Path]) -> tuple[Findings, list[Run], _PromptRows]:
         if not files:
             raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
         for file in files:
-            rows = [] if file in found.files else _rows(file, found)
+            rows = [] if file in findings.files else _rows(file, findings)
             if rows is None and file == path:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(_COMMANDS)}")
-            found.runs += group(rows or (), file)
+            findings.runs += group(rows or (), file)
             prompts |= _prompts(rows or ())
-    return found, list(unfinished.values()), prompts
+    return findings, list(unfinished.values()), prompts
 
 
-def _require_results(found: Findings, paths: Sequence[Path]) -> None:
+def _require_results(findings: Findings, paths: Sequence[Path]) -> None:
     """Raise a SettingError where no file has the result of a run."""
-    if found.runs or found.failures or found.others:
+    if findings.runs or findings.failures or findings.others:
         return
     files = ", ".join(f"{command}.csv" for command in _COMMANDS)
     rule = f"holds no run's result; those are in {files}"
-    if found.notes:
-        rule += f" ({found.notes[0]})"
+    if findings.notes:
+        rule += f" ({findings.notes[0]})"
     raise SettingError(", ".join(map(str, paths)), rule)
 
 
-def _attach_prompts(found: Findings, prompts: _PromptRows) -> None:
+def _attach_prompts(findings: Findings, prompts: _PromptRows) -> None:
     """Give the runs of `latency` the rows of their prompts, also from their own directories."""
-    for run in found.of("latency"):
+    for run in findings.of("latency"):
         file = (run.directory or Path()) / "latency_prompts.csv"
         if run.directory and run.last.run not in prompts and file.is_file():
             prompts |= _prompts(read_file(file).rows)
@@ -235,27 +235,27 @@ def _measurement(run: Run) -> str:
     return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
 
 
-def _rows(file: Path, found: Findings) -> Sequence[Row] | None:
-    """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `found`."""
+def _rows(file: Path, findings: Findings) -> Sequence[Row] | None:
+    """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `findings`."""
     try:
         if file.suffix in (".json", ".jsonl"):
             others = read_other(file)
             if others is None:
                 return None
-            found.others += others.rows
-            found.notes += others.notes
+            findings.others += others.rows
+            findings.notes += others.notes
             return []
         contents = read_file(file)
     except OSError as error:
-        found.notes.append(f"{file} cannot be read: {error.strerror}")
+        findings.notes.append(f"{file} cannot be read: {error.strerror}")
         return []
-    found.notes += contents.torn
+    findings.notes += contents.torn
     if contents.kind not in (*_COMMANDS.values(), LatencyPromptRow, AnswerRow):
-        found.notes.append(f"{file} has the columns of no command and was left out")
+        findings.notes.append(f"{file} has the columns of no command and was left out")
         return None
-    found.files[file] = len(contents.rows)
-    found.notes += contents.unread
-    found.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
+    findings.files[file] = len(contents.rows)
+    findings.notes += contents.unread
+    findings.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
     return contents.rows
 
 
