@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.config.commands import LatencySettings
 from harness.config.errors import RunError
+from harness.config.machine import gpu_names
 from harness.config.settings import require
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Engine, Question
@@ -19,10 +20,11 @@ from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
 from harness.experiments.ends import end_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
-from harness.experiments.paired import PairedTimes, paired_times, reach_columns
+from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
+from harness.experiments.quietness import Quietness
 from harness.experiments.session import Experiment, Session
 from harness.experiments.suspicion import suspicion
 from harness.menu.records import engine_of
@@ -89,6 +91,7 @@ class Latency(Experiment):
         self.prompt_rows: list[LatencyPromptRow] = []
         self.suspicion: dict[str, Any] = {}
         self.identical: dict[str, float | None] = {}
+        self.quietness: Quietness | None = None
         self.num_units = 0
         self.end_tokens: frozenset[int] = frozenset()
         self.roofs: list[Roof] = []
@@ -116,6 +119,8 @@ class Latency(Experiment):
                 self._keep(session, question, generations, list(generations))
 
         def ended(question: Question, generations: dict[str, Generation]) -> None:
+            assert self.quietness is not None
+            self.quietness.look()
             # A lap may take long: it must not be lost with the other arm's.
             if engine.queues:
                 self._keep(session, question, generations, list(generations)[-1:])
@@ -127,6 +132,8 @@ class Latency(Experiment):
         warmup = self._warmup(session, token_ids, batch_size)
         if settings.engine.aa:
             self._compare_identical(session, engine, questions, warmup)
+        on_gpus = engine_of(settings).computes_here and bool(gpu_names())
+        self.quietness = Quietness(on_gpus, say)
         session.race(
             questions, note, settings.num_warmup, warmup=warmup, allow_failures=True, ended=ended
         )
@@ -344,6 +351,7 @@ class Latency(Experiment):
         lengths = [request.num_tokens for request in answered]
         num_tokens = sum(lengths)
         figures: dict[str, Any] = {
+            **(self.quietness.columns() if self.quietness else {}),
             "seed": self.settings.seed_of_run,
             "num_prompts": len(requests),
             "smallest_batch": min(sizes, default=None),
@@ -403,7 +411,10 @@ class Latency(Experiment):
         # With equal token counts this is the ratio of total times.
         paired = paired_times(regular.generations, speculative.generations)
         found = self._ratio(paired)
-        columns |= reach_columns(paired)
+        columns |= reach_columns(paired) | drift_columns(paired)
+        decoding = self.settings.decoding
+        chosen = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
+        columns["reproducible"] = not chosen if self.settings.engine.name == "local" else None
         columns |= found.columns("speedup", "speedup_low", "speedup_high")
         columns |= {"speedup_covers": found.covers, "interleaved": self.num_units > 1}
         columns |= self.identical

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from harness.engines.timing import Generation
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.power import units_needed, visible_difference
-from harness.results.statistics.ratios import totals_by_unit
+from harness.results.statistics.ratios import drift, totals_by_unit
 from harness.results.statistics.runs import ratio_over_runs
 
 
@@ -53,6 +53,13 @@ def reach_columns(times: PairedTimes) -> dict[str, Any]:
     visible = visible_difference(estimate)
     enough = units_needed(estimate, visible / 2) if visible > 0 else None
     return {"visible_difference": visible, "units_for_half": enough}
+
+
+def drift_columns(times: PairedTimes) -> dict[str, Any]:
+    """The columns about a speed-up that changes within the run."""
+    found = drift(times.regular, times.speculative, unit=times.unit)
+    columns: dict[str, Any] = found.change.columns("drift", "drift_low", "drift_high")
+    return columns | {"drifted": found.matters}
 
 
 def _times(generations: Sequence[Generation]) -> dict[int, float]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.report.table import interval
 from harness.results.schema import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
 from harness.results.work import MOST_DIFFERENCE
 
+# Share of the processor time asked for, below which others were in the way.
+_QUIET = 0.9
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
 # Share of the prompts' tokens by which the arms' caches may differ.
@@ -23,6 +26,10 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _too_few_laps(row),
         _one_after_the_other(row),
         _same_server(row),
+        _drifted(row),
+        _busy(rows),
+        _busy_gpus(rows),
+        _other_texts(row),
         _after_the_end(row),
         _impossible(row),
         _identical_arms_differ(row),
@@ -94,6 +101,49 @@ def _different_lengths(rows: Sequence[LatencyRow]) -> str | None:
         return None
     counts = ", ".join(f"{row.arm} {row.num_tokens} tokens" for row in rows)
     return f"Texts ended by themselves, at different lengths ({counts}): times are per token."
+
+
+def _drifted(row: LatencyRow) -> str | None:
+    if not row.drifted or row.drift is None:
+        return None
+    return (
+        f"The speed-up changed within the run: in its second half it is {row.drift:.2f} times that of"
+        f" the first ({interval(row.drift_low, row.drift_high)})."
+    )
+
+
+def _busy(rows: Sequence[LatencyRow]) -> str | None:
+    """That other programs took the processor from this one. A server computes elsewhere."""
+    shares = [row.processor_share for row in rows if row.processor_share is not None]
+    row = rows[-1]
+    if row.url is not None or not shares or min(shares) >= _QUIET:
+        return None
+    return (
+        f"The machine was not quiet: this process got {min(shares):.0%} of the processor time that it"
+        f" asked for (load {row.load or 0:.1f} on {row.num_cores} cores)."
+    )
+
+
+def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
+    """That GPUs computed for others too, or were slowed by heat or power."""
+    row = rows[-1]
+    parts = []
+    if row.other_gpu_processes:
+        parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
+    if row.gpu_throttled:
+        parts.append(
+            f"clocks were lowered, to {row.lowest_gpu_clock_mhz} MHz ({row.gpu_throttled})"
+        )
+    return f"The GPUs were not quiet: {' and '.join(parts)}." if parts else None
+
+
+def _other_texts(row: LatencyRow) -> str | None:
+    if row.reproducible is not False:
+        return None
+    return (
+        "K=auto follows measured times, so that the same command gives other texts above"
+        " temperature 0 (reproducible=false)."
+    )
 
 
 def _too_few_laps(row: LatencyRow) -> str | None:

@@ -266,6 +266,21 @@ class LatencyRow(DecodedRow):
     units_for_half: int | None = figure(
         "prompts, batches or laps that would show half of it, with as many runs; empty where none would"
     )
+    drift: float | None = figure("speed-up in the second half of the run over that in the first")
+    drift_low: float | None = figure("lower end of its 95 % interval")
+    drift_high: float | None = figure("upper end of the same")
+    drifted: bool | None = figure("whether that is significant and above 2 %")
+    processor_share: float | None = figure(
+        "share of the processor time that the process asked for and got while it measured"
+    )
+    load: float | None = figure("load average over the last minute, at the end")
+    num_cores: int | None = figure("cores that the process may use")
+    other_gpu_processes: int | None = figure("most other processes on these GPUs at once, by NVML")
+    lowest_gpu_clock_mhz: int | None = figure("lowest clock of a GPU's cores, by NVML", "MHz")
+    gpu_throttled: str | None = figure("why clocks of a GPU were lowered meanwhile, by NVML")
+    reproducible: bool | None = figure(
+        "`False` where the same settings give other texts: K of `auto` follows measured times"
+    )
     interleaved: bool | None = figure(
         "whether the arms took turns; `False` where drift of the machine is not excluded"
     )

@@ -49,4 +49,4 @@ def counted(number: int, name: str) -> str:
     """`1 prompt`, `15 prompts`, `8 batches`."""
     if number == 1:
         return f"1 {name}"
-    return f"{number} {name}{'es' if name.endswith('ch') else 's'}"
+    return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"

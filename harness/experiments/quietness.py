@@ -1,0 +1,149 @@
+"""Was the machine quiet while it measured? Processor, load, and what else the GPUs do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pynvml
+
+from harness.config.machine import num_usable_cores
+
+# Reasons of NVML for a clock below the highest that tell of heat or power; idling is none.
+_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
+# Seconds after which a run that waits more than it computes says so.
+_LONG_S = 60.0
+_LITTLE = 0.5
+
+
+class ProcessorTime(NamedTuple):
+    """Nanoseconds in which threads of this process ran, and in which they waited for a core."""
+
+    ran: int
+    waited: int
+
+
+def processor_time(tasks: Path = Path("/proc/self/task")) -> ProcessorTime | None:
+    """The time of all threads so far; None where the system does not tell."""
+    ran = waited = 0
+    try:
+        for thread in tasks.iterdir():
+            # A thread may end meanwhile.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                fields = (thread / "schedstat").read_text().split()
+                ran += int(fields[0])
+                waited += int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return ProcessorTime(ran, waited) if ran else None
+
+
+@dataclass
+class GpuState:
+    """The worst of what NVML told at several times.
+
+    Attributes:
+        lowest_clock_mhz: of the cores of any GPU; None where it is not known.
+        reasons: why clocks were lowered.
+        other_processes: the most others that computed on these GPUs at once.
+    """
+
+    lowest_clock_mhz: int | None = None
+    reasons: set[str] = field(default_factory=set)
+    other_processes: int | None = None
+
+    def look(self, gpus: Sequence[int]) -> None:
+        """Take in the present state. What NVML does not tell stays as it is."""
+        for gpu in gpus:
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
+                bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                self.reasons |= {name for bit, name in _REASONS.items() if bits & bit}
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                others = sum(process.pid != os.getpid() for process in running)
+                self.other_processes = max(others, self.other_processes or 0)
+
+
+class Quietness:
+    """Watches from its creation on.
+
+    Args:
+        on_gpus: whether models compute on GPUs.
+        say: gets a line where the run waits more than it computes.
+    """
+
+    def __init__(self, on_gpus: bool, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = False
+        self._began = time.monotonic()
+        self._first = processor_time()
+        self._gpu = GpuState()
+        self._gpus = _visible_gpus() if on_gpus else []
+
+    def look(self) -> None:
+        """Look between two timed answers."""
+        self._gpu.look(self._gpus)
+        share = self._processor_share()
+        if self._said or share is None or share >= _LITTLE:
+            return
+        if time.monotonic() - self._began > _LONG_S:
+            self._said = True
+            self._say(
+                f"this takes long: the process gets {share:.0%} of the processor time that it asks for"
+                f" (load {_load() or 0:.1f} on {num_usable_cores()} cores)"
+            )
+
+    def columns(self) -> dict[str, Any]:
+        """The columns about it."""
+        reasons = ", ".join(sorted(self._gpu.reasons))
+        return {
+            "processor_share": self._processor_share(),
+            "load": _load(),
+            "num_cores": num_usable_cores(),
+            "other_gpu_processes": self._gpu.other_processes,
+            "lowest_gpu_clock_mhz": self._gpu.lowest_clock_mhz,
+            "gpu_throttled": reasons or None,
+        }
+
+    def _processor_share(self) -> float | None:
+        now = processor_time()
+        if now is None or self._first is None:
+            return None
+        ran, waited = now.ran - self._first.ran, now.waited - self._first.waited
+        # Threads that ended took their times with them.
+        return ran / (ran + waited) if ran > 0 and waited >= 0 else None
+
+
+def _load() -> float | None:
+    """Programs that ran or waited for a core, on average over the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def _visible_gpus() -> list[int]:
+    """Indices for NVML; [] where it is absent."""
+    try:
+        pynvml.nvmlInit()
+        everything = list(range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return everything
+    chosen = [int(name) for name in visible.split(",") if name.strip().isdigit()]
+    return [gpu for gpu in everything if gpu in chosen]
