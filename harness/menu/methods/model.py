@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, ModelSettings, require
-from harness.menu.method import MakeDrafter, Method
+from harness.menu.method import LoadedPair, MakeDrafter, Method
 
 if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
@@ -99,8 +99,7 @@ class ModelDraft(Method):
 
         device = pair.target.input_device
         if pair.head is not None:
-            target, chance = pair.target.model, settings.threshold or 0.0
-            return lambda warp: pair.head.drafter(target, settings.warp(warp), chance)
+            return drafters_of_head(settings, pair, settings.threshold or 0.0)
         if (translation := pair.translation) is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
@@ -146,6 +145,15 @@ class ModelDraft(Method):
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
+
+
+def drafters_of_head(
+    settings: DrawnSettings, pair: LoadedPair, confidence: float = 0.0
+) -> MakeDrafter:
+    """A function from the target's warp to a drafter with the pair's head; see `Head.drafter`."""
+    head, target = pair.head, pair.target.model
+    assert head is not None
+    return lambda warp: head.drafter(target, settings.warp(warp), confidence)
 
 
 def vllm_sampling(settings: DrawnSettings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.menu.method import MakeDrafter, Method
-from harness.menu.methods.model import DrawnSettings, vllm_sampling
+from harness.menu.methods.model import DrawnSettings, drafters_of_head, vllm_sampling
 
 if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
@@ -27,7 +27,7 @@ class Mtp(Method):
 
     def drafter(self, settings: DrawnSettings, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
-        return lambda warp: pair.head.drafter(pair.target.model, settings.warp(warp))
+        return drafters_of_head(settings, pair)
 
     def vllm(self, planned: Any, settings: DrawnSettings) -> dict[str, Any]:
         """See `Method.vllm`."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.run import RunSettings
 from harness.config.settings import require
-from harness.menu.method import Method
+from harness.menu.method import MakeDrafter, Method
+from harness.menu.methods.model import DrawnSettings, drafters_of_head
 
 if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
@@ -17,6 +18,7 @@ class NewHead(Method):
 
     name = "new_head"
     summary = "for distill: a head to be trained from nothing"
+    settings = DrawnSettings
     trains = True
     named = False
 
@@ -39,6 +41,10 @@ class NewHead(Method):
 
         head = new_head(settings, target, HEADS[settings.name])
         return DraftPlan(settings, head=head)
+
+    def drafter(self, settings: DrawnSettings, pair: Any, runner: Any) -> MakeDrafter:
+        """See `Method.drafter`: it is measured before and after its training."""
+        return drafters_of_head(settings, pair)
 
 
 RECORD = NewHead()
