@@ -13,7 +13,6 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from harness.config.commands import LatencySettings
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
 from harness.decoding.kernels import without_plans
@@ -22,6 +21,7 @@ from harness.engines.protocol import Question
 from harness.engines.timing import quick_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
 from harness.menu import names
+from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import from_config
 from harness.models.case import Demand
 from harness.models.devices import synchronize

@@ -20,7 +20,6 @@ import common
 import torch
 from chain import link
 
-from harness.config.commands import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.kernels import without_plans
@@ -32,6 +31,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.roofline import roofs
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
+from harness.menu.commands.latency import LatencySettings
 from harness.report.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.statistics.interval import Interval

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import common
 
-from harness.config.commands import Fault
+from harness.config.settings import Fault
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_collections

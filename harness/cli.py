@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.config import machine
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
+from harness.config.run import RunSettings
+from harness.menu.records import COMMANDS, commands
 from harness.report import terminal
 from harness.report.table import visible
 from harness.sweep import ranks, signals
@@ -27,59 +29,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Command:
-    """A word after `python -m harness`.
-
-    Attributes:
-        settings: name of the dataclass in `harness.config.commands`.
-        experiment: its module.
-        measures: whether jobs of a sweep run in separate processes, and are not repeated.
-        sweeps: whether it may have several jobs.
-    """
-
-    settings: str
-    experiment: str
-    measures: bool = True
-    sweeps: bool = True
-
-
-COMMANDS = {
-    "latency": Command("LatencySettings", "harness.experiments.latency"),
-    "compare": Command("CompareSettings", "harness.experiments.compare", sweeps=False),
-    "eval": Command("EvalSettings", "harness.experiments.evaluation"),
-    "recovery": Command("RecoverySettings", "harness.experiments.recovery"),
-    "distill": Command("DistillSettings", "harness.experiments.distill"),
-    "plan": Command("PlanSettings", "harness.experiments.plan", measures=False),
-    "serve": Command("ServeSettings", "harness.serve.command", measures=False, sweeps=False),
-}
-
-# Commands that run nothing, and have paths instead of settings, with their modules.
-READERS = {"report": "harness.report.command", "regress": "harness.report.regress"}
-
-USAGE = """\
+_USAGE = """\
 Measure whether speculative decoding pays for a pair of language models.
 
 usage: python -m harness COMMAND [setting=value ...] [-m]
 
-  latency   how much faster speculative decoding is for a pair of models, and why
-            python -m harness latency model=30B draft=7B
-  compare   type a prompt and watch both decoders race, each token coloured by who wrote it
-            python -m harness compare model=13B draft=7B
-  eval      whether speculative decoding answers as many questions correctly as the model alone
-            python -m harness eval model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000
-  recovery  whether speculative decoding changes the output of a pair: exit code 0 lossless, 1 lossy, 3 not enough draws
-            python -m harness recovery model=30B draft=7B
-  distill   train a draft model or a head on the model's own answers, and measure it before and after
-            python -m harness distill model=30B draft=eagle3 prompts=questions.jsonl
-  plan      whether a pair fits on these GPUs, or on others, before anything is downloaded
-            python -m harness plan model=65B draft=7B_8bit gpus=4 gpu_memory=40GB
-  serve     the pair as a service with OpenAI's API, and both decoders' race as a page
-            python -m harness serve model=13B draft=7B
-  report    tables, Markdown and an HTML page with plots from the CSV files of what was measured
-            python -m harness report results
-  regress   whether a change made anything worse: exit code 0 no, 1 yes, 3 it cannot be told
-            python -m harness regress before=results/a.csv after=results/b.csv margin=0.02
+{commands}
 
 To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
 python -m harness COMMAND --help lists a command's settings and presets."""
@@ -171,7 +126,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     """
     import pandas as pd
 
-    arguments = [*overrides, *_from_keywords(_known(command, COMMANDS), settings)]
+    arguments = [*overrides, *_from_keywords(_known(command, _with_settings()), settings)]
     for argument in arguments:
         if not isinstance(argument, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
@@ -206,23 +161,25 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
 
 def _dispatch(arguments: Sequence[str]) -> None:
     command, *others = arguments or ["help"]
-    if command in ("-h", "--help", "help") and others and others[0] in COMMANDS:
+    if command in ("-h", "--help", "help") and others and others[0] in _names():
         command, others = others[0], ["--help"]
     elif others == ["help"]:
         others = ["--help"]
     if command in ("-h", "--help", "help"):
-        print(USAGE)
+        print(_usage())
     elif command in ("-v", "-V", "--version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
     elif "-sc" in arguments:
         with _reporting(command):
             _complete(arguments[arguments.index("-sc") + 1 :])
-    elif command in COMMANDS:
-        _run_hydra(command, others)
     else:
         with _reporting(command):
-            _known(command, [*COMMANDS, *READERS])
-            signals.load(READERS[command]).main(others)
+            record = COMMANDS[_known(command, _names())]
+            if record.settings is None:
+                signals.load(record.module).main(others)
+                return
+        if not _outcome.errors:
+            _run_hydra(command, others)
 
 
 def _complete(arguments: Sequence[str]) -> None:
@@ -237,17 +194,38 @@ def _complete(arguments: Sequence[str]) -> None:
         _, _, typed = line.lstrip().partition(" ")
         command, space, settings = typed.lstrip().partition(" ")
         if not space:
-            print(*(known for known in [*COMMANDS, *READERS] if known.startswith(command)))
-        if command not in COMMANDS or not space:
+            print(*(known for known in _names() if known.startswith(command)))
+        if not space or command not in _with_settings():
             return
         os.environ["COMP_LINE"] = f"harness {settings}"
     _run_hydra(command, ["-sc", *arguments])
 
 
+def _usage() -> str:
+    """The list of commands."""
+    listed = commands()
+    width = max(len(command.name) for command in listed)
+    lines = []
+    for command in listed:
+        lines.append(f"  {command.name:{width}}  {command.summary}")
+        lines.append(f"  {'':{width}}  python -m harness {command.name} {command.example}")
+    return _USAGE.format(commands="\n".join(lines))
+
+
+def _names() -> list[str]:
+    """The names of all commands that need no file."""
+    return [command.name for command in commands()]
+
+
+def _with_settings() -> list[str]:
+    """The names of those that Hydra runs."""
+    return [command.name for command in commands() if command.settings is not None]
+
+
 def _known(command: str, known: Collection[str]) -> str:
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
-    if command not in known:
+    if command not in known and not COMMANDS.is_in_file(command):
         raise SettingError(
             command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
         )
@@ -296,9 +274,11 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
         variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
         with _reporting(command), env_override(variables):
             _started(
-                hydra.main(config_path=str(names.CONF), config_name=command, version_base="1.3")(
-                    run_job
-                )
+                hydra.main(
+                    config_path=str(names.CONF),
+                    config_name=names.primary(command),
+                    version_base="1.3",
+                )(run_job)
             )
     finally:
         sys.argv = argv
@@ -311,10 +291,15 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
 
 
 def _setting_names(command: str) -> list[str]:
-    from harness.config import commands
     from harness.menu import conversion
 
-    return conversion.setting_names(getattr(commands, COMMANDS[command].settings))
+    return conversion.setting_names(_settings_of(command))
+
+
+def _settings_of(command: str) -> type[RunSettings]:
+    settings = COMMANDS[command].settings
+    assert settings is not None
+    return settings
 
 
 def _started(hydra_main: Callable[[], None]) -> None:
@@ -366,7 +351,6 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from harness.config import commands
     from harness.config.machine import share_cores
     from harness.menu import conversion, records
     from harness.sweep.manifest import Manifest
@@ -376,8 +360,8 @@ def _run_experiment(config: Any) -> Sequence[Any]:
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     name = plain.pop("command")
-    if name not in COMMANDS:
-        raise SettingError("command", f"must be one of {', '.join(COMMANDS)}", name)
+    if name not in _with_settings() and not COMMANDS.is_in_file(name):
+        raise SettingError("command", f"must be one of {', '.join(_with_settings())}", name)
     command = COMMANDS[name]
     hydra = HydraConfig.get()
     directory, sweep = Path(hydra.runtime.output_dir), None
@@ -387,23 +371,24 @@ def _run_experiment(config: Any) -> Sequence[Any]:
         manifest = Manifest.read(sweep)
         plain["draft"] = records.without_others(plain["draft"], manifest.methods)
         plain["engine"] = records.without_other_engines(plain["engine"], manifest.engines)
-    settings = ranks.with_ranks(conversion.from_config(getattr(commands, command.settings), plain))
+    settings = ranks.with_ranks(conversion.from_config(_settings_of(name), plain))
     if sweep is None and settings.job_timeout_s is not None:
         raise SettingError(
             "job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s
         )
     in_rounds = sweep is not None and "repeat" in Manifest.read(sweep).varying
-    if getattr(settings, "repeats", 1) > 1 and not in_rounds:
-        raise SettingError("repeats", "must be typed as repeats=NUMBER", settings.repeats)
+    repeats = getattr(settings, "repeats", 1)
+    if repeats > 1 and not in_rounds:
+        raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 
     signals.obey()
-    if name == "serve" and sweep is None:
+    if command.row is None and sweep is None:
         share_cores(1)
-        signals.load(command.experiment).run(settings, signals.leaving)
+        signals.load(command.module).run(settings, signals.leaving)
         return []
-    job = jobs.Job(name, command.experiment, settings, directory)
+    job = jobs.Job(name, settings, directory)
     num_ranks = ranks.num_ranks(settings) if command.measures else 1
     if sweep is None:
         share_cores(num_ranks)
@@ -426,12 +411,11 @@ def _run_experiment(config: Any) -> Sequence[Any]:
 
 def _explained(error: Exception, command: str) -> HarnessError | None:
     """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
-    if command not in COMMANDS:
+    if command not in _with_settings() and not COMMANDS.is_in_file(command):
         return None
-    from harness.config import commands
     from harness.menu import hydra_errors
 
-    return hydra_errors.explained(error, command, getattr(commands, COMMANDS[command].settings))
+    return hydra_errors.explained(error, command, _settings_of(command))
 
 
 @contextmanager

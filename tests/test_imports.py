@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"config", "cli"},
     "config": set(),
     "decoding": set(),
-    "menu": {"config", "decoding", "models", "drafting", "engines"},
+    "menu": {"config", "results", "decoding", "models", "drafting", "engines", "report"},
     "drafting": {"config", "menu", "decoding", "runners", "models"},
     "runners": {"decoding"},
     "models": {"config", "runners"},
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 IN_FUNCTIONS_ONLY = {
     ("sweep", "experiments"),
     ("cli", "experiments"),
-    *(("menu", room) for room in ("decoding", "models", "drafting", "engines")),
+    *(("menu", room) for room in ("decoding", "models", "drafting", "engines", "report")),
 }
 
 # They take seconds to import: `--help` and a wrong setting are answered without them.

@@ -17,6 +17,15 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
 Rule = Literal["deepmind", "google", "block", "typical"]
 TooLong = Literal["refuse", "skip", "truncate"]
+# Mistakes that `recovery` plants as controls.
+Fault = Literal[
+    "none",
+    "residual_warped_twice",
+    "bonus_from_wrong_position",
+    "rollback_off_by_one",
+    "draft_probabilities_ignored",
+    "lenience",
+]
 
 _LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.

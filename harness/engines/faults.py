@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.commands import Fault
+from harness.config.settings import Fault
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.transfer import added, at_most

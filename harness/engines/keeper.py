@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from harness.config.commands import Fault
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, Fault
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
 from harness.engines.runner_choice import is_spoiled, resolve

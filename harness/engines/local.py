@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.config.commands import Fault
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
 from harness.decoding.decisions import Decision, Draw, Judge

@@ -10,7 +10,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.commands import CompareSettings
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
@@ -21,8 +20,10 @@ from harness.experiments.compare_display import Lane, live, plain_console, show_
 from harness.experiments.compare_lines import piped_lines, typed_lines
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, load_prompts
-from harness.experiments.session import Experiment, Session
+from harness.experiments.session import Session
+from harness.menu.commands.compare import CompareSettings
 from harness.menu.conversion import setting_names
+from harness.menu.experiment import Experiment
 from harness.menu.overrides import changed
 from harness.report.races import rejections, verdict
 from harness.report.table import visible

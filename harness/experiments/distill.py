@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from harness.config.commands import DistillSettings
 from harness.config.errors import SettingError
 from harness.drafting.new_heads import initialise, save_head
 from harness.engines.timing import generate
 from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
-from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.session import Session, in_batches
+from harness.menu.commands.distill import DistillSettings
+from harness.menu.experiment import Experiment
 from harness.report.distill import distill_document
 from harness.results.schema import DistillRow, LatencyRow
 from harness.training.loop import Course, DamagedStateError, TrainingText, cast, train

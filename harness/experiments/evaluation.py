@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.config.commands import EvalSettings
 from harness.config.model_names import without_suffixes
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
@@ -23,8 +22,10 @@ from harness.experiments.questions import (
     line_end_tokens,
     read_answer,
 )
-from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.session import Session, in_batches
 from harness.experiments.tasks import TASKS
+from harness.menu.commands.eval import EvalSettings
+from harness.menu.experiment import Experiment
 from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows, read_answers

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.config.commands import LatencySettings
 from harness.config.errors import RunError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
@@ -25,8 +24,10 @@ from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.quietness import Quietness
-from harness.experiments.session import Experiment, Session
+from harness.experiments.session import Session
 from harness.experiments.suspicion import suspicion
+from harness.menu.commands.latency import LatencySettings
+from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import torch
 
-from harness.config.commands import PlanSettings
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
@@ -19,6 +18,7 @@ from harness.drafting.translation import check_local
 from harness.engines.pair import sketch_pair
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.experiments.session import Session
+from harness.menu.commands.plan import PlanSettings
 from harness.models.case import Case, Demand, Memory, Misfit, Placement
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus

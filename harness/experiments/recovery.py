@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.config.commands import RecoverySettings
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.engines.divergence import Divergence, first_divergence
@@ -24,7 +23,9 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
-from harness.experiments.session import Experiment, Session, in_batches
+from harness.experiments.session import Session, in_batches
+from harness.menu.commands.recovery import RecoverySettings
+from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
 from harness.results.schema import RecoveryRow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,11 +23,11 @@ from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
-from harness.menu.records import engine_of
+from harness.menu.experiment import Experiment
+from harness.menu.records import COMMANDS, engine_of
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
 from harness.models.tokenizers import encode_prompts, uses_template
-from harness.report.table import Document
 from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -44,30 +43,6 @@ REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
 AnyRow = TypeVar("AnyRow", bound=Row)
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
 Item = TypeVar("Item")
-
-
-class Experiment(Protocol):
-    """A command's measurement. Its module names the class `EXPERIMENT`.
-
-    Attributes:
-        settings: those given, with the command's own changes, checked early and without models.
-    """
-
-    settings: Any
-
-    def measure(self, session: Session) -> None:
-        """Measure. If anything ends this early, earlier measurements are kept."""
-
-    def rows(self, session: Session) -> Sequence[RunRow]:
-        """The rows of all measurements so far; rows that say so where there are none."""
-
-    def document(self, rows: Sequence[Any]) -> Document:
-        """The tables and sentences to print; none by default, or where nothing was measured."""
-        return []
-
-    def judge(self, rows: Sequence[Any]) -> None:
-        """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
-        return
 
 
 class Session:
@@ -434,9 +409,9 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 
 def run(
-    module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
+    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
 ) -> Sequence[RunRow]:
-    """Run the experiment of a module; its rows are written and printed however it ends.
+    """Run a command; its rows are written and printed however it ends.
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
@@ -445,7 +420,7 @@ def run(
     """
     if settings.results.file:
         check_appendable(settings.results.file)
-    experiment, session = _begin(module, settings, directory, keeper)
+    experiment, session = _begin(command, settings, directory, keeper)
     try:
         with session.watch():
             experiment.measure(session)
@@ -463,10 +438,10 @@ def run(
 
 
 def record_failure(
-    module: str, settings: RunSettings, directory: Path, reason: str
+    command: str, settings: RunSettings, directory: Path, reason: str
 ) -> Sequence[RunRow]:
     """Write the rows of a run whose process ended before it could."""
-    experiment, session = _begin(module, settings, directory, None)
+    experiment, session = _begin(command, settings, directory, None)
     session.status, session.error = "failed", reason
     rows = experiment.rows(session)
     session.write_rows(rows)
@@ -474,7 +449,7 @@ def record_failure(
 
 
 def _begin(
-    module: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
+    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
 ) -> tuple[Experiment, Session]:
-    experiment: Experiment = importlib.import_module(module).EXPERIMENT(settings)
+    experiment: Experiment = COMMANDS[command].begin(settings)
     return experiment, Session(experiment.settings, settings, directory, keeper)

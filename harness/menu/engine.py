@@ -17,9 +17,8 @@ from harness.config.settings import require
 from harness.menu.registry import Record
 
 if TYPE_CHECKING:
-    from harness.config.commands import Fault
     from harness.config.run import RunSettings
-    from harness.config.settings import DecodingSettings
+    from harness.config.settings import DecodingSettings, Fault
     from harness.engines.protocol import Engine
 
 

@@ -8,6 +8,7 @@ completion. The source here knows
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
   `early_exit_8` for the first 8 layers, and new heads for `distill`;
 - the `engine` group: its presets, engines of installed packages and `./my_engine.py:MyEngine`;
+- `command:./my_command.py:MyCommand`, the primary configuration of a command that has none in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -31,11 +34,17 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
-from harness.menu.records import ENGINES, METHODS, default_draft
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import DecodingSettings, PromptSettings
+from harness.menu.records import COMMANDS, ENGINES, METHODS, default_draft
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+
+# Begins the name of the primary configuration of a command that has none in `conf/`.
+_OF_A_COMMAND = "command:"
 
 
 def drafts() -> list[str]:
@@ -160,6 +169,49 @@ def _default_draft(model: str, engine: str) -> str:
     return "tiny_draft" if without_suffixes(model) == "tiny" else "none"
 
 
+def primary(command: str) -> str:
+    """The name of a command's primary configuration."""
+    return command if COMMANDS.is_built_in(command) else _OF_A_COMMAND + quote(command, safe="")
+
+
+def _command(name: str) -> dict[str, Any]:
+    """The primary configuration of a command that has none in `conf/`: the defaults of its settings."""
+    record = COMMANDS[name]
+    kind = record.settings or RunSettings
+    hints = typing.get_type_hints(kind)
+    defaults: list[Any] = ["common", "_self_"]
+    groups: dict[str, Any] = {"decoding": {"ignore_eos": DecodingSettings.ignore_eos}}
+    if issubclass(kind, PromptedSettings):
+        defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
+        groups["prompts"] = {"too_long": PromptSettings.too_long}
+    logging = [f"override hydra/{part}_logging" for part in ("job", "hydra")]
+    defaults += [{part: "stderr"} for part in logging]
+    own = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if not dataclasses.is_dataclass(hints[field.name]) and not _is_group(hints[field.name])
+    ]
+    file = f"results/{record.stem}.csv" if record.measures else None
+    outputs = {
+        name: {"dir": f"{directory}/{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"}
+        for name, directory in (("run", "outputs"), ("sweep", "multirun"))
+    }
+    return {
+        "defaults": defaults,
+        "command": name,
+        "results": {"file": file},
+        "hydra": outputs,
+        **groups,
+        **dict.fromkeys(own, "???"),
+        **_defaults(kind, own),
+    }
+
+
+def _is_group(hint: Any) -> bool:
+    """Whether a setting is a group, such as `draft`, which may be None."""
+    return any(dataclasses.is_dataclass(part) for part in typing.get_args(hint))
+
+
 _GROUPS = {
     "model": _model,
     "draft": _draft,
@@ -177,6 +229,8 @@ class NameSource(ConfigSource):
         return "harness-names"
 
     def _made(self, config_path: str) -> dict[str, Any] | None:
+        if config_path.startswith(_OF_A_COMMAND):
+            return _command(unquote(config_path.removeprefix(_OF_A_COMMAND)))
         group, _, name = config_path.partition("/")
         return _GROUPS[group](name) if name and group in _GROUPS else None
 

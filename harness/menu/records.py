@@ -9,6 +9,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
+from harness.menu.command import Command
 from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
 from harness.menu.method import LoadedPair, MakeDrafter, Method
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
 METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "harness.methods")
+COMMANDS: Registry[Command] = Registry(
+    "command", Command, "harness.menu.commands", "harness.commands"
+)
+
+
+def commands() -> list[Command]:
+    """Every command that needs no file, in the order in which they are listed."""
+    return sorted(COMMANDS.all().values(), key=lambda command: command.place)
+
 
 ENGINES: Registry[EngineRecord] = Registry(
     "engine", EngineRecord, "harness.menu.engines", "harness.engines"

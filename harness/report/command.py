@@ -10,20 +10,16 @@ from pathlib import Path
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
-from harness.report.accuracy import accuracy_table
-from harness.report.distill import trained_table
+from harness.menu.command import Command
+from harness.menu.records import COMMANDS, commands
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pair_tables import latency_tables
-from harness.report.pairs import MeasuredPair, fastest, latency_pairs
-from harness.report.published import published_tables
-from harness.report.races import races_table
-from harness.report.recovery import losses, recovery_table
-from harness.report.runs import Run, read
+from harness.report.pairs import MeasuredPair, latency_pairs
+from harness.report.runs import Run, measuring, read
 from harness.report.table import Document, Line, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
-from harness.results.schema import LatencyRow
+from harness.results.schema import EvalRow, LatencyRow
 
 TITLE = "Speculative decoding: what was measured"
 _NO_PLOTS = "pip install 'harness[report]'"
@@ -37,6 +33,7 @@ From CSV files to tables in the terminal, report.md, and report.html: one page w
               profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/
+              ./file.py:Name, a command in a file, whose runs are then shown too
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   python -m harness report
@@ -67,37 +64,33 @@ class Report:
     others: Sequence[LatencyRow] = ()
 
 
-def build(paths: Sequence[str | Path]) -> Report:
+def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
     """The report of files and directories.
+
+    Args:
+        further: commands in files, whose runs are shown as well.
 
     Raises:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
-    found = read([Path(path) for path in paths])
-    pairs, accuracy, recovery = (
-        latency_pairs(found.of("latency")),
-        found.of("eval"),
-        found.of("recovery"),
-    )
+    known = measuring([*commands(), *further])
+    found = read([Path(path) for path in paths], known)
+    shown = [part for command in known for part in command.report(found.of(command.row))]
     document = [
-        *latency_tables(pairs),
-        trained_table([row for run in found.of("distill") for row in run.rows]),
+        *shown,
         others_table(found.others),
-        accuracy_table(accuracy),
-        recovery_table(recovery),
-        races_table([row for run in found.of("compare") for row in run.rows]),
-        *published_tables(pairs),
         failures_table(found.failures),
         environment_table(found.runs),
         files_table(found.files),
         *(Line(note, "warning") for note in found.notes),
     ]
-    headlines = losses(accuracy, recovery)
+    headlines = [line for command in known for line in command.headlines(found.of(command.row))]
     if counts := Counter(failure.status for failure in found.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
-        headlines.append(f"Without a full result: {unfinished}; the reasons are listed below.")
-    lines = [*fastest(pairs), *(Line(text, "strong") for text in headlines)]
-    return Report(lines, without_empty(document), pairs, accuracy, found.others)
+        text = f"Without a full result: {unfinished}; the reasons are listed below."
+        headlines.append(Line(text, "strong"))
+    pairs, accuracy = latency_pairs(found.of(LatencyRow)), found.of(EvalRow)
+    return Report(headlines, without_empty(document), pairs, accuracy, found.others)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -119,15 +112,15 @@ def main(arguments: Sequence[str]) -> None:
         if (rule := rule_of_paths(word.removeprefix("output="))) is not None:
             raise SettingError(word, rule)
     outputs = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
-    paths = [Path(word) for word in arguments if not word.startswith("output=")] or [
-        Path("results")
-    ]
+    words = [word for word in arguments if not word.startswith("output=")]
+    further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
+    paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [Path("results")]
     if not paths[0].exists() and paths == [Path("results")]:
         raise SettingError(
             "results", "no such directory here; name CSV files or directories, or measure first"
         )
     output = Path(outputs[-1]) if outputs else paths[0] if paths[0].is_dir() else Path()
-    report = build(paths)
+    report = build(paths, further)
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
     print_document([*report.headlines, *report.parts], plain_console(WIDE))

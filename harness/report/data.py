@@ -9,6 +9,7 @@ from typing import Any
 from harness.config.errors import HarnessError
 from harness.report.pairs import latency_pairs
 from harness.report.runs import read
+from harness.results.schema import LatencyRow
 
 _FIGURES = (
     "speedup", "speedup_low", "speedup_high", "predicted_speedup", "num_draft_tokens", "ms_per_token",
@@ -35,7 +36,7 @@ def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
             "best": pair.best,
         }
         | {name: getattr(pair.row, name, None) for name in _FIGURES}
-        for pair in latency_pairs(findings.of("latency"))
+        for pair in latency_pairs(findings.of(LatencyRow))
         if pair.row.speedup is not None and not pair.partial
     ]
     return {"pairs": pairs, "notes": findings.notes}

@@ -152,16 +152,22 @@ def _control(run: Run) -> bool:
     return run.last.fault not in (None, "none")
 
 
-def losses(accuracy: Sequence[Run], recovery: Sequence[Run]) -> list[str]:
-    """Sentences about loss: what `recovery` and `eval` found."""
+def losses(runs: Sequence[Run]) -> list[str]:
+    """Sentences about loss: what `recovery` found."""
     found = []
-    tested = [run for run in recovery if not _control(run) and run.status == "ok"]
+    tested = [run for run in runs if not _control(run) and run.status == "ok"]
     for word, said in _HEADLINES.items():
         if pairs := dict.fromkeys(
             pair_name(run.last) for run in tested if summarise(run.rows).verdict == word
         ):
             found.append(f"{said}: {', '.join(pairs)}.")
-    finished = [row for run in accuracy if run.status == "ok" for row in merged_rows(run.rows)]
+    return found
+
+
+def accuracy_losses(runs: Sequence[Run]) -> list[str]:
+    """Sentences about loss: what `eval` found."""
+    found = []
+    finished = [row for run in runs if run.status == "ok" for row in merged_rows(run.rows)]
     compared = [
         (row, row.difference, row.mcnemar_p_value or 0)
         for row in finished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -12,26 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.errors import SettingError
+from harness.menu.command import Command
+from harness.menu.records import commands as menu_commands
 from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
 from harness.results.files import read_file
 from harness.results.row import Row
-from harness.results.schema import (
-    RUN_KINDS,
-    AnswerRow,
-    CompareRow,
-    LatencyPromptRow,
-    LatencyRow,
-    PlanRow,
-    RunRow,
-)
+from harness.results.schema import KINDS, CompareRow, LatencyPromptRow, LatencyRow, RunRow
 from harness.results.work import judged
 
-# Plans measure nothing.
-_COMMANDS = {kind.kind: kind for kind in RUN_KINDS if kind is not PlanRow}
-_FILE_NAME = re.compile(rf"({'|'.join(_COMMANDS)})(-\d+|_prompts)?\.csv")
-# A run with one of these is shown, even if only a part was measured.
-_FIGURES = ("ms_per_token", "accuracy", "verdict", "regular_ms_per_token")
+
+class Kinds:
+    """The kinds of row that commands write.
+
+    Args:
+        commands: those whose runs are shown.
+    """
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self.runs = {command.row.kind: command.row for command in commands if command.row}
+        further = [row for command in commands for row in command.further_rows]
+        self.all: list[type[Row]] = [*self.runs.values(), *further]
+        self._file_name = re.compile(rf"({'|'.join(self.runs)})(-\d+|_prompts)?\.csv")
+
+    def is_file_name(self, name: str) -> bool:
+        """Whether a command would give a file this name."""
+        return self._file_name.fullmatch(name) is not None
+
+
+def measuring(commands: Iterable[Command]) -> list[Command]:
+    """Those that measure, and so have runs to show; what is typed by hand comes last."""
+    known = [command for command in commands if command.measures and command.row is not None]
+    return sorted(known, key=lambda command: not command.sweeps)
 
 
 @dataclass
@@ -71,7 +83,7 @@ class Run:
     @property
     def has_figures(self) -> bool:
         """Whether anything was measured, even in part."""
-        return any(getattr(row, name, None) is not None for row in self.rows for name in _FIGURES)
+        return any(row.has_figures for row in self.rows)
 
     @property
     def reason(self) -> str:
@@ -107,21 +119,25 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, command: str) -> list[Run]:
-        """The runs of one command."""
-        return [run for run in self.runs if run.command == command]
+    def of(self, row: type[RunRow] | None) -> list[Run]:
+        """The runs whose rows are of one kind."""
+        return [run for run in self.runs if type(run.last) is row]
 
 
-def read(paths: Sequence[Path]) -> Findings:
+def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Findings:
     """The runs in files and directories, each measurement once.
+
+    Args:
+        commands: those whose runs are read; None for all that need no file.
 
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    findings, unfinished, prompts = _collect(paths)
+    kinds = Kinds(measuring(menu_commands() if commands is None else commands))
+    findings, unfinished, prompts = _collect(paths, kinds)
     findings.runs, findings.failures = merge(findings.runs)
     findings.failures += unfinished
-    _require_results(findings, paths)
+    _require_results(findings, paths, kinds)
     _attach_prompts(findings, prompts)
     return findings
 
@@ -132,8 +148,9 @@ def every_run(path: Path) -> Findings:
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    findings, _, prompts = _collect([path])
-    _require_results(findings, [path])
+    kinds = Kinds(measuring(menu_commands()))
+    findings, _, prompts = _collect([path], kinds)
+    _require_results(findings, [path], kinds)
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
     by_id = {str(run.last.run): run for run in sorted(single, key=_completeness)}
     findings.runs = [run for _, run in sorted(by_id.items())]
@@ -144,7 +161,7 @@ def every_run(path: Path) -> Findings:
 _PromptRows = dict[str | None, list[LatencyPromptRow]]
 
 
-def _collect(paths: Sequence[Path]) -> tuple[Findings, list[Run], _PromptRows]:
+def _collect(paths: Sequence[Path], kinds: Kinds) -> tuple[Findings, list[Run], _PromptRows]:
     """Findings of the files, the runs without a result, and the rows of prompts by run."""
     findings = Findings()
     unfinished: dict[Path, Run] = {}
@@ -153,28 +170,28 @@ def _collect(paths: Sequence[Path]) -> tuple[Findings, list[Run], _PromptRows]:
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
         inside = list(_files(path)) if path.is_dir() else [path]
-        unfinished |= {file: run for file in inside for run in _without_result(file)}
+        unfinished |= {file: run for file in inside for run in _without_result(file, kinds.runs)}
         files = [
             file
             for file in inside
-            if file == path or _FILE_NAME.fullmatch(file.name) or looks_like_other(file)
+            if file == path or kinds.is_file_name(file.name) or looks_like_other(file)
         ]
         if not files:
-            raise SettingError(str(path), f"holds no CSV file of {', '.join(_COMMANDS)}")
+            raise SettingError(str(path), f"holds no CSV file of {', '.join(kinds.runs)}")
         for file in files:
-            rows = [] if file in findings.files else _rows(file, findings)
+            rows = [] if file in findings.files else _rows(file, findings, kinds)
             if rows is None and file == path:
-                raise SettingError(str(path), f"is no CSV file of {', '.join(_COMMANDS)}")
+                raise SettingError(str(path), f"is no CSV file of {', '.join(kinds.runs)}")
             findings.runs += group(rows or (), file)
             prompts |= _prompts(rows or ())
     return findings, list(unfinished.values()), prompts
 
 
-def _require_results(findings: Findings, paths: Sequence[Path]) -> None:
+def _require_results(findings: Findings, paths: Sequence[Path], kinds: Kinds) -> None:
     """Raise a SettingError where no file has the result of a run."""
     if findings.runs or findings.failures or findings.others:
         return
-    files = ", ".join(f"{command}.csv" for command in _COMMANDS)
+    files = ", ".join(f"{command}.csv" for command in kinds.runs)
     rule = f"holds no run's result; those are in {files}"
     if findings.notes:
         rule += f" ({findings.notes[0]})"
@@ -183,7 +200,7 @@ def _require_results(findings: Findings, paths: Sequence[Path]) -> None:
 
 def _attach_prompts(findings: Findings, prompts: _PromptRows) -> None:
     """Give the runs of `latency` the rows of their prompts, also from their own directories."""
-    for run in findings.of("latency"):
+    for run in findings.of(LatencyRow):
         file = (run.directory or Path()) / "latency_prompts.csv"
         if run.directory and run.last.run not in prompts and file.is_file():
             prompts |= _prompts(read_file(file).rows)
@@ -235,7 +252,7 @@ def _measurement(run: Run) -> str:
     return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
 
 
-def _rows(file: Path, findings: Findings) -> Sequence[Row] | None:
+def _rows(file: Path, findings: Findings, kinds: Kinds) -> Sequence[Row] | None:
     """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `findings`."""
     try:
         if file.suffix in (".json", ".jsonl"):
@@ -245,12 +262,12 @@ def _rows(file: Path, findings: Findings) -> Sequence[Row] | None:
             findings.others += others.rows
             findings.notes += others.notes
             return []
-        contents = read_file(file)
+        contents = read_file(file, [*KINDS, *kinds.all])
     except OSError as error:
         findings.notes.append(f"{file} cannot be read: {error.strerror}")
         return []
     findings.notes += contents.torn
-    if contents.kind not in (*_COMMANDS.values(), LatencyPromptRow, AnswerRow):
+    if contents.kind not in kinds.all:
         findings.notes.append(f"{file} has the columns of no command and was left out")
         return None
     findings.files[file] = len(contents.rows)
@@ -295,10 +312,10 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def _without_result(file: Path) -> Iterator[Run]:
+def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Iterator[Run]:
     """The run whose configuration Hydra wrote to this file, if it has no rows: it is still running, or was killed."""
     folder = file.parents[1] if file.match(".hydra/config.yaml") else None
-    if folder is None or any((folder / f"{command}.csv").exists() for command in _COMMANDS):
+    if folder is None or any((folder / f"{command}.csv").exists() for command in kinds):
         return
     with suppress(OSError):
         config, overrides = (
@@ -306,11 +323,11 @@ def _without_result(file: Path) -> Iterator[Run]:
             for name in (file.name, "overrides.yaml")
         )
         command = re.search(r"^command: (\w+)$", config, re.MULTILINE)
-        if command is not None and command[1] in _COMMANDS:
+        if command is not None and command[1] in kinds:
             asked = (
                 ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
             )
             begun = (folder / f"{command[1]}_prompts.csv").exists()
             written = "its prompts file has rows" if begun else "it has written nothing"
             reason = f"{asked}: still running, or killed; {written}"
-            yield Run([_COMMANDS[command[1]](status="no result", error=reason)], directory=folder)
+            yield Run([kinds[command[1]](status="no result", error=reason)], directory=folder)

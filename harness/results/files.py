@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ import pandas as pd
 
 from harness.config.errors import RunError, SettingError
 from harness.results.row import Row
-from harness.results.schema import AnswerRow, RunRow, kind_of
+from harness.results.schema import KINDS, AnswerRow, RunRow, kind_of
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -105,10 +105,9 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
     """
     new = {getattr(row, key) for row in rows}
     with _locked(Path(path)) as target:
-        old = read_file(target).rows if target.exists() else []
-        kept = [
-            row for row in old if isinstance(row, type(rows[0])) and getattr(row, key) not in new
-        ]
+        kind = type(rows[0])
+        old = read_file(target, [*KINDS, kind]).rows if target.exists() else []
+        kept = [row for row in old if isinstance(row, kind) and getattr(row, key) not in new]
         _replace(target, _csv([*kept, *rows]))
         return len({getattr(row, key) for row in kept} | new)
 
@@ -116,18 +115,26 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in a shared CSV file and its numbered siblings; [] where there is none."""
     found = itertools.takewhile(Path.exists, _numbered(Path(path)))
-    return [row for file in found for row in read_file(file).rows if isinstance(row, kind)]
+    return [
+        row
+        for file in found
+        for row in read_file(file, [*KINDS, kind]).rows
+        if isinstance(row, kind)
+    ]
 
 
-def read_file(path: Path) -> Contents:
+def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
     """One CSV file, as far as its rows are whole.
+
+    Args:
+        kinds: of rows that it may hold.
 
     Raises:
         OSError: when it cannot be read.
     """
     reader = _reader(_whole_content(path))
     header: list[str] = next(reader, [])
-    kind, rows, torn, unread = kind_of(header), [], [], []
+    kind, rows, torn, unread = kind_of(header, kinds), [], [], []
     for cells in reader if kind else ():
         if kind and len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))

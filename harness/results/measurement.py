@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[T
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
+        "command": _own_source(type(settings)),
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -209,6 +211,12 @@ def _contents(file: Path) -> str | None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def _own_source(kind: type) -> str | None:
+    """The contents of the user's own file that a command is in."""
+    file = Path(sys.modules[kind.__module__].__file__ or "")
+    return None if file.is_relative_to(_PACKAGE) else _contents(file)
 
 
 @functools.cache

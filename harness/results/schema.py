@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from harness.results.row import Row, circumstance, figure, setting
 
@@ -150,6 +150,16 @@ class RunRow(Row):
     )
     directory: str | None = circumstance("directory of the run")
 
+    # The columns of which one has a value where anything was measured, even in part; () for all of its figures.
+    RESULTS: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured, even in part."""
+        columns = self.columns()
+        figures = self.RESULTS or [name for name in columns if columns[name]["kind"] == "figure"]
+        return any(getattr(self, name) is not None for name in figures)
+
     @property
     def synthetic(self) -> bool:
         """Whether a coin accepted the draft tokens, in place of the rule."""
@@ -198,6 +208,7 @@ class LatencyRow(DecodedRow):
     """`latency.csv`: one row per arm."""
 
     kind = "latency"
+    RESULTS = ("ms_per_token",)
     signature = ("arm", "ms_per_token", "speedup", "tokens_per_second")
 
     seed: int | None = setting("seed of the random numbers", "seed")
@@ -448,6 +459,7 @@ class EvalRow(DecodedRow):
     """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
 
     kind = "eval"
+    RESULTS = ("accuracy",)
     signature = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
 
     seed: str | None = setting(
@@ -519,6 +531,7 @@ class RecoveryRow(DecodedRow):
     """`recovery.csv`: one row per check."""
 
     kind = "recovery"
+    RESULTS = ("verdict",)
     signature = ("check", "verdict", "p_value", "significance_level")
 
     seed: int | None = setting("seed of the random numbers", "seed")
@@ -573,6 +586,7 @@ class CompareRow(DecodedRow):
     """`compare.csv`: one row per prompt that was typed."""
 
     kind = "compare"
+    RESULTS = ("regular_ms_per_token",)
     signature = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
 
     seed: int | None = setting("seed of the random numbers", "seed")
@@ -657,13 +671,22 @@ class PlanRow(RunRow):
     note: str | None = figure("what else matters")
 
 
-RUN_KINDS: list[type[RunRow]] = [LatencyRow, EvalRow, RecoveryRow, CompareRow, DistillRow, PlanRow]
-KINDS: list[type[Row]] = [*RUN_KINDS, LatencyPromptRow, AnswerRow]
+# The kinds that this project writes; a command from elsewhere brings its own.
+KINDS: list[type[Row]] = [
+    LatencyRow,
+    EvalRow,
+    RecoveryRow,
+    CompareRow,
+    DistillRow,
+    PlanRow,
+    LatencyPromptRow,
+    AnswerRow,
+]
 
 
-def kind_of(header: Iterable[str]) -> type[Row] | None:
-    """The kind of the rows in a file with these columns; None for a file that is not ours."""
+def kind_of(header: Iterable[str], kinds: Iterable[type[Row]] = KINDS) -> type[Row] | None:
+    """The kind of the rows in a file with these columns; None for a file of none of these kinds."""
     columns = set(header)
-    fitting = [kind for kind in KINDS if columns.issuperset(("run", *kind.signature))]
+    fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.signature))]
     # Some add columns to others.
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)

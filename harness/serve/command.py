@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
-from harness.config.commands import ServeSettings
 from harness.config.errors import SettingError
 from harness.engines.pair import plan_pair
+from harness.menu.commands.serve import ServeSettings
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
 

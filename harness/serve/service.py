@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from starlette.exceptions import HTTPException
 
-from harness.config.commands import ServeSettings
 from harness.config.machine import threads_are_set
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.race import told
 from harness.engines.timing import Generation, generate, run_lap
+from harness.menu.commands.serve import ServeSettings
 from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.serve.answers import Answer, Piece
 from harness.serve.bodies import GenerationBody, Race, Sampling

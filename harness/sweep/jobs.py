@@ -119,8 +119,9 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     """End this process's sweep: print its table, and return its rows and exit code."""
     _crew.dismiss()
     _crew.failures.clear()
-    file = directory / f"{command}.csv"
-    rows = read_rows(file, row_kind(command))
+    kind = row_kind(command)
+    file = directory / f"{kind.kind}.csv"
+    rows = read_rows(file, kind)
     manifest = Manifest.read(directory)
     num_jobs = manifest.num_jobs
     pooled = repeats.pool(rows, num_jobs, directory) if "repeat" in manifest.varying else []
@@ -191,7 +192,7 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
         seconds: duration of the job; None if it was measured before.
     """
     assert job.sweep is not None
-    file = job.sweep / f"{job.command}.csv"
+    file = job.sweep / job.file.name
     numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
     num_done = replace_rows(file, numbered, "job")
     manifest = Manifest.read(job.sweep)

@@ -6,8 +6,6 @@ import dataclasses
 import os
 from typing import TypeVar
 
-from harness.config.commands import CompareSettings
-from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require
@@ -54,9 +52,6 @@ def with_ranks(settings: SettingsType) -> SettingsType:
         rule = f"must be tensor_parallel under torchrun, which started {started} processes"
         require(started is None, "placement.strategy", rule, placement.strategy)
         return settings
-    if isinstance(settings, CompareSettings) and settings.prompt is None:
-        rule = "must be given with tensor_parallel, whose processes share no keyboard"
-        raise SettingError("prompt", rule)
     if started is not None:
         rule = "works on one machine (torchrun --nnodes 1)"
         require(os.environ[_MACHINES] == "1", "placement.strategy", rule, placement.strategy)

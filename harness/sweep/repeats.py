@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from harness.config.errors import SettingError
+from harness.menu.records import COMMANDS
 from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
 from harness.results.schema import LatencyRow, RunRow
@@ -30,7 +31,7 @@ def rounds(command: str, arguments: Sequence[str]) -> list[str]:
     typed = [re.fullmatch(r"\+*repeats=(\d+)", argument) for argument in arguments]
     numbers = [int(match[1]) for match in typed if match]
     is_plain = not any(argument.startswith("-") for argument in arguments)
-    if command != "latency" or not is_plain or not numbers or not 1 < numbers[-1] <= MOST:
+    if not COMMANDS[command].repeats or not is_plain or not numbers or not 1 < numbers[-1] <= MOST:
         return []
     if any(re.match(r"\+?(hydra/)?sweeper=", argument) for argument in arguments):
         rule = "cannot be combined with a search, which chooses its own runs"
@@ -58,7 +59,7 @@ def pool(rows: Sequence[RunRow], num_jobs: int, directory: Path) -> list[list[La
         if not job_rows:
             continue
         pooled.append(job_rows)
-        for file in (directory / "latency.csv", _cumulative_file(directory)):
+        for file in (directory / f"{LatencyRow.kind}.csv", _cumulative_file(directory)):
             if file is not None:
                 append_rows(file, job_rows)
     return pooled

@@ -34,10 +34,10 @@ import psutil
 
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
-from harness.menu.records import engine_of
+from harness.menu.records import COMMANDS, engine_of
 from harness.results.files import write_nothing
 from harness.results.measurement import newest_run
-from harness.results.schema import RUN_KINDS, RunRow
+from harness.results.schema import RunRow
 from harness.sweep import signals
 
 # How long a rank may take to write its rows and end after an error was raised in it.
@@ -51,8 +51,7 @@ class Job:
     """One run of an experiment, alone or in a sweep.
 
     Attributes:
-        command: `latency` and the like; names the file of its rows.
-        experiment: the command's module.
+        command: `latency` and the like.
         directory: where the run writes.
         sweep: the directory of the sweep that the job is part of. The job's output then goes into
             its `log.txt`.
@@ -61,7 +60,6 @@ class Job:
     """
 
     command: str
-    experiment: str
     settings: RunSettings
     directory: Path
     sweep: Path | None = None
@@ -71,7 +69,7 @@ class Job:
     @property
     def file(self) -> Path:
         """The run's own file of rows."""
-        return self.directory / f"{self.command}.csv"
+        return self.directory / f"{COMMANDS[self.command].stem}.csv"
 
     def run(self, directory: Path | None = None, keeper: object = None) -> Sequence[RunRow]:
         """Run it in this process, with the pair that the keeper holds.
@@ -79,9 +77,9 @@ class Job:
         Raises:
             HarnessError: the error that ended it, or its bad answer.
         """
-        signals.load(self.experiment)
+        signals.load(COMMANDS[self.command].module)
         rows: Sequence[RunRow] = _session().run(
-            self.experiment, self.settings, directory or self.directory, keeper
+            self.command, self.settings, directory or self.directory, keeper
         )
         return rows
 
@@ -98,14 +96,16 @@ class Job:
         if rows:
             return rows
         failed_rows: Sequence[RunRow] = _session().record_failure(
-            self.experiment, self.settings, self.directory, reason
+            self.command, self.settings, self.directory, reason
         )
         return failed_rows
 
 
 def row_kind(command: str) -> type[RunRow]:
     """The kind of a command's rows."""
-    return next(kind for kind in RUN_KINDS if kind.kind == command)
+    row = COMMANDS[command].row
+    assert row is not None
+    return row
 
 
 class _Answer(NamedTuple):

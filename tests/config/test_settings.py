@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from harness.config import commands
-from harness.config.commands import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -16,6 +14,8 @@ from harness.config.settings import (
     PromptSettings,
 )
 from harness.experiments.tasks import TASKS
+from harness.menu.commands.eval import Task
+from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import from_config, setting_names
 
 MODEL = {"name": "m", "repository": "a/b"}
@@ -99,7 +99,7 @@ def test_every_setting_has_a_name_to_type() -> None:
 
 
 def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
-    assert set(typing.get_args(commands.Task)) == set(TASKS)
+    assert set(typing.get_args(Task)) == set(TASKS)
 
 
 def test_a_split_target_is_the_strategy_of_the_run_and_its_draft_is_copied() -> None:

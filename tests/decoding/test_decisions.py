@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
-from harness.config.commands import Fault
+from harness.config.settings import Fault
 from harness.decoding.batch import Request
 from harness.decoding.decisions import Draw, Figures, Judge
 from harness.decoding.loops import autoregressive, speculative

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from harness.config.commands import Fault
+from harness.config.settings import Fault
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp

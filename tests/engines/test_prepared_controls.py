@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config.commands import Fault
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, Fault, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.config.commands import EvalSettings
-from harness.experiments import evaluation, session
+from harness.experiments import session
+from harness.menu.commands.eval import EvalSettings
 from harness.menu.conversion import from_config
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from in_process import Harness
@@ -52,9 +52,7 @@ def evaluate(configuration: dict[str, Any], tmp_path: Path) -> Evaluate:
     def run(**changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
         directory = tmp_path / f"run{len(runs)}"
         runs.append(directory)
-        session.run(
-            evaluation.__name__, from_config(EvalSettings, configuration | changes), directory
-        )
+        session.run("eval", from_config(EvalSettings, configuration | changes), directory)
         return pd.read_csv(directory / "eval.csv"), pd.read_csv(directory / "eval_prompts.csv")
 
     return run
@@ -244,7 +242,7 @@ def test_a_process_that_died_has_rows_with_its_answers(
     prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
     prompts[:24].to_csv(died / "eval_prompts.csv", index=False)
     session.record_failure(
-        evaluation.__name__, from_config(EvalSettings, configuration), died, "killed by signal 9"
+        "eval", from_config(EvalSettings, configuration), died, "killed by signal 9"
     )
     arms = pd.read_csv(died / "eval.csv")
     assert list(arms["num_prompts"]) == [12] * 4

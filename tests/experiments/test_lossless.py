@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.config.commands import Fault
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings, Fault, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from harness.cli import COMMANDS
 from harness.config.errors import SettingError
+from harness.menu.records import commands
 from harness.report.command import build, write
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import write_rows
-from harness.results.schema import RUN_KINDS, PlanRow, RunRow
+from harness.results.schema import PlanRow, RunRow
 
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},
 }  # fmt: skip
-SWEPT = [kind for kind in RUN_KINDS if COMMANDS[kind.kind].sweeps]
+RUN_KINDS = [command.row for command in commands() if command.row is not None]
+SWEPT = [command.row for command in commands() if command.row is not None and command.sweeps]
 ARMS = ("regular", "speculative")
 
 

@@ -10,17 +10,20 @@ from typing import Any, Literal
 
 import pytest
 
-from harness.config import commands
+from harness.menu.commands.eval import EvalSettings
+from harness.menu.commands.latency import LatencySettings
+from harness.menu.commands.plan import PlanSettings
+from harness.menu.commands.recovery import RecoverySettings
 from harness.report.names import told_apart
 from harness.results.measurement import further_settings
 from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
 from some_settings import settings_of
 
 COMMANDS = [
-    (commands.LatencySettings, LatencyRow),
-    (commands.EvalSettings, EvalRow),
-    (commands.RecoverySettings, RecoveryRow),
-    (commands.PlanSettings, PlanRow),
+    (LatencySettings, LatencyRow),
+    (EvalSettings, EvalRow),
+    (RecoverySettings, RecoveryRow),
+    (PlanSettings, PlanRow),
 ]
 # Where results go and how a sweep is carried out.
 NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
@@ -105,7 +108,7 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
 
 
 def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
-    plain = settings_of(commands.LatencySettings)
+    plain = settings_of(LatencySettings)
     first, second = (changed(plain, name) for name in ("draft.threshold", "engine.timeout_s"))
     both = changed(changed(first, "engine.timeout_s"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]

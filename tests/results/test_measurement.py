@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.config.commands import LatencySettings
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -19,6 +18,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
+from harness.menu.commands.latency import LatencySettings
 from harness.menu.engines.server import ServerSettings
 from harness.menu.engines.vllm import VllmSettings
 from harness.menu.methods.model import ModelDraftSettings

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.config.commands import EvalSettings, LatencySettings, PlanSettings, RecoverySettings
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.menu.commands.eval import EvalSettings
+from harness.menu.commands.latency import LatencySettings
+from harness.menu.commands.plan import PlanSettings
+from harness.menu.commands.recovery import RecoverySettings
 from harness.results.columns import described
 from harness.results.row import Row
 from harness.results.schema import (

@@ -1,0 +1,156 @@
+"""`distill`: a draft learns from its target, and is measured before and after."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.engines import Abilities
+from harness.config.settings import require, require_at_least, require_possible_path
+from harness.menu.commands.latency import Latency, LatencySettings
+from harness.results.schema import DistillRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document, Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings(LatencySettings):
+    """`distill`: train a draft model or a head on the target's own answers to a prompt file.
+
+    Attributes:
+        num_prompts: the first of the set, on which the draft is measured before and after; the others are learned.
+        output: directory for the trained draft, which `draft=` takes; None for one named after the pair in `drafts/`.
+        temperatures: of the answers; each prompt is answered once at each.
+        answer_tokens: the most tokens of an answer.
+        epochs: how often each answer is learned.
+        texts_per_step: answers of one batch.
+        learning_rate: the highest; it warms up, then falls to a tenth.
+        chain: tokens ahead that an EAGLE-3 head is trained to draft.
+        save_every: steps after which the state is kept, to go on from after a kill.
+    """
+
+    output: str | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    answer_tokens: int = 128
+    epochs: int = 3
+    texts_per_step: int = 16
+    learning_rate: float = 1e-3
+    chain: int = 4
+    save_every: int = 100
+
+    TRAINS = True
+    # The weights depend on these, beyond the models.
+    LEARNED = (
+        *(
+            "model",
+            "draft",
+            "prompts",
+            "num_prompts",
+            "decoding",
+            "dtype",
+            "seed",
+            "chat_template",
+            "temperatures",
+        ),
+        *("answer_tokens", "epochs", "texts_per_step", "learning_rate", "chain"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_possible_path("output", self.directory)
+        require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
+        ends = self.decoding.ignore_eos
+        require(ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
+        require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
+        require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
+        require(
+            self.weights == "stored",
+            "weights",
+            "must be stored: random ones have nothing to teach",
+            self.weights,
+        )
+        require(
+            self.draft is not None,
+            "draft",
+            "must be a model, a head, or eagle3, dflash or medusa",
+            "none",
+        )
+        assert self.draft is not None
+        plain = self.draft.quantization == "none" and self.draft.gguf_file is None
+        require(plain, "draft", "must not be quantized to be trained", self.draft.name)
+        own = self.draft.repository != self.model.repository
+        require(own, "draft", "must not be the target itself", self.draft.name)
+        require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
+        hottest, temperatures = max(self.temperatures, default=-1), list(self.temperatures)
+        least = min(self.temperatures, default=-1)
+        require(
+            0 <= least <= hottest,
+            "temperatures",
+            "must be a list of at least one, none negative",
+            temperatures,
+        )
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        super().check_engine(engine)
+        rule = "must be local: others cannot be trained"
+        require(engine.own_loop, "engine", rule, self.engine.name)
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """A trained draft serves no other run."""
+        return *super().pair, self.directory
+
+    @property
+    def directory(self) -> str:
+        """Of the trained draft."""
+        names = [model.name for model in (self.model, self.draft) if model is not None]
+        return (
+            self.output
+            or f"drafts/{'-'.join(re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.') for name in names)}"
+        )
+
+
+class Distill(Latency):
+    """Trains a draft between two measurements of latency."""
+
+    name = "distill"
+    summary = (
+        "train a draft model or a head on the model's own answers, and measure it before and after"
+    )
+    example = "model=30B draft=eagle3 prompts=questions.jsonl"
+    examples = (
+        ("model=30B draft=7B prompts=questions.jsonl", "a draft model"),
+        ("model=30B draft=eagle3 prompts=q.jsonl", "a new head; also dflash and medusa"),
+        ("model=30B draft=./head output=./better prompts=q.jsonl", "train a head further"),
+    )
+    notes = (
+        "After Ctrl-C or a kill the same command goes on. "
+        "The result is a directory that draft= takes."
+    )
+    place = 5
+    settings = DistillSettings
+    experiment = "harness.experiments.distill"
+    row = DistillRow
+    repeats = False
+    further_rows = ()
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.distill import trained_table
+
+        return [trained_table([row for run in runs for row in run.rows])]
+
+    def report(self, runs: Sequence[Any]) -> Document:
+        """See `Command.report`."""
+        return self.tables(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """See `Command.headlines`."""
+        return []
+
+
+RECORD = Distill()

@@ -1,0 +1,107 @@
+"""`eval`: correct answers of both arms to the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.config.run import RunSettings
+from harness.config.settings import require, require_at_least
+from harness.menu.command import Command
+from harness.results.schema import AnswerRow, EvalRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document, Line
+
+Task = Literal["multiplication", "addition"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings(RunSettings):
+    """`eval`: correct answers of both arms to the same questions.
+
+    Attributes:
+        task: a task in `experiments/tasks.py`.
+        operands: the lowest and the highest operand of a question.
+        seeds: of the questions and of sampling; each seed has its own questions.
+        num_prompts: questions per seed.
+        resume: also reuse the answers of an earlier run with the same settings.
+    """
+
+    task: Task = "multiplication"
+    operands: tuple[int, ...] = (1, 99)
+    seeds: tuple[int, ...] = (0,)
+    num_prompts: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1)
+        require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
+        operands, seeds = list(self.operands), list(self.seeds)
+        rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
+        require(
+            len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,
+            "operands",
+            rule,
+            operands,
+        )
+        require(bool(seeds), "seeds", "must name at least one seed", seeds)
+        require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
+        require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
+        require(
+            self.weights == "stored",
+            "weights",
+            "must be stored: random weights know no answers",
+            self.weights,
+        )
+        bias = self.decoding.synthetic_acceptance
+        rule = "must be null: with tokens accepted at random the answers mean nothing"
+        require(bias is None, "decoding.synthetic_acceptance", rule, bias)
+
+
+class Eval(Command):
+    """Counts correct answers."""
+
+    name = "eval"
+    summary = "whether speculative decoding answers as many questions correctly as the model alone"
+    example = "model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000"
+    examples = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
+        ("decoding=greedy", "both arms must give the same answers"),
+        ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
+        ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
+    )
+    notes = (
+        "Answers are kept in eval_answers/ next to results.file: after Ctrl-C or a crash the same "
+        "command resumes."
+    )
+    place = 3
+    settings = EvalSettings
+    experiment = "harness.experiments.evaluation"
+    row = EvalRow
+    further_rows = (AnswerRow,)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`: the accuracy of each arm."""
+        from harness.report.accuracy import merged_rows
+
+        merged = [row for row in merged_rows(rows) if row.accuracy is not None]
+        return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.accuracy import accuracy_table
+
+        return [accuracy_table(runs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """See `Command.headlines`: whether the arms' accuracies differ."""
+        from harness.report.recovery import accuracy_losses
+        from harness.report.table import Line
+
+        return [Line(text, "strong") for text in accuracy_losses(runs)]
+
+
+RECORD = Eval()

@@ -1,0 +1,145 @@
+"""`latency`: regular against speculative decoding on the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import require, require_at_least
+from harness.menu.command import Command
+from harness.results.row import Row
+from harness.results.schema import LatencyPromptRow, LatencyRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document, Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings(PromptedSettings):
+    """`latency`: regular against speculative decoding on the same prompts.
+
+    Attributes:
+        num_prompts: how many prompts of the set are measured.
+        num_warmup: batches that every arm decodes first and that are not counted.
+        repeats: how often the run is measured, each time in a new process.
+        repeat: the number of this one among them, from 1; `repeats` sets it.
+        laps: of an engine that keeps requests in flight: how often its arms take turns.
+        num_resamples: of the paired bootstrap.
+        test: two short prompts, to see that a pair works at all; marked in the row.
+        profile: also write a trace of a few iterations of each arm, after the measurement.
+    """
+
+    num_prompts: int = 15
+    num_warmup: int = 1
+    repeats: int = 1
+    repeat: int = 1
+    laps: int | Literal["auto"] = "auto"
+    num_resamples: int = 10_000
+    test: bool = False
+    profile: bool = False
+
+    COMPARES_TIMES = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
+        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
+        if self.laps != "auto":
+            require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
+        # All of them are in memory at once.
+        require(
+            self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples
+        )
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        rule = "needs engine=server or engine=vllm"
+        require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """Each repetition has a process of its own."""
+        return *super().pair, self.repeat
+
+    @property
+    def seed_of_run(self) -> int:
+        """Repetitions of sampled texts draw other ones."""
+        sampled = self.decoding.temperature > 0
+        return self.seed + self.repeat - 1 if sampled else self.seed
+
+
+class Latency(Command):
+    """Times both arms on a set of prompts."""
+
+    name = "latency"
+    summary = "how much faster speculative decoding is for a pair of models, and why"
+    example = "model=30B draft=7B"
+    examples: ClassVar[Sequence[tuple[str, str]]] = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=30B draft=7B", "a pair of presets"),
+        ("model=7B_8bit_4GPUs", "suffixes: _8bit _4bit _NGPUs, in any order"),
+        ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
+        (
+            "model=65B draft=7B weights=random decoding.synthetic_acceptance=0.8",
+            "without a download",
+        ),
+        (
+            "-m model=13B,30B draft=7B,7B_8bit decoding.num_draft_tokens=2,4,8",
+            "a sweep over comma-separated values",
+        ),
+    )
+    place = 1
+    settings = LatencySettings
+    experiment = "harness.experiments.latency"
+    row = LatencyRow
+    repeats = True
+    further_rows: ClassVar[Sequence[type[Row]]] = (LatencyPromptRow,)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`: the speed-up."""
+        from harness.report.latency import speedup_bounds
+        from harness.report.table import times
+
+        row = rows[-1]
+        if row.ms_per_token is None:
+            return ""
+        if not row.speedup:
+            return f"{row.ms_per_token:.2f} ms/token"
+        bounds = speedup_bounds(row)
+        return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.methods import methods_tables
+        from harness.report.pair_tables import pairs_table
+        from harness.report.pairs import latency_pairs
+
+        pairs = latency_pairs(runs)
+        return [pairs_table(pairs), *methods_tables(pairs)]
+
+    def pooled(self, rows: Sequence[Any]) -> Document:
+        """See `Command.pooled`."""
+        from harness.report.latency import latency_document
+
+        return latency_document(rows)
+
+    def report(self, runs: Sequence[Any]) -> Document:
+        """See `Command.report`."""
+        from harness.report.pair_tables import latency_tables
+        from harness.report.pairs import latency_pairs
+        from harness.report.published import published_tables
+
+        pairs = latency_pairs(runs)
+        return [*latency_tables(pairs), *published_tables(pairs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """See `Command.headlines`: the fastest pairs."""
+        from harness.report.pairs import fastest, latency_pairs
+
+        return fastest(latency_pairs(runs))
+
+
+RECORD = Latency()

@@ -1,0 +1,107 @@
+"""`plan`: does a pair fit, before anything is downloaded?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.run import RunSettings
+from harness.config.settings import require, require_at_least
+from harness.menu.command import Command
+from harness.results.schema import PlanRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(RunSettings):
+    """`plan`: does a pair fit, before anything is downloaded? Nothing is decoded: `seed`, `force` and the like have no
+    effect, so that another command's settings can be planned unchanged.
+
+    Attributes:
+        gpus: how many GPUs to plan for, in place of those here.
+        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
+        bandwidth: of a GPU's memory, or of main memory, in GB/s.
+        prompt_length: tokens of the longest prompt.
+    """
+
+    gpus: int | None = None
+    gpu_memory: str | None = None
+    bandwidth: float | None = None
+    prompt_length: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, gpus=1, prompt_length=1)
+        require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
+        hint = (
+            f" (did you mean {self.gpu_memory}GB?)"
+            if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "")
+            else ""
+        )
+        rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
+        require(
+            self.gpu_memory is None or bool(self.gpu_memory_bytes),
+            "gpu_memory",
+            rule,
+            self.gpu_memory,
+        )
+        finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
+        require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """`gpu_memory` in bytes; None where it is not set or is no amount."""
+        units = {"m": 2, "g": 3, "t": 4}
+        found = re.fullmatch(
+            r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE
+        )
+        return found and round(
+            float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()]
+        )
+
+
+class Plan(Command):
+    """Says whether a pair fits, and how fast it can be at best."""
+
+    name = "plan"
+    summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"
+    example = "model=65B draft=7B_8bit gpus=4 gpu_memory=40GB"
+    examples = (
+        ("model=7B", "this machine's GPUs, or its main memory"),
+        ("model=65B draft=7B_8bit gpus=4 gpu_memory=40GB", "other GPUs, on any machine"),
+        ("model=13B gpus=1 gpu_memory=24GB batch_size=16 prompt_length=1000", "longer prompts"),
+        ("model=./my-model bandwidth=300", "its config.json is enough"),
+        (
+            "-m model=13B,30B,65B draft=7B,7B_8bit gpus=8 gpu_memory=40GB",
+            "a table of all pairs",
+        ),
+    )
+    notes = "Exit code 0: it fits; 1: it does not, or planning failed; 2: a wrong setting."
+    place = 6
+    settings = PlanSettings
+    experiment = "harness.experiments.plan"
+    row = PlanRow
+    measures = False
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`."""
+        return "fits"
+
+    def failure(self, row: Any) -> str:
+        """See `Command.failure`: for a pair that does not fit, by how much."""
+        if row.status != "does_not_fit":
+            return super().failure(row)
+        return str(row.error).partition(": ")[2]
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.plan import plan_document
+
+        return plan_document([row for run in runs for row in run.rows])
+
+
+RECORD = Plan()

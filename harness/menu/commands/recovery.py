@@ -1,0 +1,134 @@
+"""`recovery`: does speculative decoding recover the target's own distribution?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import Fault, require, require_at_least
+from harness.menu.command import Command
+from harness.results.schema import RecoveryRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document, Line
+
+_EXIT_CODES = {"lossy": 1, "undecided": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySettings(PromptedSettings):
+    """`recovery`: does speculative decoding recover the target's own distribution?
+
+    Attributes:
+        draft: None tests the regular arm, of engines other than ours.
+        num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
+        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a verdict needs.
+        false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
+        shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
+        fault: a mistake planted on purpose, which the same tests must catch.
+        batch_size: rows generated at once.
+    """
+
+    num_prompts: int = 15
+    num_draws: int | Literal["auto"] = "auto"
+    false_alarm_rate: float = 1e-9
+    shift: float = 0.05
+    fault: Fault = "none"
+
+    COMPARES_TEXTS = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1)
+        rule = "must be auto or at least 1000, and at most 10^8"
+        fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
+        require(fits, "num_draws", rule, self.num_draws)
+        require(
+            0 < self.false_alarm_rate < 1,
+            "false_alarm_rate",
+            "must be in (0, 1)",
+            self.false_alarm_rate,
+        )
+        require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        decoding = self.decoding
+        rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
+        require(
+            self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault
+        )
+        shows = decoding.temperature > 0 or self.fault in (
+            "none",
+            "bonus_from_wrong_position",
+            "rollback_off_by_one",
+        )
+        require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
+        plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
+        rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
+        require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`.
+
+        Texts of other engines can be compared with the target's own distribution without a draft.
+        """
+        planted = self.fault != "none"
+        require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
+        rule = "must be a model: without a draft nothing can be lost"
+        if not engine.own_loop:
+            rule = (
+                "must be a model at temperature 0: "
+                "greedy texts without a draft are compared with nothing"
+            )
+        sampled = not engine.own_loop and self.decoding.temperature > 0
+        require(self.draft is not None or sampled, "draft", rule, "none")
+
+
+class Recovery(Command):
+    """Tests whether a pair is lossless."""
+
+    name = "recovery"
+    summary = (
+        "whether speculative decoding changes the output of a pair: "
+        "exit code 0 lossless, 1 lossy, 3 not enough draws"
+    )
+    example = "model=30B draft=7B"
+    examples = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=30B draft=7B", "a pair of presets"),
+        ("decoding.temperature=1 decoding.top_p=0.9", "with other settings"),
+        ("decoding=greedy", "only the greedy comparison"),
+        ("fault=rollback_off_by_one", "a control: the same tests must fail"),
+        ("-m fault=residual_warped_twice,bonus_from_wrong_position,lenience", "several controls"),
+    )
+    place = 4
+    settings = RecoverySettings
+    experiment = "harness.experiments.recovery"
+    row = RecoveryRow
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`: the verdict."""
+        from harness.report.recovery import summarise
+
+        return summarise(rows).verdict
+
+    def exit_code(self, rows: Sequence[Any]) -> int:
+        """See `Command.exit_code`."""
+        return _EXIT_CODES.get(self.line(rows), 0)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.recovery import recovery_table
+
+        return [recovery_table(runs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """See `Command.headlines`: the pairs by verdict."""
+        from harness.report.recovery import losses
+        from harness.report.table import Line
+
+        return [Line(text, "strong") for text in losses(runs)]
+
+
+RECORD = Recovery()

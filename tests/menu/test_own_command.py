@@ -1,0 +1,55 @@
+"""A command in a user's own file, with its own kind of row, does everything that ours do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.menu.records import COMMANDS
+from in_process import Harness, results
+
+SOURCE = Path(__file__).parents[1] / "support" / "own_command.py"
+COMMAND = "./own_command.py:Lengths"
+QUICK = ["decoding.max_new_tokens=4", "decoding=greedy"]
+
+
+@pytest.fixture(autouse=True)
+def _own_file(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies the file to where the command runs; nothing of it stays in this process afterwards."""
+    shutil.copy(SOURCE, ".")
+    monkeypatch.delitem(sys.modules, "own_command", raising=False)
+    monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
+    monkeypatch.setattr(COMMANDS, "_loaded", dict(COMMANDS._loaded))
+
+
+def test_it_runs_alone_and_is_reported(harness: Harness) -> None:
+    harness(COMMAND, *QUICK, "num_prompts=1")
+    assert list(results("lengths")["longest_answer"]) == [4]
+    shown = harness("report", COMMAND, "results").stdout
+    assert f"Figures of {COMMAND}" in shown
+    assert "4" in Path("results/report.md").read_text()
+
+
+def test_it_sweeps_and_is_not_measured_twice(harness: Harness) -> None:
+    swept = harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
+    assert "[2/2] num_prompts=2: 4.0 tokens" in swept.stderr
+    assert "longest answer" in " ".join(swept.stdout.split())
+    again = harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
+    assert again.stderr.count("measured before") == 2
+    with Path("own_command.py").open("a") as file:
+        file.write("# Another version.\n")
+    changed = harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
+    assert changed.stderr.count("measured before") == 0
+
+
+def test_its_settings_have_rules_and_help(harness: Harness) -> None:
+    assert harness.refused(COMMAND, "num_prompts=0") == "num_prompts=0: must be at least 1"
+    assert "num_prompts" in harness(COMMAND, "--help").stdout
+
+
+def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
+    complaint = harness.refused("./own_command.py:Nothing")
+    assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")

@@ -1,0 +1,88 @@
+"""A command of a user's own, all of it: `python -m harness ./own_command.py:Lengths`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config.run import PromptedSettings
+from harness.config.settings import require_at_least
+from harness.menu.command import Command
+from harness.menu.experiment import Experiment
+from harness.results.row import figure, setting
+from harness.results.schema import DecodedRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsSettings(PromptedSettings):
+    """Settings of this command.
+
+    Attributes:
+        num_prompts: how many prompts of the set are answered.
+        unit: what lengths are counted in.
+    """
+
+    num_prompts: int = 2
+    unit: str = "tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsRow(DecodedRow):
+    """`lengths.csv`: one row per run."""
+
+    kind = "lengths"
+    signature = ("mean_answer_length", "longest_answer")
+
+    unit: str | None = setting("what lengths are counted in", "unit")
+    mean_answer_length: float | None = figure("mean length of the answers", "tokens")
+    longest_answer: int | None = figure("length of the longest answer", "tokens")
+
+
+class AnswerLengths(Experiment):
+    """Answers of both arms, and how long they are."""
+
+    def __init__(self, settings: LengthsSettings) -> None:
+        self.settings = settings
+        self.lengths: list[int] = []
+
+    def measure(self, session: Any) -> None:
+        """See `Experiment.measure`."""
+        from harness.experiments.prompts import load_prompts
+
+        prompts = load_prompts(self.settings.prompts).take(self.settings.num_prompts)
+        token_ids = session.encode(prompts)
+        longest = max(map(len, token_ids))
+        session.place(1, longest)
+        session.open(1, longest)
+        questions = [session.ask([row], [index]) for index, row in enumerate(token_ids)]
+
+        def note(question: Any, answers: Any) -> None:
+            self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
+
+        session.race(questions, note)
+
+    def rows(self, session: Any) -> Sequence[LengthsRow]:
+        """See `Experiment.rows`."""
+        if not self.lengths:
+            return [session.row(LengthsRow)]
+        mean = sum(self.lengths) / len(self.lengths)
+        longest = max(self.lengths)
+        return [session.row(LengthsRow, mean_answer_length=mean, longest_answer=longest)]
+
+
+class Lengths(Command):
+    """Measures how long answers are."""
+
+    summary = "how long answers are"
+    settings = LengthsSettings
+    experiment = AnswerLengths
+    row = LengthsRow
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`."""
+        return f"{rows[-1].mean_answer_length:.1f} {rows[-1].unit}"
