@@ -66,7 +66,7 @@ def exit_sketch(
         "settings": settings,
         "blocks": (Block(("",), (), caches),),
     }
-    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed=whole.read_bytes)
+    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed=whole.read_bytes())
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -68,7 +68,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     found = []
     for model in placed.models:
         placement = model.placement
-        read = Counter(model.sketch.weights_on(placement.device_map, read=True))
+        read = Counter(model.sketch.weights_on(placement.device_map, read_by=batch_size))
         read.update(
             model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size)
         )
@@ -82,7 +82,9 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     if placed.head is not None:
         head = placed.sketches[1]
         # One pass may draft all tokens, so that its rate would say little.
-        found.append(Roof(head.read_bytes + batch_size * num_tokens * head.cache_bytes, None))
+        found.append(
+            Roof(head.read_bytes(batch_size) + batch_size * num_tokens * head.cache_bytes, None)
+        )
     return found * 2 if placed.shared else found
 
 

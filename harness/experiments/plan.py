@@ -235,8 +235,9 @@ def _limits(
 ) -> dict[str, Any]:
     """The bytes that a token must read, its least time, and the most that speculation can gain.
 
-    Speculation at its best: every draft token is accepted, and a verification costs as much as one
-    step. Nothing is known if the size of a cache is not.
+    Speculation at its best: every draft token is accepted, and a verification takes as long as
+    reading what it needs, which is more than in a step where its tokens take different experts.
+    Nothing is known if the size of a cache is not.
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return {"bandwidths": bandwidths}
@@ -256,8 +257,10 @@ def _limits(
     # A method without weights reads nothing.
     draft_step = steps[-1] if len(steps) > 1 or case.shared else 0
     num_draft_steps = 1 if case.models[-1].one_pass else k
-    iteration = target_step + num_draft_steps * draft_step
+    verification = _step_bytes(case.demand, case.models[0], placements[0], 1 + k)
+    iteration = verification + num_draft_steps * draft_step
     return figures | {
+        "verification_steps": verification / target_step,
         "speculative_read_bytes": round(iteration / (k + 1)),
         "highest_speedup": target_step * (k + 1) / iteration,
         "break_even_tokens": iteration / target_step,
@@ -265,13 +268,16 @@ def _limits(
     }
 
 
-def _step_bytes(demand: Demand, sketch: Sketch, placement: Placement) -> float:
-    """The bytes that one step reads, of one GPU if every layer is split: these read at once."""
+def _step_bytes(
+    demand: Demand, sketch: Sketch, placement: Placement, tokens_of_a_row: int = 1
+) -> float:
+    """The bytes that one pass reads, of one GPU if every layer is split: these read at once."""
     # On average half of the new tokens are there.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
     cache = sum(sketch.block_caches(tokens, demand.batch_size))
     num_devices = len(placement.bytes_per_device) if placement.split else 1
-    return sketch.read_bytes / num_devices + cache / (num_devices if sketch.splits_cache else 1)
+    weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
+    return weights / num_devices + cache / (num_devices if sketch.splits_cache else 1)
 
 
 def _milliseconds(num_bytes: float, bandwidth: float | None) -> float | None:

@@ -28,8 +28,8 @@ class TensorSketch:
         count: how many numbers it has.
         itemsize: bytes of each number; None for the model's dtype.
         outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
-        read: share that a forward pass reads: 0 for embeddings that are looked up, less than 1 for
-            experts.
+        read: share that a forward pass of one token reads: 0 for embeddings that are looked up, less
+            than 1 for experts.
         split: length of the dimension along which ranks share it; 0 if each rank has all of it.
     """
 
@@ -39,6 +39,14 @@ class TensorSketch:
     outputs: int = 0
     read: float = 1.0
     split: int = 0
+
+    def read_share(self, num_tokens: int) -> float:
+        """Share that a forward pass of so many tokens reads, if each chooses its experts by itself.
+
+        Of E experts with k for each token these are E (1 − (1 − k/E)^n) in expectation; texts whose
+        tokens agree on experts read fewer.
+        """
+        return 1 - (1 - self.read) ** num_tokens
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Bytes in memory, scales of quantized matrices included."""
@@ -180,15 +188,15 @@ class Sketch:
             return f"{silent}: it is estimated from the configuration"
         return None
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of weights that a forward pass reads, wherever they are."""
-        return sum(self.weights_on({"": 0}, read=True).values()) + self.borrowed
+    def read_bytes(self, num_tokens: int = 1) -> int:
+        """Bytes of weights that a forward pass of so many tokens reads, wherever they are."""
+        return sum(self.weights_on({"": 0}, read_by=num_tokens).values()) + self.borrowed
 
-    def weights_on(self, device_map: DeviceMap, *, read: bool = False) -> dict[str, int]:
+    def weights_on(self, device_map: DeviceMap, *, read_by: int | None = None) -> dict[str, int]:
         """Bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
 
-        With `read` only those count that a forward pass reads.
+        Args:
+            read_by: count only what a forward pass of so many tokens reads; None counts all.
         """
         offloaded = offloads(device_map)
         total: Counter[str] = Counter()
@@ -196,7 +204,8 @@ class Sketch:
             device = device_map[covering(tensor.name, device_map)]
             plain = offloaded and not isinstance(device, int)
             size = tensor.nbytes(self.dtype, "none" if plain else self.quantization)
-            total[device_name(device)] += round(tensor.read * size) if read else size
+            share = 1.0 if read_by is None else tensor.read_share(read_by)
+            total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 
     def caches_on(self, device_map: DeviceMap, tokens: int = 1, states: int = 1) -> dict[str, int]:

@@ -12,6 +12,8 @@ from harness.report.words import pair_name, title
 from harness.results.schema import PlanRow
 
 _BAR = 40
+# From so many steps on a verification costs noticeably more than one.
+_COSTLY_VERIFICATION = 1.2
 # A mark for each part of a bar.
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
@@ -287,6 +289,12 @@ def _limits(row: PlanRow) -> list[Line | Table]:
                 f"{pays}, and gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})."
             )
         )
+    if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
+        cause = "because the tokens that it checks take different experts"
+        costs = (
+            f"A verification reads {row.verification_steps:.1f} times what a step reads, {cause}"
+        )
+        found.append(Line(f"{costs}: speculation gains less than with a dense model.", "warning"))
     return found
 
 

@@ -649,8 +649,12 @@ class PlanRow(RunRow):
     speculative_read_bytes: int | None = figure(
         "the same per token with the draft, all tokens accepted", "bytes"
     )
+    verification_steps: float | None = figure(
+        "what a verification reads over what a step reads: above 1 where its tokens take different"
+        " experts"
+    )
     highest_speedup: float | None = figure(
-        "speed-up if every draft token is accepted and verification is one step"
+        "speed-up if every draft token is accepted and verification takes as long as its reading"
     )
     break_even_tokens: float | None = figure(
         "tokens per iteration from which on speculation pays", "tokens"

@@ -64,6 +64,17 @@ def test_published_pairs(plan: Plan, arguments: str, fits: bool) -> None:
     assert outcome.stderr.count("harness: ") == (0 if fits else 1)
 
 
+def test_verification_by_a_mixture_of_experts_costs_more_than_a_step(plan: Plan) -> None:
+    outcome = plan("model=gpt-oss-20b", "draft=lookup", "gpus=1", "gpu_memory=80GB")
+    # 4 of 32 experts for a token, 15.6 for five; what is not in experts is read as before.
+    assert 2 < outcome.row["verification_steps"] < 15.6 / 4
+    assert outcome.row["highest_speedup"] == pytest.approx(5 / outcome.row["verification_steps"])
+    assert "different experts" in outcome.stdout
+    dense = plan("model=7B", "draft=lookup", "gpus=1", "gpu_memory=80GB")
+    assert dense.row["verification_steps"] == 1
+    assert "experts" not in dense.stdout
+
+
 def test_the_figures_of_a_pair(plan: Plan) -> None:
     row = plan(
         "model=7B", "draft=7B_8bit", "gpus=4", "gpu_memory=12GB", "bandwidth=1000", "batch_size=2"

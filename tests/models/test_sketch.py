@@ -68,7 +68,7 @@ def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16
 
 
 def read(one: Sketch) -> int:
-    return sum(one.weights_on(CPU, read=True).values())
+    return sum(one.weights_on(CPU, read_by=1).values())
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -276,7 +276,12 @@ def test_idle_experts_are_not_read() -> None:
     )
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
-    assert read(sketched(config, torch.float32)) == others - 4 * 320 * 32 + experts // 4
+    sketch = sketched(config, torch.float32)
+    assert read(sketch) == others - 4 * 320 * 32 + experts // 4
+    # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
+    of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
+    assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
+    assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
 
 
 # Ranks ---------------------------------------------------------------------------------------------------------------
