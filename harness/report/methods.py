@@ -10,6 +10,7 @@ from harness.menu.records import METHODS
 from harness.report.costs import Costs, costs_in_steps, gave_up, held_back, tokens_per_iteration
 from harness.report.latency import BOUNDS, SPEEDUP
 from harness.report.pairs import MeasuredPair
+from harness.report.rivals import rivals_lines
 from harness.report.table import Column, Table, grouped, number
 
 # Methods are compared under the same conditions only.
@@ -53,6 +54,7 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
             " without what holds a method back most, which is with a free draft, a verification in one step, or all"
             " tokens accepted."
         ),
+        notes=tuple(rivals_lines(group)),
     )
 
 

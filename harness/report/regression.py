@@ -248,8 +248,12 @@ def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[Lat
     }
 
 
-def _ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
-    """Of an arm; by default of the one that speculates, or the only one."""
+def ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
+    """Milliseconds per token of an arm, by the prompts of a unit.
+
+    Args:
+        arm: by default the one that speculates, or the only one.
+    """
     arm = arm or ("speculative" if any(row.arm == "speculative" for row in prompts) else "regular")
     return {
         unit: float(np.mean([(row.time_ms or 0.0) / (row.num_tokens or 1) for row in rows]))
@@ -258,8 +262,8 @@ def _ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
 
 
 def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
-    regular = _ms_per_token(prompts, "regular")
-    speculative = _ms_per_token(prompts, "speculative")
+    regular = ms_per_token(prompts, "regular")
+    speculative = ms_per_token(prompts, "speculative")
     return {unit: regular[unit] / ms for unit, ms in speculative.items() if unit in regular}
 
 
@@ -272,7 +276,7 @@ def _acceptance_length(prompts: Sequence[LatencyPromptRow]) -> Values:
 
 
 FIGURES = (
-    Figure("ms per token", "lower", ("faster", "slower"), True, _ms_per_token),
+    Figure("ms per token", "lower", ("faster", "slower"), True, ms_per_token),
     Figure("speed-up", "higher", ("higher", "lower"), True, _speedup),
     Figure("tokens per iteration", "higher", ("more", "fewer"), False, _acceptance_length),
 )
