@@ -1,0 +1,81 @@
+"""A/A: how often does the interval of `latency` exclude 1 where both arms are the same server?
+
+    python benchmarks/identical_arms.py --runs 100                        # quiet
+    python benchmarks/identical_arms.py --runs 100 --load-halfway 3       # a load that starts in the middle
+    python benchmarks/identical_arms.py --runs 20 --url http://host:8000/v1 --model 7B
+
+Without a URL the server is the small one of the tests, whose times are sleeps. At 95 % at most 7 of
+100 intervals should exclude 1 (the chance of more is about 13 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import harness
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from echo_server import EchoServer, serving
+
+DELAY_S = 0.002
+
+
+def main() -> None:
+    """Run and print one line per run and the count."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--in-flight", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument(
+        "--load-halfway", type=float, default=1.0, help="times as slow from then on"
+    )
+    parser.add_argument("--url", help="of a server; without one, one is started here")
+    parser.add_argument("--model", default="tiny")
+    options = parser.parse_args()
+    excluded = told = 0
+    for number in range(options.runs):
+        row = run(options, number)
+        low, high = row["speedup_low"], row["speedup_high"]
+        told += low == low
+        excluded += low > 1 or high < 1
+        print(
+            f"{number}: {row['speedup']:.4f} ({low:.4f} to {high:.4f}) over {row['speedup_covers']}"
+        )
+    print(f"{excluded} of {told} intervals exclude 1")
+
+
+def run(options: argparse.Namespace, number: int) -> Any:
+    """The speculative row of one run, with the same server under both addresses."""
+    # The warm-up and the question that finds out how a server is asked come first.
+    before = 2 * (1 + options.in_flight)
+    server = EchoServer(
+        delay_s=DELAY_S,
+        slow_after=before + options.prompts,
+        slow_s=DELAY_S * options.load_halfway,
+    )
+    with serving(server) if options.url is None else nullcontext(options.url) as url:
+        rows = harness.run(
+            "latency",
+            f"engine.url={url}",
+            f"engine.regular_url={url}",
+            f"results.file={tempfile.mkdtemp()}/latency.csv",
+            f"hydra.run.dir={tempfile.mkdtemp()}",
+            engine="server",
+            model=options.model,
+            seed=number,
+            num_prompts=options.prompts,
+            batch_size=options.in_flight,
+            decoding={"max_new_tokens": options.tokens, "temperature": 0},
+        )
+    return rows.iloc[-1]
+
+
+if __name__ == "__main__":
+    main()
