@@ -10,7 +10,8 @@ from harness.report.caveats import caveats
 from harness.report.costs import held_back, rest_ms, share_of_predicted, tokens_per_iteration
 from harness.report.latency import ACCEPTED, ARM, BOUNDS, SPEEDUP, latency_document, no_interval
 from harness.report.methods import methods_tables
-from harness.report.pairs import MeasuredPair
+from harness.report.pairs import MeasuredPair, k_series
+from harness.report.rivals import best_k_line
 from harness.report.table import Column, Document, Table, interval, number, percent, times
 from harness.report.words import common_settings
 from harness.results.schema import LatencyRow
@@ -57,7 +58,7 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
         strong="marked",
         faint="partial",
         about=common_settings([pair.row for pair in pairs]),
-        notes=(*notes, *_limits(pairs)),
+        notes=(*notes, *filter(None, map(best_k_line, k_series(pairs))), *_limits(pairs)),
     )
 
 

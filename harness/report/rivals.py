@@ -8,8 +8,8 @@ import numpy as np
 
 from harness.report.pairs import MeasuredPair
 from harness.report.regression import ms_per_token
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-from harness.results.statistics.multiplicity import Ranked, ranking
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
+from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
 
 _NUM_RESAMPLES = 4000
 
@@ -23,14 +23,10 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
     Returns:
         [] where a pair's prompts are not known, or prompts do not suffice.
     """
-    times = [_times(pair) for pair in pairs]
-    units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
-    digests = {pair.row.prompts_digest for pair in pairs}
-    if len(pairs) < 2 or len(units) < FEWEST_FOR_INTERVAL or len(digests) > 1:
+    times = _common_times(pairs)
+    if times is None:
         return []
-    regular = np.array([[of_pair[unit][0] for unit in units] for of_pair in times])
-    speculative = np.array([[of_pair[unit][1] for unit in units] for of_pair in times])
-    best, *others = ranking(regular, speculative, _NUM_RESAMPLES, seed=0)
+    best, *others = ranking(*times, _NUM_RESAMPLES, seed=0)
     name = _name(pairs[best.index])
     alike = [_in_words(pairs, one) for one in others if not one.worse]
     slower = [_in_words(pairs, one) for one in others if one.worse]
@@ -41,6 +37,40 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
         lines.append(f"Significantly slower than {name}: {', '.join(slower)}.")
     covers = best.of_best.covers
     return [*lines, f"Shares of its speed-up, with simultaneous 95 % intervals over {covers}."]
+
+
+def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
+    """What the best K of a pair is worth where the choice does not flatter it; None if unknown.
+
+    Args:
+        series: pairs that differ in K alone.
+    """
+    measured = [pair for pair in series if pair.complete]
+    times = _common_times(measured)
+    if times is None:
+        return None
+    best = best_of_several(*times, _NUM_RESAMPLES, seed=0)
+    honest, pair = best.honest, measured[best.index]
+    bounds = f"{honest.low:.2f} to {honest.high:.2f} over {honest.covers}"
+    worth = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
+    return f"{pair.name.pair}: the best of {len(measured)} K is {best.naive:.2f}×, and {worth}."
+
+
+def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None:
+    """Milliseconds per token of both arms, [num_pairs, num_units] each, over common units.
+
+    None where there are not two pairs with the same prompts, or too few prompts.
+    """
+    digests = {pair.row.prompts_digest for pair in pairs}
+    if len(pairs) < 2 or len(digests) > 1:
+        return None
+    times = [_times(pair) for pair in pairs]
+    units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
+    if len(units) < FEWEST_FOR_INTERVAL:
+        return None
+    regular = np.array([[of_pair[unit][0] for unit in units] for of_pair in times])
+    speculative = np.array([[of_pair[unit][1] for unit in units] for of_pair in times])
+    return regular, speculative
 
 
 def _times(pair: MeasuredPair) -> dict[tuple[int, ...], tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,18 @@ def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     assert "Significantly slower than suffix: lookup (0.6" in apart
     assert "15 prompts" in apart
     assert notes_of(tmp_path / "few", 5, factor=1.5) == ""
+
+
+def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None:
+    """Six equal K: the best of them by chance is not better than the others."""
+    rng = np.random.default_rng(1)
+    for k in range(1, 7):
+        run = latency_run(k, speedup=2.0)
+        named = [("story", float(time)) for time in 50 * np.exp(rng.normal(0, 0.2, 15))]
+        append_rows(tmp_path / "latency.csv", run)
+        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, named))
+    tables = [part for part in build([tmp_path]).parts if isinstance(part, Table)]
+    (note,) = [note for table in tables for note in table.notes if "best of 6 K" in note]
+    naive, honest = (float(number) for number in re.findall(r"(\d\.\d+)×", note))
+    assert honest < naive
+    assert "15 prompts" in note
