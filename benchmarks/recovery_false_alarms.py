@@ -46,10 +46,13 @@ def main() -> None:
     pair = common.load(settings)
     engine = LocalEngine(pair, decoding, runner="eager")
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
-    contexts = [list(context.token_ids) for context in choose_contexts(engine, prompts, decoding)]
+    contexts = [
+        list(context.token_ids) for context in choose_contexts(engine.reference, prompts, decoding)
+    ]
     least = MIN_EXPECTED * len(contexts) / max(options.draws, options.fault_draws)
     outcomes = [
-        exact_outcomes(engine, context, decoding, options.num_tokens, least) for context in contexts
+        exact_outcomes(engine.reference, context, decoding, options.num_tokens, least)
+        for context in contexts
     ]
     test = SampledTest(options.num_tokens, FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
 

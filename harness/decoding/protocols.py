@@ -74,6 +74,9 @@ class Runner(Protocol):
         step = self.extend(tokens)
         return step, decision(step.logits, *inputs)
 
+    def close(self) -> None:
+        """Give back the memory of the batch and of everything prepared. No other call follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

@@ -18,12 +18,12 @@ from transformers.generation.streamers import BaseStreamer
 from harness.config.settings import DecodingSettings, require
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.local import LocalEngine, not_finite
 from harness.engines.pair import Pair, PlannedPair
-from harness.engines.protocol import Arm, Question
-from harness.engines.stopwatches import Phases
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.reference import ModelReference, not_finite, open_reference
 from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind
+from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
 
 
@@ -61,16 +61,16 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) 
         require(planned.translation is None, "draft", rule, name)
 
 
-class HuggingFaceEngine(LocalEngine):
+class HuggingFaceEngine(Engine):
     """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no more.
 
-    Random numbers are torch's own, seeded for each prompt. Attention takes the kernels of our own
-    arms (see `without_plans`). Each arm answers one question at a time. Logits, for checks, are
-    those of the same weights in our eager runner.
+    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
 
     Args:
         decoding: of the questions.
         schedule: of the number of draft tokens, see `HuggingFaceSettings`.
+        longest_prompt: the most tokens of a prompt.
+        say: shows the user a line.
     """
 
     def __init__(
@@ -79,32 +79,41 @@ class HuggingFaceEngine(LocalEngine):
         decoding: DecodingSettings,
         *,
         schedule: str = "constant",
-        **options: Any,
+        longest_prompt: int = 0,
+        say: Callable[[str], None] = lambda message: None,
     ):
-        drafting, assistant = pair.drafting, pair.draft and pair.draft.model
+        drafting = pair.drafting
         arguments: dict[str, Any] = {}
+        assistant = None if pair.draft is None else pair.draft.model
         if drafting is not None:
             method = method_of(drafting)
             arguments = method.huggingface(pair, drafting, decoding)
             if method.memory == "shared":
                 assistant = pair.target.model
-        super().__init__(pair, decoding, **(options | {"runner": "eager"}))
-        self.runner, self.setup_seconds = "generate", 0.0
+        self._reference = open_reference(pair, decoding, longest_prompt, say)
+        self.devices = pair.devices
+        self.runner = "generate"
+        self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
-        self.arms = [HuggingFaceArm("regular", pair, self._thread)]
+        self.arms: Sequence[Arm] = [HuggingFaceArm("regular", pair, self._thread)]
         if drafting is not None:
-            self.arms.append(
-                HuggingFaceArm("speculative", pair, self._thread, arguments, assistant, schedule)
+            speculative = HuggingFaceArm(
+                "speculative", pair, self._thread, arguments, assistant, schedule
             )
+            self.arms = [*self.arms, speculative]
 
-    def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """See `Engine.watched`. What `generate` spends its time on is not told."""
-        return ()
+    @property
+    def reference(self) -> ModelReference:
+        """See `Engine.reference`: the same weights, in our eager runner."""
+        return self._reference
 
     def close(self) -> None:
         """See `Engine.close`. The pair is the caller's."""
+        self.arms = ()
         self._thread.shutdown()
+        self._reference.close()
+        release_memory(self.devices)
 
 
 @dataclass(frozen=True)

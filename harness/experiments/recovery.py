@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
@@ -39,6 +39,28 @@ EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 # Columns that are attributes of a sampled check.
 _SAMPLED = "num_prompts num_tokens num_draws statistic degrees_of_freedom p_value significance_level power rounding"
+
+
+class _NumberTest(NamedTuple):
+    """The test of draws with one number of draft tokens."""
+
+    num_draft_tokens: NumDraftTokens
+    test: SampledTest
+
+
+class _DrawPlan(NamedTuple):
+    """What is drawn: after each context, for each test, so many continuations."""
+
+    decoding: DecodingSettings
+    contexts: Sequence[Context]
+    tests: Sequence[_NumberTest]
+    num_draws: int
+
+    @property
+    def streams(self) -> Sequence[Sequence[int]]:
+        """The streams of random numbers: every draw has its own."""
+        num_parts = len(self.contexts) * len(self.tests)
+        return in_batches(range(self.num_draws * num_parts), self.num_draws)
 
 
 class Recovery(Experiment):
@@ -126,39 +148,89 @@ class Recovery(Experiment):
         )
 
     def _compare_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
-        """Tests after a few contexts with each number of draft tokens, and finally of all contexts together.
+        """Test after a few contexts with each number of draft tokens, and finally all contexts together.
 
         With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
         token already. With the run's own number the whole first proposal and its bonus token are generated. Both are
         counted as deep as the draws reach.
         """
-        settings, decoding = (
-            self.settings,
-            dataclasses.replace(self.settings.decoding, ignore_eos=True),
-        )
-        num_counted, size = num_counted_tokens(decoding.num_draft_tokens), settings.batch_size
+        plan = self._plan_draws(session, token_ids)
+        batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
+        num_batches = batches_each * len(plan.contexts) * len(plan.tests)
+        has_reference = session.reference() is not None
+        if not has_reference:
+            # Both arms draw.
+            num_batches *= 2
+        checks = []
+        with progress("drawing", num_batches) as advance, quick_collections():
+            exact = self._exact_outcomes(session, plan)
+            for place in range(len(plan.tests)):
+                checks.append(self._draw_and_check(session, plan, place, exact, advance))
+        for test, found in zip(plan.tests, checks, strict=True):
+            check = together(found)
+            needed = None
+            reference = session.reference()
+            if check.verdict == "undecided" and reference is not None:
+                say("working out how many draws would be enough")
+                enough = draws_needed(
+                    reference, plan.contexts, plan.decoding, test.test, plan.num_draws
+                )
+                needed = enough and enough * len(plan.contexts) * len(plan.tests)
+            self._add_sampled(test.num_draft_tokens, check, num_draws_needed=needed)
+
+    def _plan_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> _DrawPlan:
+        settings = self.settings
+        decoding = dataclasses.replace(settings.decoding, ignore_eos=True)
+        reference = session.reference()
         # Without a draft the number says no more than how many tokens are counted.
-        reference, k = session.reference(), decoding.num_draft_tokens
+        own_number = decoding.num_draft_tokens
         # A server's own number cannot be changed.
         fixed = settings.draft is None or not engine_of(settings).computes_here
-        numbers = [k] if fixed else list(dict.fromkeys((1, k)))
+        numbers = [own_number] if fixed else list(dict.fromkeys((1, own_number)))
         contexts = (
-            choose_contexts(reference, token_ids, decoding)
-            if reference
-            else last_contexts(token_ids)
+            last_contexts(token_ids)
+            if reference is None
+            else choose_contexts(reference, token_ids, decoding)
         )
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
         tests = [
-            SampledTest(num_counted_tokens(number), level, settings.shift) for number in numbers
+            _NumberTest(number, SampledTest(num_counted_tokens(number), level, settings.shift))
+            for number in numbers
         ]
-        num_draws = self._num_draws_each(reference, contexts, decoding, tests)
-        # Every draw has its own stream of random numbers.
-        streams = in_batches(range(num_draws * len(contexts) * len(numbers)), num_draws)
+        sampled = [test.test for test in tests]
+        num_draws = self._num_draws_each(reference, contexts, decoding, sampled)
+        return _DrawPlan(decoding, contexts, tests, num_draws)
 
-        def draw(
-            arm: Arm, context: Context, asked: DecodingSettings, streams: Sequence[int]
-        ) -> Iterator[Generation]:
+    def _exact_outcomes(self, session: Session, plan: _DrawPlan) -> list[Outcomes | None]:
+        """The exact distribution after each context; None where there is no reference."""
+        reference = session.reference()
+        if reference is None:
+            return [None] * len(plan.contexts)
+        num_counted = num_counted_tokens(plan.decoding.num_draft_tokens)
+        rare = MIN_EXPECTED / plan.num_draws
+        return [
+            exact_outcomes(reference, context.token_ids, plan.decoding, num_counted, rare)
+            for context in plan.contexts
+        ]
+
+    def _draw_and_check(
+        self,
+        session: Session,
+        plan: _DrawPlan,
+        place: int,
+        exact: Sequence[Outcomes | None],
+        advance: Callable[[str | None], None],
+    ) -> list[SampledCheck]:
+        """Open an engine for one number of draft tokens, and test its draws after each context."""
+        number, test = plan.tests[place]
+        asked = dataclasses.replace(
+            plan.decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens
+        )
+        size = self.settings.batch_size
+        engine = session.open(size, CONTEXT_TOKENS, asked, fault=self.settings.fault)
+
+        def draw(arm: Arm, context: Context, streams: Sequence[int]) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
                 question = session.ask([context.token_ids] * len(batch), batch, asked)
                 generation = generate(engine, arm, question)
@@ -168,43 +240,18 @@ class Recovery(Experiment):
                 yield generation
                 advance(None)
 
-        checks: list[list[SampledCheck]] = [[] for _ in numbers]
-        num_batches = len(streams) * len(in_batches(streams[0], size)) * (1 if reference else 2)
-        with progress("drawing", num_batches) as advance, quick_collections():
-            rare = MIN_EXPECTED / num_draws
-            exact: list[Outcomes | None] = [None] * len(contexts)
-            if reference is not None:
-                exact = [
-                    exact_outcomes(reference, found.token_ids, decoding, num_counted, rare)
-                    for found in contexts
-                ]
-            for place, (number, test) in enumerate(zip(numbers, tests, strict=True)):
-                asked = dataclasses.replace(
-                    decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens
-                )
-                engine = session.open(size, CONTEXT_TOKENS, asked, fault=settings.fault)
-                for context, outcomes, drawn in zip(
-                    contexts, exact, streams[place :: len(numbers)], strict=True
-                ):
-                    draws = draw(engine.arms[-1], context, asked, drawn)
-                    if outcomes is None:
-                        check = test.compare(
-                            list(draw(engine.arms[0], context, asked, drawn)), list(draws)
-                        )
-                    else:
-                        check = test.check(draws, outcomes)
-                    checks[place].append(check)
-                    prompt_index = self.prompts[context.prompt_index].index
-                    self._add_sampled(
-                        number, check, prompt_index=prompt_index, context_end=context.end
-                    )
-        for number, test, found in zip(numbers, tests, checks, strict=True):
-            check, needed = together(found), None
-            if check.verdict == "undecided" and reference is not None:
-                say("working out how many draws would be enough")
-                enough = draws_needed(reference, contexts, decoding, test, num_draws)
-                needed = enough and enough * len(contexts) * len(numbers)
-            self._add_sampled(number, check, num_draws_needed=needed)
+        checks = []
+        streams = plan.streams[place :: len(plan.tests)]
+        for context, outcomes, drawn in zip(plan.contexts, exact, streams, strict=True):
+            draws = draw(engine.arms[-1], context, drawn)
+            if outcomes is None:
+                check = test.compare(list(draw(engine.arms[0], context, drawn)), list(draws))
+            else:
+                check = test.check(draws, outcomes)
+            checks.append(check)
+            prompt_index = self.prompts[context.prompt_index].index
+            self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
+        return checks
 
     def _num_draws_each(
         self,

@@ -16,9 +16,9 @@ from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
+from harness.engines.reference import open_reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode_set
 from harness.experiments.progress import progress, say
@@ -208,7 +208,7 @@ class Session:
         decoding: DecodingSettings | None = None,
         **options: Any,
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one; `options` are those of `LocalEngine`."""
+        """Open the engine, with the pair loaded if it needs one; `options` are those of `Opening`."""
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
         asked = self.settings, decoding or self.settings.decoding, batch_size, longest_prompt
@@ -236,7 +236,7 @@ class Session:
                 planned = self._keeper.plan(settings) if here else plan_pair(*alone)
                 demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
                 pair = planned.place(demand, force=settings.force).load()
-                return LocalEngine(pair, settings.decoding, runner="eager")
+                return open_reference(pair, settings.decoding)
         except HarnessError as error:
             if here:
                 raise

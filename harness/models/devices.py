@@ -65,6 +65,12 @@ def synchronize(devices: Sequence[torch.device]) -> None:
         torch.cuda.synchronize(device)
 
 
+def release_memory(devices: Sequence[torch.device]) -> None:
+    """Give memory that is no longer used back to the GPUs among `devices`, pools of graphs too."""
+    if _gpus(devices):
+        torch.cuda.empty_cache()
+
+
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
     """Start a new period for `peak_memory_bytes`."""
     for device in _gpus(devices):

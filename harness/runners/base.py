@@ -108,6 +108,10 @@ class CacheRunner(Runner):
         self._lengths = [self._lengths[row] for row in rows]
         self._select(rows)
 
+    def close(self) -> None:
+        self._cache = DynamicCache()
+        self._lengths = []
+
     @abstractmethod
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Run the model over prompts into the empty `_cache` -> the tensors of a Step, for these

@@ -209,6 +209,14 @@ class PreparedRunner(StaticRunner):
         num_of_step = 2 if self._options.get("hidden_layers") else 1
         return Step(*outputs[:num_of_step]), outputs[num_of_step:]
 
+    def close(self) -> None:
+        """Give back memory. The prepared calls refer to this runner: without them it is freed at once."""
+        super().close()
+        self._calls.clear()
+        self._passes.clear()
+        self._views.clear()
+        self._prepared = None
+
     def keep(self, counts: Sequence[int]) -> None:
         if not isinstance(counts, Arriving) or self._slots is not self._prepared:
             super().keep(counts)

@@ -151,6 +151,10 @@ class SnapshotRunner(Runner):
         self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
 
+    def close(self) -> None:
+        self._state = None
+        self._ahead = None
+
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Raise RollbackError for a model that hands no state on."""

@@ -61,6 +61,10 @@ class StaticRunner(CacheRunner):
             self._slots = _NONE  # before the prompts take memory
         return super().start(prompts)
 
+    def close(self) -> None:
+        super().close()
+        self._slots = _NONE
+
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         return Step(*self._extend(tokens))

@@ -38,3 +38,6 @@ class WrappedRunner(Runner):
         self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
         return self._runner.decide(tokens, decision, *inputs)
+
+    def close(self) -> None:
+        self._runner.close()

@@ -12,9 +12,10 @@ from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.local import LocalEngine, not_finite
+from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
+from harness.engines.reference import not_finite
 from harness.engines.runner_choice import resolve
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.outcomes import exact_outcomes
@@ -61,12 +62,13 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
     )
     name, expected = written(pair, "eager")
     assert name == "eager"
-    runners: list[RunnerName] = ["auto", "static", "compiled"]
-    for runner in runners:
+    names: list[RunnerName] = ["auto", "static", "compiled"]
+    for runner in names:
         engine = open_engine(pair, runner)
         assert engine.runner == ("static" if runner == "auto" else runner)
         for ahead in (False, True):  # as where there is a GPU
-            engine._ahead = ahead
+            runners = dataclasses.replace(engine.runners, works_ahead=ahead)
+            engine.arms = [dataclasses.replace(arm, runners=runners) for arm in engine.arms]
             assert texts_of(engine) == expected
 
 
@@ -88,8 +90,8 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
     ):
         engine = open_engine(one, runner)
         assert engine.runner == runner
-        chosen = choose_contexts(engine, PROMPTS, DECODING)
-        prefixes = exact_outcomes(engine, PROMPTS[0], DECODING, 2, 0.001).prefixes
+        chosen = choose_contexts(engine.reference, PROMPTS, DECODING)
+        prefixes = exact_outcomes(engine.reference, PROMPTS[0], DECODING, 2, 0.001).prefixes
         found.append((texts_of(engine), chosen, prefixes))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
@@ -254,7 +256,7 @@ def test_logits_that_are_not_finite_are_an_error(
             list(arm.stream(question))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
-            engine.logits(PROMPTS)
+            engine.reference.logits(PROMPTS)
 
 
 @pytest.mark.parametrize(

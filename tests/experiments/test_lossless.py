@@ -63,7 +63,7 @@ def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEn
 @functools.cache
 def outcomes(decoding: DecodingSettings, dtype: torch.dtype) -> Outcomes:
     return exact_outcomes(
-        engine(dtype=dtype),
+        engine(dtype=dtype).reference,
         PROMPT,
         decoding,
         num_tokens=5,
@@ -107,7 +107,10 @@ def compare(
     faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
     texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
     assert sum(map(len, texts)) == 4 * 24
-    return [first_divergence(faulty, *parts) for parts in zip(prompts, texts, others, strict=True)]
+    return [
+        first_divergence(faulty.reference, *parts)
+        for parts in zip(prompts, texts, others, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,8 @@ def test_greedy_texts_give_faults_away(fault: Fault, dtype: torch.dtype) -> None
 
 def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     half, single = (
-        20.0 * engine(dtype=dtype).logit_rounding for dtype in (torch.bfloat16, torch.float32)
+        20.0 * engine(dtype=dtype).reference.logit_rounding
+        for dtype in (torch.bfloat16, torch.float32)
     )
     tie = Divergence(position=3, expected=1, actual=2, logit_margin=0.1, logit_tolerance=half)
     clear = Divergence(position=9, expected=1, actual=2, logit_margin=1.0, logit_tolerance=half)
@@ -203,7 +207,11 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
     def power(num_draws: int) -> float:
         known = [
             exact_outcomes(
-                engine(), context.token_ids, decoding, num_tokens, MIN_EXPECTED / num_draws
+                engine().reference,
+                context.token_ids,
+                decoding,
+                num_tokens,
+                MIN_EXPECTED / num_draws,
             )
             for context in contexts
         ]
@@ -211,12 +219,12 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
 
     few = 300
     assert power(few) < REQUIRED_POWER
-    needed = draws_needed(engine(), contexts, decoding, test, few)
+    needed = draws_needed(engine().reference, contexts, decoding, test, few)
     assert needed is not None
     assert power(needed) >= 0.97
     assert power(int(0.8 * needed)) < REQUIRED_POWER
     subtle = dataclasses.replace(test, shift=0.001)
-    assert draws_needed(engine(), contexts, decoding, subtle, few) is None
+    assert draws_needed(engine().reference, contexts, decoding, subtle, few) is None
 
 
 def test_the_power_that_is_expected_is_that_of_the_draws() -> None:

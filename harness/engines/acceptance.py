@@ -1,0 +1,52 @@
+"""Decoding settings as what the loops take: the warp, the rule of acceptance, prepared decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from harness.config.settings import DecodingSettings, Fault
+from harness.decoding.decisions import Decision, Draw, Judge
+from harness.decoding.rules import verify_block, verify_typical
+from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.verify import Offer, Verdict, verify
+from harness.decoding.warp import Warp
+from harness.engines.faults import LENIENCE, faulty_verification
+
+Verification = Callable[[Offer], Verdict]
+
+# The other rules are `verify`.
+_RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typical}
+
+
+class Acceptance(NamedTuple):
+    """A rule of acceptance with its lenience. Equal for equal settings."""
+
+    verification: Verification
+    lenience: float
+
+
+def warp_of(decoding: DecodingSettings) -> Warp:
+    """The warp that target and drafter share."""
+    return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
+
+
+def acceptance_of(decoding: DecodingSettings, fault: Fault) -> Acceptance:
+    """The rule of these settings, with the fault in it."""
+    bias = decoding.synthetic_acceptance
+    rule = _RULES.get(decoding.rule, verify) if bias is None else AcceptByCoin(bias)
+    lenience = LENIENCE if fault == "lenience" else decoding.lenience
+    return Acceptance(faulty_verification(fault, warp_of(decoding), rule), lenience)
+
+
+def decisions_of(
+    decoding: DecodingSettings, fault: Fault, widths: Sequence[int], *, deterministic: bool
+) -> dict[int, Decision]:
+    """What the loops decide after extensions of these widths, if every row is offered all tokens.
+
+    Args:
+        deterministic: whether proposals come without probabilities.
+    """
+    warp = warp_of(decoding)
+    judge = Judge(warp, *acceptance_of(decoding, fault), deterministic)
+    return {width: judge if width > 1 else Draw(warp) for width in widths}

@@ -1,0 +1,174 @@
+"""The runners of a loaded pair, prepared for the questions of a run, and its drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, Fault
+from harness.decoding.protocols import Runner
+from harness.engines.acceptance import decisions_of, warp_of
+from harness.engines.pair import Pair
+from harness.engines.runner_choice import build_runner
+from harness.menu.method import MakeDrafter
+from harness.menu.records import make_drafter, method_of
+from harness.models.loading import LoadedModel
+from harness.models.tokenizers import vocabulary_size
+from harness.runners.compiled import PreparedRunner
+from harness.runners.shared_prefix import sharing
+
+# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+_PREPARED = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanded:
+    """What runners are prepared for.
+
+    Attributes:
+        decoding: of the questions.
+        runner: to try first; a model that cannot have it gets a plainer one.
+        batch_size: the most rows of a batch.
+        longest_prompt: the most tokens of a prompt.
+        share_prefix: read the common beginning of a batch's prompts only once.
+        fault: a mistake in the decisions.
+    """
+
+    decoding: DecodingSettings
+    runner: RunnerName = "auto"
+    batch_size: int = 1
+    longest_prompt: int = 0
+    share_prefix: bool = False
+    fault: Fault = "none"
+
+    @property
+    def num_slots(self) -> int:
+        """The most tokens of a row, with those that are drafted beyond its end."""
+        decoding = self.decoding
+        return self.longest_prompt + decoding.max_new_tokens + decoding.most_draft_tokens + 1
+
+    @property
+    def numbers_drafted(self) -> list[int]:
+        """The numbers of draft tokens that are prepared."""
+        most = self.decoding.most_draft_tokens
+        if self.decoding.num_draft_tokens == "auto":
+            return [number for number in _PREPARED if number <= most]
+        return [most]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRunners:
+    """What a loaded pair decodes with.
+
+    Attributes:
+        target: the target's runner.
+        draft: the runner of the model that drafts, if one does.
+        draft_model: that model.
+        name: of the runners, for the column `runner`.
+        make_drafter: makes a drafter for a warp; None without a draft.
+        num_choices: the numbers of draft tokens that `auto` chooses from.
+        works_ahead: whether loops queue work before the host has read the last turn's; only a GPU
+            that runs prepared shapes would wait for the host.
+        setup_seconds: how long compiling and capturing took.
+    """
+
+    target: Runner
+    draft: Runner | None
+    draft_model: LoadedModel | None
+    name: str
+    make_drafter: MakeDrafter | None
+    num_choices: Sequence[int]
+    works_ahead: bool
+    setup_seconds: float
+
+    def close(self) -> None:
+        """Give back caches, compiled calls and graphs, whoever still refers to the runners."""
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+
+def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> PairRunners:
+    """Build the runners of a pair.
+
+    Args:
+        say: gets a line when a model cannot have the runner.
+
+    Raises:
+        SettingError: for a runner that the devices do not have, or a model that it cannot read.
+    """
+    target, target_name = _target_runner(pair, demanded, say)
+    draft: Runner | None = None
+    draft_model = None if pair.drafting is None else method_of(pair.drafting).model(pair)
+    runners = [target]
+    name: str = target_name
+    if draft_model is not None:
+        draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
+        runners.append(draft)
+        if draft_name != target_name:
+            name = f"{target_name}+{draft_name}"
+    prepared = [runner for runner in runners if isinstance(runner, PreparedRunner)]
+    if prepared and pair.head is not None and pair.drafting is not None:
+        cause = f"drafts without runner={name}, which no head can have"
+        say(f"{pair.drafting.name} {cause}: it could be faster")
+    num_choices: Sequence[int] = range(demanded.decoding.most_draft_tokens + 1)
+    if prepared:
+        num_choices = [0, *demanded.numbers_drafted]
+    if demanded.share_prefix:
+        target = sharing(target)
+        draft = None if draft is None else sharing(draft)
+    make = None if pair.drafting is None else make_drafter(pair, draft, pair.vocabulary_size)
+    return PairRunners(
+        target=target,
+        draft=draft,
+        draft_model=draft_model,
+        name=name,
+        make_drafter=make,
+        num_choices=num_choices,
+        works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",
+        setup_seconds=sum(runner.setup_seconds for runner in prepared),
+    )
+
+
+def _target_runner(
+    pair: Pair, demanded: Demanded, say: Callable[[str], None]
+) -> tuple[Runner, RunnerName]:
+    decoding = demanded.decoding
+    drafting = pair.drafting
+    method = None if drafting is None else method_of(drafting)
+    widths = [1]
+    if method is not None:
+        # A proposal is verified together with the token before it.
+        widths += [number + 1 for number in demanded.numbers_drafted]
+    deterministic = method is not None and method.deterministic
+    decisions = decisions_of(decoding, demanded.fault, widths, deterministic=deterministic)
+    warp = warp_of(decoding)
+    return build_runner(
+        pair.target,
+        demanded.runner,
+        pair.vocabulary_size,
+        say,
+        shapes=(demanded.batch_size, demanded.num_slots, tuple(widths), (), warp, decisions),
+        hidden_layers=() if method is None else tuple(method.layers(pair)),
+    )
+
+
+def _draft_runner(
+    pair: Pair, model: LoadedModel, demanded: Demanded, say: Callable[[str], None]
+) -> tuple[Runner, RunnerName]:
+    size = pair.vocabulary_size
+    num_drawn = tuple(demanded.numbers_drafted)
+    if pair.translation is not None:
+        # Its logits are those of its own tokens, and it draws one at a time.
+        size = vocabulary_size(model.model.config)
+        num_drawn = ()
+    warp = warp_of(demanded.decoding)
+    return build_runner(
+        model,
+        demanded.runner,
+        size,
+        say,
+        shapes=(demanded.batch_size, demanded.num_slots, (1, 2), num_drawn, warp),
+        drafts=True,
+    )

@@ -1,0 +1,105 @@
+"""Exact logits of a loaded model, to check texts against, and errors about logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings
+from harness.engines.acceptance import warp_of
+from harness.engines.pair import Pair
+from harness.engines.pair_runners import Demanded, PairRunners, open_runners
+
+
+class ModelReference:
+    """A `Reference` over runners of a loaded pair. Each call begins a new batch on them."""
+
+    def __init__(self, pair: Pair, runners: PairRunners) -> None:
+        self._pair = pair
+        self._runners = runners
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See `Reference`."""
+        return self._pair.vocabulary_size
+
+    @property
+    def logit_rounding(self) -> float:
+        """See `Reference`.
+
+        4 units of the format in half precision, where rounding the logits themselves is most of it;
+        16 in float32, where the roundings of all layers add up (0.9 and 6 per logit were seen in 24
+        layers). With activations in 8 bits it is 4 steps of those, in any format of the rest.
+        """
+        target = self._pair.target
+        if getattr(target.model, "is_loaded_in_8bit", False):
+            return 4 / 127
+        format_info = torch.finfo(target.dtype)
+        num_units = 4 if format_info.bits == 16 else 16
+        return num_units * format_info.eps
+
+    def logits(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """See `Reference.logits`."""
+        logits = self._runners.target.start(prompts).logits
+        if continuations is not None and continuations[0]:
+            tokens = torch.tensor(continuations, device=logits.device)
+            logits = self._runners.target.extend(tokens).logits[:, -1]
+        finite = logits.amax(-1).isfinite()
+        if not finite.all():
+            row = finite.tolist().index(False)
+            length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
+            raise not_finite(self._pair, "model", f"token {length} of prompt and text")
+        return logits.float()
+
+    def draft_probabilities(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
+    ) -> Tensor | None:
+        """See `Reference.draft_probabilities`."""
+        make = self._runners.make_drafter
+        if make is None:
+            return None
+        drafter = make(warp_of(decoding))
+        drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
+        uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
+        probabilities = drafter.propose(1, uniforms).probabilities
+        return None if probabilities is None else probabilities[:, 0]
+
+    def close(self) -> None:
+        """Give back the memory of the runners."""
+        self._runners.close()
+
+
+def open_reference(
+    pair: Pair,
+    decoding: DecodingSettings,
+    longest_prompt: int = 0,
+    say: Callable[[str], None] = lambda message: None,
+) -> ModelReference:
+    """A reference over a loaded pair, with plain runners of its own."""
+    demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=longest_prompt)
+    return ModelReference(pair, open_runners(pair, demanded, say))
+
+
+def not_finite(pair: Pair, role: str, place: str) -> RunError:
+    """The error for logits of a model, by its role, that are no numbers."""
+    is_draft = role == "draft"
+    loaded = pair.draft if is_draft and pair.draft is not None else pair.target
+    name = loaded.settings.name
+    if is_draft and pair.drafting is not None:
+        name = pair.drafting.name
+    held = str(loaded.dtype).removeprefix("torch.")
+    what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
+    # bfloat16 has the range of float32; a draft that is no model computes in the target's format.
+    wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
+    if wider is None:
+        return RunError(f"{what}; check its weights")
+    setting = "model.dtype" if loaded is pair.target else "draft.dtype"
+    return RunError(f"{what}; its numbers overflow: try {setting}={wider}, or check its weights")
