@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.report.recovery import losses, recovery_document, recovery_table, summarise
+from harness.report.recovery import (
+    accuracy_losses,
+    losses,
+    recovery_document,
+    recovery_table,
+    summarise,
+)
 from harness.report.runs import Run
 from harness.report.table import Line, Table
 from harness.report.terminal import print_document
@@ -165,19 +171,19 @@ def test_several_runs_are_one_row_each() -> None:
 
 def test_losses_are_said_of_real_checks_alone() -> None:
     control = Run(rows({}, {"verdict": "lossy"}, fault="lenience"))
-    assert losses([], [control]) == []
-    assert losses([], [control, Run(rows())]) == ["Lossless in every check: tiny with tiny_draft."]
-    assert losses([], [Run(rows({"verdict": "lossy"}))]) == ["Lossy: tiny with tiny_draft."]
+    assert losses([control]) == []
+    assert losses([control, Run(rows())]) == ["Lossless in every check: tiny with tiny_draft."]
+    assert losses([Run(rows({"verdict": "lossy"}))]) == ["Lossy: tiny with tiny_draft."]
     evaluated = EvalRow(
         model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
     )
     compared = dataclasses.replace(evaluated, difference=-0.021, mcnemar_p_value=0.3)
-    assert losses([Run([evaluated])], []) == []
-    assert losses([Run([compared])], []) == [
+    assert accuracy_losses([Run([evaluated])]) == []
+    assert accuracy_losses([Run([compared])]) == [
         "No significant difference in accuracy between the arms (1 evaluation)."
     ]
     differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
-    (sentence,) = losses([Run([differing]), Run([compared])], [])
+    (sentence,) = accuracy_losses([Run([differing]), Run([compared])])
     assert mentions(sentence, "differs", "p < 0.05", "13B with 7B", "-2.1 points")
 
 
