@@ -16,7 +16,7 @@ def test_without_a_command_it_lists_them(harness: Harness) -> None:
 
 def test_help_lists_settings_and_presets(harness: Harness) -> None:
     shown = harness("latency", "--help").stdout
-    for expected in ("num_draft_tokens: 4", "7B", "tiny_draft", "-m sweeps"):
+    for expected in ("decoding.num_draft_tokens", "7B", "tiny_draft", "-m sweeps"):
         assert expected in shown
 
 

@@ -32,6 +32,16 @@ class RunSettings:
     """Settings that all commands have.
 
     Attributes:
+        model: the target, whose output is wanted.
+        draft: what proposes tokens; None measures the target alone.
+        decoding: how tokens are chosen.
+        placement: where the models are.
+        results: where rows go.
+        dtype: number format of weights that are not quantized; `auto` is float32 on a CPU and the
+            checkpoint's own half format on a GPU, with 8-bit weights float16.
+        seed: the seed of all random numbers.
+        batch_size: rows decoded at once.
+        chat_template: whether prompts go through the tokenizer's template; `auto` where it has one.
         resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also
             those of a server that does not tell when it was started, or was started again.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.

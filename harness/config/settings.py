@@ -73,12 +73,17 @@ class ModelSettings:
     Attributes:
         name: as typed on the command line, `7B_8bit`.
         repository: a hub repository or a directory; the tokenizer comes from there too unless `tokenizer` is set.
+        revision: branch, tag or commit of the repository; None for its main branch.
         architecture: keyword arguments of the transformers configuration, including `model_type`, so that planning
             and random weights need no network. None for models named by path.
-        dtype: of the weights that are not quantized; None for the run's.
+        quantization: how bitsandbytes quantizes the weights as they load; a suffix of the
+            name, `7B_8bit`, does the same.
+        dtype: number format of the weights that are not quantized; None for the run's.
         placement: strategy for this model alone; None for the run's.
         gpus: how many GPUs this model may use; None for the placement's.
         gguf_file: file name inside `repository` when the weights are GGUF.
+        tokenizer: a repository or a directory; None for the model's own.
+        trust_remote_code: run code that comes with the repository.
     """
 
     name: str
@@ -174,6 +179,7 @@ class DecodingSettings:
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
+        max_new_tokens: the most new tokens of an answer.
         rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
             accepts whole blocks and is lossless too; `typical` accepts likely tokens, which is lossy.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
@@ -238,6 +244,8 @@ class PromptSettings:
     """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file; see `experiments/prompts.py`.
 
     Attributes:
+        name: as rows and tables call it.
+        file: its file.
         too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
             or only their last tokens are read.
     """
@@ -253,7 +261,11 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """Where rows go. `file` collects the rows of every run; relative to the working directory; None collects none."""
+    """Where rows go.
+
+    Attributes:
+        file: collects the rows of every run; relative to the working directory; None collects none.
+    """
 
     file: str | None
 

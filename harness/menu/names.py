@@ -15,6 +15,7 @@ completion. The source here knows
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import typing
 from collections.abc import Callable, Collection
@@ -284,3 +285,10 @@ def register() -> None:
     }
     for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
+    OmegaConf.register_new_resolver("command_help", _command_help, replace=True)
+
+
+def _command_help(*, _root_: Any) -> str:
+    # It needs what this module defines.
+    template = importlib.import_module("harness.menu.help").template
+    return str(template(_root_))

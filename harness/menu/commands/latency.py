@@ -26,8 +26,9 @@ class LatencySettings(PromptedSettings):
         num_warmup: batches that every arm decodes first and that are not counted.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
-        laps: of an engine that keeps requests in flight: how often its arms take turns.
-        num_resamples: of the paired bootstrap.
+        laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
+            prompts and batch size.
+        num_resamples: samples of the paired bootstrap.
         test: two short prompts, to see that a pair works at all; marked in the row.
         profile: also write a trace of a few iterations of each arm, after the measurement.
     """

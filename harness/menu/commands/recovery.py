@@ -102,6 +102,9 @@ class Recovery(Command):
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         ("-m fault=residual_warped_twice,bonus_from_wrong_position,lenience", "several controls"),
     )
+    notes = (
+        "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."
+    )
     place = 4
     settings = RecoverySettings
     experiment = "harness.experiments.recovery"

@@ -16,12 +16,14 @@ class ServeSettings(RunSettings):
     """`serve`: the pair over HTTP. `decoding` is what requests leave out.
 
     Attributes:
-        host, port: to listen on; port 0 takes a free one.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
         api_key_variable: name of the environment variable with the key that requests must bring.
         batch_size: answers that are generated at once.
         max_waiting: answers that may wait beyond those.
-        max_prompt_tokens, max_new_tokens: of one answer, at most.
-        max_body_mb: of a request, in MB (10^6 bytes).
+        max_prompt_tokens: the most tokens of a prompt.
+        max_new_tokens: the most new tokens of an answer.
+        max_body_mb: the largest request, in MB (10^6 bytes).
         reports: CSV files and directories that the page draws.
     """
 

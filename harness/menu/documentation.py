@@ -1,0 +1,227 @@
+"""Settings as their own classes describe them: `docs/settings.md`, and what `--help` is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from omegaconf import OmegaConf
+
+from harness.config.engines import EngineSettings
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+from harness.menu import names
+from harness.menu.records import COMMANDS, ENGINES, METHODS, commands
+
+# The groups of settings that every command has, apart from drafts and engines.
+GROUPS: dict[str, type] = {
+    "decoding": DecodingSettings,
+    "model": ModelSettings,
+    "placement": PlacementSettings,
+    "prompts": PromptSettings,
+    "results": ResultSettings,
+}
+
+_WORDS = {True: "true", False: "false", None: "null"}
+
+
+class Setting(NamedTuple):
+    """One setting.
+
+    Attributes:
+        name: as it is typed, `decoding.top_p`.
+        choices: the words that it takes; none for numbers, texts and lists.
+        default: what it is where nothing is typed; MISSING where it must be set or follows from a preset.
+        meaning: half a line or more.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+    default: Any
+    meaning: str
+
+    def shown_default(self) -> str:
+        """The default as it is typed."""
+        return "" if self.default is dataclasses.MISSING else as_typed(self.default)
+
+
+def as_typed(value: Any) -> str:
+    """A value as a user types it."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_typed, value))}]"
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
+    return str(value)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What the fields of a dataclass mean, from the `Attributes:` of its docstring and of its bases'."""
+    found: dict[str, str] = {}
+    for ancestor in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(ancestor):
+            found |= _attributes(ancestor.__doc__ or "")
+    return found
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    _, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            # Another section.
+            break
+        match = re.fullmatch(r" {4}(\w+): (.*)", line)
+        if match:
+            name, found[match[1]] = match[1], match[2]
+        elif line.strip() and name:
+            found[name] += f" {line.strip()}"
+    return {name: _in_words_of_a_user(text) for name, text in found.items()}
+
+
+def _in_words_of_a_user(text: str) -> str:
+    for value, word in _WORDS.items():
+        text = re.sub(rf"\b{value}\b", word, text)
+    return text
+
+
+def described(kind: type, fields: Iterable[str], prefix: str = "") -> list[Setting]:
+    """Some fields of a dataclass as settings."""
+    about = meanings(kind)
+    hints = typing.get_type_hints(kind)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    return [
+        Setting(prefix + name, _choices(hints[name]), defaults[name], about.get(name, ""))
+        for name in fields
+    ]
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The words that a value may be."""
+    if hint is bool:
+        return ("true", "false")
+    if typing.get_origin(hint) is Literal:
+        return tuple(map(str, typing.get_args(hint)))
+    return tuple(word for part in typing.get_args(hint) for word in _choices(part))
+
+
+def of_group(group: str) -> list[Setting]:
+    """The settings of a group that every command has."""
+    kind = GROUPS[group]
+    chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
+    fields = [field.name for field in dataclasses.fields(kind) if field.name not in chosen]
+    return described(kind, fields, f"{group}.")
+
+
+def of_command(kind: type[RunSettings]) -> list[Setting]:
+    """The settings that only this command has."""
+    common = {field.name for field in dataclasses.fields(PromptedSettings)}
+    own = [field.name for field in dataclasses.fields(kind) if field.name not in common]
+    return described(kind, own)
+
+
+def of_all_commands(kind: type[RunSettings] = RunSettings) -> list[Setting]:
+    """The settings outside groups that every command has."""
+    hints = typing.get_type_hints(RunSettings)
+    plain = [
+        field.name
+        for field in dataclasses.fields(RunSettings)
+        if not any(
+            dataclasses.is_dataclass(part)
+            for part in (hints[field.name], *typing.get_args(hints[field.name]))
+        )
+    ]
+    return described(kind, plain)
+
+
+def of_method(kind: type[DraftSettings]) -> list[Setting]:
+    """The settings of a way to draft, without those that every model has."""
+    common = {field.name for field in dataclasses.fields(DraftSettings)}
+    return described(kind, [name for name in kind.setting_names() if name not in common], "draft.")
+
+
+def of_engine(kind: type[EngineSettings]) -> list[Setting]:
+    """The settings of an engine."""
+    return described(kind, [name for name in kind.setting_names() if name != "name"], "engine.")
+
+
+def departures(command: str) -> Mapping[str, Any]:
+    """The defaults that a command's configuration gives to settings of all commands, by name."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(names.CONF / f"{command}.yaml"))
+    found = {}
+    groups = [("", of_all_commands())] + [(group, of_group(group)) for group in GROUPS]
+    for group, settings in groups:
+        given = config.get(group, {}) if group else config
+        for setting in settings:
+            last = setting.name.rpartition(".")[2]
+            if last in given and given[last] != setting.default:
+                found[setting.name] = given[last]
+    return found
+
+
+def document() -> str:
+    """`docs/settings.md`."""
+    parts = [
+        "# Settings",
+        "Generated by `python -m harness.menu.documentation > docs/settings.md`; "
+        "`python -m harness COMMAND --help` shows the same.",
+        "## Of all commands",
+        _table(of_all_commands()),
+    ]
+    for group in GROUPS:
+        parts += [f"### {group}", _first_line(GROUPS[group]), _table(of_group(group))]
+    for command in commands():
+        if command.settings is None or not COMMANDS.is_built_in(command.name):
+            continue
+        parts += [f"## {command.name}", f"{command.summary[:1].upper()}{command.summary[1:]}."]
+        own = of_command(command.settings)
+        if own:
+            parts.append(_table(own))
+        other = departures(command.name)
+        if other:
+            listed = ", ".join(f"`{name}={as_typed(value)}`" for name, value in other.items())
+            parts.append(f"Other defaults here: {listed}.")
+    parts.append("## What drafts")
+    for name, method in METHODS.all().items():
+        title = f"draft={name}" if method.named else name
+        parts += [f"### {title}", f"{method.summary[:1].upper()}{method.summary[1:]}."]
+        if own := of_method(method.settings):
+            parts.append(_table(own))
+    parts.append("## Engines")
+    for name, engine in ENGINES.all().items():
+        parts += [f"### engine={name}", f"{engine.summary[:1].upper()}{engine.summary[1:]}."]
+        parts.append(_table(of_engine(engine.settings)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def _table(settings: Iterable[Setting]) -> str:
+    lines = ["| setting | default | choices | |", "|---|---|---|---|"]
+    for setting in settings:
+        default = setting.shown_default()
+        cells = [
+            f"`{setting.name}`",
+            f"`{default}`" if default else "",
+            " ".join(f"`{choice}`" for choice in setting.choices),
+            setting.meaning.replace("|", "\\|"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")

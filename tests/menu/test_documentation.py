@@ -1,0 +1,107 @@
+"""Settings explain themselves, in `--help` and in docs/settings.md, and their defaults agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.menu import documentation
+from harness.menu.command import Command
+from harness.menu.documentation import Setting
+from harness.menu.names import CONF
+from harness.menu.records import ENGINES, METHODS, commands
+from in_process import Harness
+
+ROOT = Path(__file__).parents[2]
+WITH_SETTINGS = [command for command in commands() if command.settings is not None]
+# What commands mean otherwise than all commands do, on purpose.
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "latency": {"decoding.ignore_eos": "auto"},
+    "compare": {"decoding.ignore_eos": False},
+    "eval": {
+        "batch_size": 64,
+        "chat_template": "never",
+        "decoding.max_new_tokens": 8,
+        "decoding.ignore_eos": False,
+    },
+    "recovery": {"batch_size": 512},
+    "distill": {"decoding.ignore_eos": False},
+    "plan": {},
+    "serve": {"batch_size": 16, "decoding.ignore_eos": False},
+}
+
+
+def every_setting() -> list[Setting]:
+    found = documentation.of_all_commands()
+    for group in documentation.GROUPS:
+        found += documentation.of_group(group)
+    for command in WITH_SETTINGS:
+        assert command.settings is not None
+        found += documentation.of_command(command.settings)
+    for method in METHODS.all().values():
+        found += documentation.of_method(method.settings)
+    for engine in ENGINES.all().values():
+        found += documentation.of_engine(engine.settings)
+    return found
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert [setting.name for setting in every_setting() if not setting.meaning] == []
+
+
+def test_the_page_is_current() -> None:
+    """python -m harness.menu.documentation > docs/settings.md"""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == documentation.document()
+
+
+@pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
+def test_configurations_and_classes_have_the_same_defaults(command: Command) -> None:
+    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{command.name}.yaml"))
+    assert command.settings is not None
+    for setting in documentation.of_command(command.settings):
+        written = config.get(setting.name, setting.default)
+        default = setting.default
+        if "${" not in str(written):
+            assert written == (list(default) if isinstance(default, tuple) else default)
+    departures = {
+        name: value
+        for name, value in documentation.departures(command.name).items()
+        if not name.startswith("results.")
+    }
+    assert departures == OTHERWISE[command.name]
+
+
+def test_what_all_commands_share_has_the_same_defaults() -> None:
+    assert set(documentation.departures("common")) == {"results.file"}
+
+
+@pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
+def test_help_says_what_each_setting_means_within_80_columns(
+    harness: Harness, command: Command
+) -> None:
+    shown = harness(command.name, "--help").stdout
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert command.settings is not None
+    for setting in documentation.of_command(command.settings):
+        assert f"\n  {setting.name}" in shown
+    assert "decoding.temperature    0 is greedy [0.5]" in shown
+
+
+def test_help_lists_the_settings_of_what_is_chosen(harness: Harness) -> None:
+    plain = harness("latency", "--help").stdout
+    assert "draft.max_ngram" not in plain
+    lookup = harness("latency", "draft=lookup", "draft.max_ngram=5", "--help").stdout
+    assert "draft.max_ngram         tokens that must have occurred before, at most [5]" in lookup
+    server = harness("latency", "engine=server", "engine.url=http://a/v1", "--help").stdout
+    assert "engine.rate" in server
+
+
+def test_the_shell_is_offered_the_settings_of_the_chosen_draft(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for draft, expected in (("lookup", ["draft.max_ngram="]), ("suffix", [])):
+        monkeypatch.setenv("COMP_LINE", f"harness latency draft={draft} draft.max_n")
+        assert harness("-sc", "query=bash").stdout.split() == expected
