@@ -61,9 +61,14 @@ def files_digest(directory: Path) -> str:
 def hub_commit(repository: str, revision: str | None) -> str | None:
     """The commit that a repository's revision has in the hub's local cache; None if not there."""
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name
 
-    name = repo_folder_name(repo_id=repository, repo_type="model")
+    try:
+        name = repo_folder_name(repo_id=repository, repo_type="model")
+    except HFValidationError:
+        # A directory that is not there; reading the model says so.
+        return None
     cache = Path(constants.HF_HUB_CACHE) / name
     if revision and (cache / "snapshots" / revision).is_dir():
         return revision
