@@ -222,7 +222,7 @@ class DFlash(HeadKind):
         """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dflash"
-        return "dflash_config" in raw or (_has_blocks(raw) and not raw.get("markov_rank"))
+        return "dflash_config" in raw or (has_blocks(raw) and not raw.get("markov_rank"))
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
         """See `HeadKind.config`."""
@@ -273,7 +273,7 @@ class DFlash(HeadKind):
         return raw, {}
 
 
-def _has_blocks(raw: Mapping[str, Any]) -> bool:
+def has_blocks(raw: Mapping[str, Any]) -> bool:
     """Whether a flat configuration is of a head that drafts blocks."""
     return "target_layer_ids" in raw and "block_size" in raw
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.drafting.kinds.dflash import DFlash
+from harness.drafting.kinds.dflash import DFlash, has_blocks
 
 
 class DSpark(DFlash):
@@ -20,8 +20,8 @@ class DSpark(DFlash):
         """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dspark"
-        has_blocks = "target_layer_ids" in raw and "block_size" in raw
-        return has_blocks and "dflash_config" not in raw and bool(raw.get("markov_rank"))
+        is_flat = has_blocks(raw) and "dflash_config" not in raw
+        return is_flat and bool(raw.get("markov_rank"))
 
 
 RECORD = DSpark()
