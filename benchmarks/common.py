@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
 from harness.decoding.kernels import without_plans
-from harness.engines.pair import Pair, PlacedPair, plan_pair
+from harness.engines.keeper import PairKeeper
+from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
@@ -70,9 +71,6 @@ def cpu_settings(options: argparse.Namespace, *overrides: str) -> LatencySetting
 def place(settings: LatencySettings, prompt_tokens: int) -> PlacedPair:
     """Find devices for the settings' pair and its caches."""
     decoding = settings.decoding
-    planned = plan_pair(
-        settings.model, settings.draft, settings.placement, settings.dtype, weights=settings.weights
-    )
     demand = Demand(
         settings.batch_size,
         prompt_tokens,
@@ -80,7 +78,7 @@ def place(settings: LatencySettings, prompt_tokens: int) -> PlacedPair:
         decoding.most_draft_tokens,
         settings.runner,
     )
-    return planned.place(demand)
+    return PairKeeper().place(settings, demand)
 
 
 def load(settings: LatencySettings, prompt_tokens: int = 128) -> Pair:

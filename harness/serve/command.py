@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from harness.config.errors import SettingError
-from harness.engines.pair import plan_pair
+from harness.engines.keeper import PairKeeper
 from harness.menu.commands.serve import ServeSettings
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
@@ -55,16 +55,13 @@ def run(
     # Before the weights load, which may take minutes.
     listening = _listen(settings)
     try:
-        models = settings.model, settings.draft, settings.placement, settings.dtype
-        planned = plan_pair(*models, weights=settings.weights)
+        keeper = PairKeeper()
         limits = settings.max_prompt_tokens, settings.max_new_tokens, settings.most_draft_tokens
-        placed = planned.place(
-            Demand(settings.batch_size, *limits, settings.runner), force=settings.force
-        )
+        placed = keeper.place(settings, Demand(settings.batch_size, *limits, settings.runner))
         _say(placed.describe())
-        pair = placed.load()
+        keeper.load()
         with loading():
-            service = Service(pair, settings, _say)
+            service = Service(keeper, settings, _say)
         gc.collect()
         gc.freeze()
     except BaseException as error:

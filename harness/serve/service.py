@@ -15,9 +15,9 @@ import torch
 from starlette.exceptions import HTTPException
 
 from harness.config.machine import threads_are_set
-from harness.engines.local import LocalArm, LocalEngine
-from harness.engines.pair import Pair
-from harness.engines.protocol import Question
+from harness.engines.keeper import PairKeeper
+from harness.engines.local import LocalArm
+from harness.engines.protocol import Engine, Question
 from harness.engines.race import told
 from harness.engines.timing import Generation, generate, run_lap
 from harness.menu.commands.serve import ServeSettings
@@ -39,10 +39,15 @@ class Service:
         started: on the wall clock, in seconds.
     """
 
-    def __init__(self, pair: Pair, settings: ServeSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]
+    ) -> None:
+        pair = keeper.load()
         self.settings, self.tokenizer = settings, pair.tokenizer
         self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
-        self._pair, self._say = pair, say
+        self._keeper = keeper
+        self._pair = pair
+        self._say = say
         self._vocabulary = pair.vocabulary_size
         contexts = (
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
@@ -165,19 +170,14 @@ class Service:
             stop_tokens |= self._pair.stop_tokens()
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
-    def _open(self) -> LocalEngine:
+    def _open(self) -> Engine:
         """Open the engine and warm up its arms."""
         settings = self.settings
         # First, because on a busy machine even checks and warm-up would take minutes.
         choice = self._first_threads()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
-        engine = LocalEngine(
-            self._pair,
-            decoding,
-            runner=settings.runner,
-            batch_size=settings.batch_size,
-            longest_prompt=settings.max_prompt_tokens,
-            say=self._say,
+        engine = self._keeper.open(
+            settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
         )
         # Compiled code has its number of threads in it.
         if choice is not None and "compiled" not in str(engine.runner):
