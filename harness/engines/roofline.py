@@ -44,6 +44,11 @@ class Roof:
     step_bytes: int
     floor_ms: float | None
 
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of the devices together; with one device it is that device's own."""
+        return self.step_bytes / self.floor_ms * 1000 if self.floor_ms else None
+
 
 @functools.cache
 def known_gpus() -> tuple[Gpu, ...]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.errors import RunError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
-from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
-from harness.engines.requests import RequestRecord, request_columns
+from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
-from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
-from harness.experiments.ends import end_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
+from harness.experiments.measured_arm import MeasuredArm, prediction
 from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
@@ -31,7 +29,7 @@ from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
-from harness.results.acceptance import Acceptance, mean_length_per_request, predicted_speedup
+from harness.results.acceptance import Acceptance
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -46,36 +44,6 @@ _MOST_WARMUP = 4
 PROMPTS_FILE = "latency_prompts.csv"
 
 
-@dataclass
-class Measurement:
-    """The work of one arm, batch by batch.
-
-    Attributes:
-        generations: the timed ones.
-        phases: from the pass under stopwatches.
-        divergences: of greedy speculative output from the regular one, by prompt; None where there is none.
-    """
-
-    generations: list[Generation] = field(default_factory=list)
-    phases: Phases = field(default_factory=Phases)
-    divergences: dict[int, Divergence | None] = field(default_factory=dict)
-
-    @property
-    def requests(self) -> list[RequestRecord]:
-        return [request for generation in self.generations for request in generation.requests]
-
-    @property
-    def times(self) -> dict[int, float]:
-        """Milliseconds per token, see `Generation.times`."""
-        return {
-            index: ms for generation in self.generations for index, ms in generation.times.items()
-        }
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return sum((generation.acceptance for generation in self.generations), Acceptance())
-
-
 class Latency(Experiment):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine queues.
 
@@ -88,7 +56,7 @@ class Latency(Experiment):
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(self.settings.num_prompts)
         self._check_batch()
-        self.measured = {name: Measurement() for name in settings.arms}
+        self.measured = {name: MeasuredArm(name) for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
         self.suspicion: dict[str, Any] = {}
         self.identical: dict[str, float | None] = {}
@@ -106,9 +74,54 @@ class Latency(Experiment):
         self._check_batch()
         if self.overridden:
             say(self.overridden)
-        batch_size, longest = min(settings.batch_size, len(token_ids)), max(map(len, token_ids))
-        placed = session.place(settings.batch_size, longest)
-        engine = session.open(batch_size, longest)
+        batch_size = min(settings.batch_size, len(token_ids))
+        lengths = [len(ids) for ids in token_ids]
+        placed = session.place(settings.batch_size, max(lengths))
+        engine = session.open(batch_size, max(lengths))
+        if settings.weights == "stored":
+            self.end_tokens = session.end_tokens()
+        questions = self._questions(session, engine, token_ids)
+        self.num_units = len(questions)
+        warmup = self._warmup(session, token_ids, batch_size)
+        if settings.engine.aa:
+            self._compare_identical(session, engine, questions, warmup)
+        self._race(session, engine, questions, warmup)
+        self._check_failures()
+        self._suspect(engine, questions)
+        if placed is not None:
+            # On average half of the new tokens are there.
+            context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
+            self.roofs = roofs(placed, batch_size, round(context))
+            if settings.profile:
+                self.profiles = profile_arms(engine, questions[0], session.directory)
+
+    def rows(self, session: Session) -> list[LatencyRow]:
+        """One row per arm, with None for anything that was not measured."""
+        digest = self.prompt_set.digest
+        rows = [
+            session.row(
+                LatencyRow,
+                measured.acceptance,
+                arm=name,
+                prompts_digest=digest,
+                **self._figures(measured),
+            )
+            for name, measured in self.measured.items()
+        ]
+        return judged(rows)
+
+    def document(self, rows: Sequence[LatencyRow]) -> Document:
+        """The report of this run, and its profiles."""
+        return (
+            [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
+        )
+
+    def _race(
+        self, session: Session, engine: Engine, questions: Sequence[Question], warmup: Question
+    ) -> None:
+        """Time both arms, and what they spend their time on."""
+        on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
+        quietness = self.quietness = Quietness(on_gpus, say)
         watched = engine.watched()
         for arm, phases in watched:
             self.measured[arm.name].phases = phases
@@ -120,57 +133,22 @@ class Latency(Experiment):
                 self._keep(session, question, generations, list(generations))
 
         def ended(question: Question, generations: dict[str, Generation]) -> None:
-            assert self.quietness is not None
-            self.quietness.look()
+            quietness.look()
             # A lap may take long: it must not be lost with the other arm's.
             if engine.queues:
                 self._keep(session, question, generations, list(generations)[-1:])
 
-        if settings.weights == "stored":
-            self.end_tokens = session.end_tokens()
-        questions = self._questions(session, engine, token_ids)
-        self.num_units = len(questions)
-        warmup = self._warmup(session, token_ids, batch_size)
-        if settings.engine.aa:
-            self._compare_identical(session, engine, questions, warmup)
-        on_gpus = engine_of(settings).computes_here and bool(gpu_names())
-        self.quietness = Quietness(on_gpus, say)
-        session.race(
-            questions, note, settings.num_warmup, warmup=warmup, allow_failures=True, ended=ended
-        )
-        self._check_failures()
-        other = not engine_of(settings).own_loop and settings.decoding.temperature > 0
-        if other and len(engine.arms) > 1:
-            regular, speculative = self.measured.values()
-            told = regular.generations, speculative.acceptance
-            self.suspicion = suspicion(engine, questions, *told)
-        # On average half of the new tokens are there.
-        context = statistics.fmean(map(len, token_ids)) + settings.decoding.max_new_tokens / 2
-        if placed is not None:
-            self.roofs = roofs(placed, batch_size, round(context))
-            if settings.profile:
-                self.profiles = profile_arms(engine, questions[0], session.directory)
+        how_often = self.settings.num_warmup
+        session.race(questions, note, how_often, warmup=warmup, allow_failures=True, ended=ended)
 
-    def rows(self, session: Session) -> list[LatencyRow]:
-        """One row per arm, with None for anything that was not measured."""
-        digest = self.prompt_set.digest
-        rows = [
-            session.row(
-                LatencyRow,
-                measurement.acceptance,
-                arm=name,
-                prompts_digest=digest,
-                **self._figures(name),
-            )
-            for name, measurement in self.measured.items()
-        ]
-        return judged(rows)
-
-    def document(self, rows: Sequence[LatencyRow]) -> Document:
-        """The report of this run, and its profiles."""
-        return (
-            [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
-        )
+    def _suspect(self, engine: Engine, questions: Sequence[Question]) -> None:
+        """Ask whether another engine's sampling looks right."""
+        settings = self.settings
+        sampled = settings.decoding.temperature > 0
+        if engine_of(settings).own_loop or not sampled or len(engine.arms) == 1:
+            return
+        regular, speculative = self.measured.values()
+        self.suspicion = suspicion(engine, questions, regular.generations, speculative.acceptance)
 
     def _questions(
         self, session: Session, engine: Engine, token_ids: Sequence[Sequence[int]]
@@ -273,8 +251,8 @@ class Latency(Experiment):
     def _check_failures(self) -> None:
         """Raise a RunError where so many requests failed that no verdict follows from the others."""
         arms = []
-        for name, measurement in self.measured.items():
-            requests = measurement.requests
+        for name, measured in self.measured.items():
+            requests = measured.requests
             failed = [request for request in requests if not request.answered]
             if len(failed) == len(requests):
                 raise RunError(
@@ -284,8 +262,8 @@ class Latency(Experiment):
         if (reason := too_many_failures(arms)) is not None:
             errors = [
                 request.error
-                for measurement in self.measured.values()
-                for request in measurement.requests
+                for measured in self.measured.values()
+                for request in measured.requests
                 if request.error is not None
             ]
             raise RunError(f"no verdict: {reason}, the first with {errors[0]}")
@@ -338,103 +316,46 @@ class Latency(Experiment):
             logit_margin=parted and parted.logit_margin,
         )
 
-    def _figures(self, name: str) -> dict[str, Any]:
+    def _figures(self, measured: MeasuredArm) -> dict[str, Any]:
         """The columns of an arm."""
-        measurement = self.measured[name]
-        generations, times, requests = (
-            measurement.generations,
-            list(measurement.times.values()),
-            measurement.requests,
-        )
-        answered = [request for request in requests if request.answered]
-        seconds = sum(generation.seconds for generation in generations)
-        sizes = [len(one.tokens) for one in generations if not one.sent]
-        lengths = [request.num_tokens for request in answered]
-        num_tokens = sum(lengths)
-        figures: dict[str, Any] = {
-            **(self.quietness.columns() if self.quietness else {}),
-            "seed": self.settings.seed_of_run,
-            "num_prompts": len(requests),
-            "smallest_batch": min(sizes, default=None),
-            "num_prompt_tokens": sum(request.num_prompt_tokens for request in answered),
-            "num_tokens": num_tokens,
-            "shortest_answer": min(lengths, default=None),
-            "longest_answer": max(lengths, default=None),
-            "tokens_per_second": num_tokens / seconds if seconds else None,
-            "draft_ms": measurement.phases.mean_ms("drafting"),
-            "draft_8bit_share": measurement.phases.share("drafting"),
-        }
-        if times:
-            known = [request.time_to_first_token_ms for request in answered]
-            firsts = [milliseconds for milliseconds in known if milliseconds is not None]
-            peaks = [generation.peak_memory_bytes or 0 for generation in generations]
-            figures |= {
-                "ms_per_token": statistics.fmean(times),
-                "ms_per_token_median": statistics.median(times),
-                "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
-                "tokens_per_second_per_user": 1000 / statistics.fmean(times),
-                "time_to_first_token_ms": statistics.fmean(firsts) if firsts else None,
-                "peak_memory_bytes": max(peaks) or None,
-            }
-        figures["mean_acceptance_length_per_request"] = mean_length_per_request(
-            Acceptance.of(request.outcomes) for request in answered
-        )
-        if self.end_tokens:
-            figures |= end_columns(answered, self.end_tokens)
-        if any(generation.sent for generation in generations):
-            figures |= request_columns(requests, seconds)
+        figures: dict[str, Any] = {"seed": self.settings.seed_of_run}
+        if self.quietness is not None:
+            figures |= self.quietness.columns()
+        figures |= measured.columns(self.end_tokens)
         if self.roofs:
-            roof = self.roofs[0]
-            figures |= {"step_bytes": roof.step_bytes, "floor_ms": roof.floor_ms}
-            # Of the target's devices together; with one device it is that device's own.
-            figures["copy_bandwidth_bytes_per_s"] = (
-                roof.step_bytes / roof.floor_ms * 1000 if roof.floor_ms else None
-            )
-        pass_ms = measurement.phases.mean_ms("forward")
-        if name == "regular":
-            return figures | {
-                "target_step_ms": pass_ms,
-                "target_8bit_share": measurement.phases.share("forward"),
-            }
-        figures |= {"verify_ms": pass_ms} | self.suspicion
-        return figures | self._against_regular(measurement)
+            target = self.roofs[0]
+            figures["step_bytes"] = target.step_bytes
+            figures["floor_ms"] = target.floor_ms
+            figures["copy_bandwidth_bytes_per_s"] = target.bandwidth
+        if measured.name == "speculative":
+            figures |= self._against_regular(measured)
+        return figures
 
-    def _against_regular(self, speculative: Measurement) -> dict[str, Any]:
+    def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
-        regular, draft_roof = (
-            self.measured["regular"],
-            self.roofs[1] if len(self.roofs) > 1 else None,
-        )
-        columns: dict[str, Any] = {
-            "draft_step_bytes": draft_roof and draft_roof.step_bytes,
-            "draft_floor_ms": draft_roof and draft_roof.floor_ms,
-        }
-        # With equal token counts this is the ratio of total times.
+        regular = self.measured["regular"]
         paired = paired_times(regular.generations, speculative.generations)
-        found = self._ratio(paired)
-        columns |= reach_columns(paired) | drift_columns(paired)
-        decoding = self.settings.decoding
-        chosen = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
-        columns["reproducible"] = not chosen if self.settings.engine.name == "local" else None
-        columns |= found.columns("speedup", "speedup_low", "speedup_high")
-        columns |= {"speedup_covers": found.covers, "interleaved": self.num_units > 1}
-        columns |= self.identical
-        # A whole turn of the loop in the timed run; its time beyond drafting and verifying is the rest.
-        turned = [generation for generation in speculative.generations if not generation.sent]
-        if num_iterations := sum(len(generation.decided) - 1 for generation in turned):
-            seconds = sum(generation.seconds - generation.decided[0] for generation in turned)
-            columns["iteration_ms"] = 1000 * seconds / num_iterations
-        if speculative.divergences:
-            columns["identical_prompts"] = list(speculative.divergences.values()).count(None)
-        length, step_ms = (
-            speculative.acceptance.tokens_per_iteration,
-            regular.phases.mean_ms("forward"),
-        )
-        draft_ms, verify_ms = (
-            speculative.phases.mean_ms(phase) for phase in ("drafting", "forward")
-        )
-        if length and draft_ms and verify_ms and step_ms:
-            columns["predicted_speedup"] = predicted_speedup(length, draft_ms, verify_ms, step_ms)
+        # With equal token counts this is the ratio of total times.
+        speedup = self._ratio(paired)
+        columns: dict[str, Any] = {
+            **self.suspicion,
+            **self.identical,
+            **reach_columns(paired),
+            **drift_columns(paired),
+            **speedup.columns("speedup", "speedup_low", "speedup_high"),
+            "speedup_covers": speedup.covers,
+            "interleaved": self.num_units > 1,
+            "predicted_speedup": prediction(regular, speculative),
+        }
+        if len(self.roofs) > 1:
+            draft = self.roofs[1]
+            columns["draft_step_bytes"] = draft.step_bytes
+            columns["draft_floor_ms"] = draft.floor_ms
+        settings = self.settings
+        if settings.engine.name == "local":
+            decoding = settings.decoding
+            chosen = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
+            columns["reproducible"] = not chosen
         return columns
 
 

@@ -1,0 +1,134 @@
+"""What one arm did in a run of `latency`, and the columns that follow from it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.engines.divergence import Divergence
+from harness.engines.requests import RequestRecord, request_columns
+from harness.engines.stopwatches import Phases
+from harness.engines.timing import Generation
+from harness.experiments.ends import end_columns
+from harness.results.acceptance import Acceptance, mean_length_per_request, predicted_speedup
+
+
+@dataclass
+class MeasuredArm:
+    """The work of one arm, batch by batch.
+
+    Attributes:
+        generations: the timed ones.
+        phases: from the pass under stopwatches.
+        divergences: of greedy speculative output from the regular one, by prompt; None where there is none.
+    """
+
+    name: str
+    generations: list[Generation] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
+    divergences: dict[int, Divergence | None] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        return [request for generation in self.generations for request in generation.requests]
+
+    @property
+    def answered(self) -> list[RequestRecord]:
+        return [request for request in self.requests if request.answered]
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return sum((generation.acceptance for generation in self.generations), Acceptance())
+
+    @property
+    def seconds(self) -> float:
+        """The time of all timed generations."""
+        return sum(generation.seconds for generation in self.generations)
+
+    def columns(self, end_tokens: Collection[int]) -> dict[str, Any]:
+        """The columns for which this arm alone is needed.
+
+        Args:
+            end_tokens: with which the model ends a text; none where its texts mean nothing.
+        """
+        answered = self.answered
+        columns = self._length_columns() | self._time_columns() | self._phase_columns()
+        columns["mean_acceptance_length_per_request"] = mean_length_per_request(
+            Acceptance.of(request.outcomes) for request in answered
+        )
+        if end_tokens:
+            columns |= end_columns(answered, end_tokens)
+        if any(generation.sent for generation in self.generations):
+            columns |= request_columns(self.requests, self.seconds)
+        return columns
+
+    def _length_columns(self) -> dict[str, Any]:
+        """How much was asked and answered."""
+        requests, answered = self.requests, self.answered
+        batches = [len(one.requests) for one in self.generations if not one.sent]
+        lengths = [request.num_tokens for request in answered]
+        return {
+            "num_prompts": len(requests),
+            "smallest_batch": min(batches, default=None),
+            "num_prompt_tokens": sum(request.num_prompt_tokens for request in answered),
+            "num_tokens": sum(lengths),
+            "tokens_per_second": sum(lengths) / self.seconds if self.seconds else None,
+            "shortest_answer": min(lengths, default=None),
+            "longest_answer": max(lengths, default=None),
+        }
+
+    def _time_columns(self) -> dict[str, Any]:
+        """How long it took; empty where nothing was answered."""
+        times = [ms for generation in self.generations for ms in generation.times.values()]
+        if not times:
+            return {}
+        first_tokens = [request.time_to_first_token_ms for request in self.answered]
+        known = [milliseconds for milliseconds in first_tokens if milliseconds is not None]
+        peaks = [generation.peak_memory_bytes or 0 for generation in self.generations]
+        mean = statistics.fmean(times)
+        return {
+            "ms_per_token": mean,
+            "ms_per_token_median": statistics.median(times),
+            "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
+            "tokens_per_second_per_user": 1000 / mean,
+            "time_to_first_token_ms": statistics.fmean(known) if known else None,
+            "peak_memory_bytes": max(peaks) or None,
+        }
+
+    def _phase_columns(self) -> dict[str, Any]:
+        """What the stopwatches showed, and for a draft what followed from its proposals."""
+        phases = self.phases
+        pass_ms = phases.mean_ms("forward")
+        if self.name == "regular":
+            return {"target_step_ms": pass_ms, "target_8bit_share": phases.share("forward")}
+        columns: dict[str, Any] = {
+            "verify_ms": pass_ms,
+            "draft_ms": phases.mean_ms("drafting"),
+            "draft_8bit_share": phases.share("drafting"),
+            "iteration_ms": self._iteration_ms(),
+        }
+        if self.divergences:
+            columns["identical_prompts"] = list(self.divergences.values()).count(None)
+        return columns
+
+    def _iteration_ms(self) -> float | None:
+        """A whole turn of the loop in the timed run; its time beyond drafting and verifying is the rest."""
+        turned = [generation for generation in self.generations if not generation.sent]
+        num_iterations = sum(len(generation.decided) - 1 for generation in turned)
+        if not num_iterations:
+            return None
+        seconds = sum(generation.seconds - generation.decided[0] for generation in turned)
+        return 1000 * seconds / num_iterations
+
+
+def prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
+    """The speed-up that theory predicts from the phases; None where these were not measured."""
+    length = speculative.acceptance.tokens_per_iteration
+    step_ms = regular.phases.mean_ms("forward")
+    draft_ms = speculative.phases.mean_ms("drafting")
+    verify_ms = speculative.phases.mean_ms("forward")
+    if not (length and step_ms and draft_ms and verify_ms):
+        return None
+    return predicted_speedup(length, draft_ms, verify_ms, step_ms)
