@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.decoding.protocols import Iteration
 from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord, as_records
+from harness.menu.engine import Opening
 from harness.menu.methods.model import VLLM_QUANTIZATIONS
 from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind, source
@@ -40,97 +42,40 @@ _BLOCK = 128
 class VllmEngine(Engine):
     """vLLM with and without speculation: both at once where memory holds both, else one after the other.
 
-    Args:
-        decoding: of the questions. vLLM starts for one number of draft tokens.
-        batch_size: the most prompts that are in flight.
-        longest: the most tokens of one.
-        say: gets a line about a cache whose size is an estimate.
+    It starts for one number of draft tokens, and one number of prompts in flight.
 
     Raises:
         SettingError: for what vLLM does not do, or where it is not installed.
         RunError: vLLM does not start.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        decoding: DecodingSettings,
-        planned: PlannedPair,
-        batch_size: int,
-        longest: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
+        settings, planned = opening.settings, opening.planned
         _check(settings, planned)
         for sketch in planned.sketches:
             if sketch.about_cache:
-                say(sketch.about_cache)
-        os.environ.update(
-            {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
-        )
-        try:
-            import vllm
-        except ImportError as error:
-            raise SettingError(
-                "engine",
-                "needs the vllm package: install it into an environment together with harness",
-                "vllm",
-            ) from error
-        length = (
-            longest
-            + decoding.max_new_tokens
-            + (decoding.most_draft_tokens if settings.draft else 0)
-            + 1
-        )
-        length = min(
-            length,
-            *filter(None, (max_context(checkpoint.config) for checkpoint in planned.checkpoints)),
-        )
-        common = _arguments(settings, planned) | {
-            "max_model_len": length,
-            "max_num_seqs": batch_size,
-        }
-        if not planned.gpus:
-            # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be set back.
-            common["max_num_batched_tokens"] = max(2048, batch_size * length)
-        # Caches are sized here, because by default the first arm's would take all memory.
-        num_slots = (batch_size + 1) * -(-length // _BLOCK) * _BLOCK
-        engine: Any = settings.engine
-        split = engine.tensor_parallel_size * engine.pipeline_parallel_size
-
-        def arm(name: str, sketches: list[Sketch], **arguments: Any) -> VllmArm:
-            cache = num_slots * sum(sketch.cache_bytes for sketch in sketches)
-            # What vLLM keeps of recurrent models it sizes itself.
-            stateless = not any(sketch.state_bytes for sketch in sketches)
-            arguments |= {"kv_cache_memory_bytes": (cache // split or None) if stateless else None}
-            return VllmArm(
-                name,
-                self,
-                common | arguments,
-                cache + sum(sketch.weight_bytes for sketch in sketches),
-            )
-
+                opening.say(sketch.about_cache)
+        version = _import_vllm()
+        arguments = _arguments(opening)
         target, *drafts = planned.sketches
-        self.arms: list[VllmArm] = [arm("regular", [target])]
+        self.arms: list[VllmArm] = [_arm("regular", self, arguments, [target])]
         if settings.draft is not None:
-            drafts += [target] if planned.shared else []
-            config: dict[str, Any] = {"speculative_config": speculative_config(planned, decoding)}
-            config |= {"per_request_spec_decode_metrics": "detailed"}
-            self.arms.append(arm("speculative", [target, *drafts], **config))
-        free = free_memory(planned.gpus)
-        room = min((free[gpu] for gpu in planned.gpus), default=free["cpu"] // split) * split
-        needed = sum(
-            arm.num_bytes + round(settings.placement.reserve_gb * 1e9) * split for arm in self.arms
-        )
+            if planned.shared:
+                drafts.append(target)
+            arguments["speculative_config"] = speculative_config(planned, opening.decoding)
+            arguments["per_request_spec_decode_metrics"] = "detailed"
+            self.arms.append(_arm("speculative", self, arguments, [target, *drafts]))
         # Then each arm is asked everything at once, and both are loaded only once, unless `laps` says otherwise.
-        self.queues = len(self.arms) > 1 and needed > room
-        notes = [", eager"] * (settings.runner == "eager") + [
-            ", one arm after the other"
-        ] * self.queues
+        self.queues = len(self.arms) > 1 and not _fit_together(self.arms, opening)
         self.alternates = not self.queues
-        self.runner = f"vLLM {vllm.__version__}" + "".join(notes)
+        self.runner = f"vLLM {version}"
+        if settings.runner == "eager":
+            self.runner += ", eager"
+        if self.queues:
+            self.runner += ", one arm after the other"
         self.setup_seconds = 0.0
-        for loaded in self.arms[: 1 if self.queues else None]:
-            self.start(loaded)
+        for arm in self.arms[:1] if self.queues else self.arms:
+            self.start(arm)
 
     def start(self, arm: VllmArm) -> Any:
         """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not fit."""
@@ -178,55 +123,101 @@ class VllmArm(Arm):
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. There is a record for each of vLLM's steps that decided tokens."""
-        ours = self.arguments.get("speculative_config", {}).get("num_speculative_tokens")
-        k = question.decoding.num_draft_tokens
-        require(
-            ours in (None, k),
-            "decoding.num_draft_tokens",
-            f"must be {ours}, for which vLLM was started",
-            k,
-        )
-        llm, pairs = self.engine.start(self), zip(question.indices, question.prompts, strict=True)
-        requests = self.last_requests = [
-            RequestRecord(index, len(prompt)) for index, prompt in pairs
+        started_for = self.arguments.get("speculative_config", {}).get("num_speculative_tokens")
+        asked = question.decoding.num_draft_tokens
+        rule = f"must be {started_for}, for which vLLM was started"
+        require(started_for in (None, asked), "decoding.num_draft_tokens", rule, asked)
+        llm = self.engine.start(self)
+        requests = [
+            RequestRecord(index, len(prompt))
+            for index, prompt in zip(question.indices, question.prompts, strict=True)
         ]
+        self.last_requests = requests
         parameters = [_sampling_parameters(question, index) for index in question.indices]
+        return as_records(self._arrivals(llm, question, parameters, requests), len(requests))
 
-        def arrivals() -> Iterator[dict[int, list[int]]]:
-            rows: dict[str, int] = {}
-            # The wall clock says when a request was, and is set forward and back.
-            started: dict[int, float] = {}
-            try:
-                for row, prompt in enumerate(question.prompts):
-                    rows[identity := f"{self.name}-{next(self._ids)}"] = row
-                    requests[row].started_ns = time.time_ns()
-                    started[row] = time.perf_counter()
-                    llm.add_request(
-                        identity,
-                        {"type": "token", "prompt_token_ids": list(prompt)},
-                        parameters[row],
-                    )
-                while rows:
-                    new = {}
-                    for output in llm.step():
-                        row, completion = rows[output.request_id], output.outputs[0]
-                        if tokens := list(completion.token_ids):
-                            requests[row].add(tokens, time.perf_counter() - started[row])
-                            new[row] = tokens
-                        if output.finished:
-                            del rows[output.request_id]
-                            if (metrics := completion.spec_decode_metrics) is not None:
-                                requests[row].read_drafts(
-                                    {"metrics": {"speculative_decoding": metrics.to_dict()}}
-                                )
-                    yield new
-            except Exception as exception:
-                raise _explained(exception) from exception
-            finally:
-                if rows:
-                    llm.abort_request(list(rows))
+    def _arrivals(
+        self,
+        llm: Any,
+        question: Question,
+        parameters: Sequence[Any],
+        requests: Sequence[RequestRecord],
+    ) -> Iterator[dict[int, list[int]]]:
+        """The new tokens by row, step by step, each also noted in its request."""
+        rows: dict[str, int] = {}
+        # The wall clock says when a request was, and is set forward and back.
+        started: list[float] = []
+        try:
+            for row, prompt in enumerate(question.prompts):
+                identity = f"{self.name}-{next(self._ids)}"
+                rows[identity] = row
+                requests[row].started_ns = time.time_ns()
+                started.append(time.perf_counter())
+                tokens = {"type": "token", "prompt_token_ids": list(prompt)}
+                llm.add_request(identity, tokens, parameters[row])
+            while rows:
+                new = {}
+                for output in llm.step():
+                    row = rows[output.request_id]
+                    completion = output.outputs[0]
+                    if completion.token_ids:
+                        new[row] = list(completion.token_ids)
+                        requests[row].add(new[row], time.perf_counter() - started[row])
+                    if output.finished:
+                        del rows[output.request_id]
+                        metrics = completion.spec_decode_metrics
+                        if metrics is not None:
+                            drafts = {"speculative_decoding": metrics.to_dict()}
+                            requests[row].read_drafts({"metrics": drafts})
+                yield new
+        except Exception as exception:
+            raise _explained(exception) from exception
+        finally:
+            if rows:
+                llm.abort_request(list(rows))
 
-        return as_records(arrivals(), len(requests))
+
+def _import_vllm() -> str:
+    """Import vLLM, as it should behave here, and return its version."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm
+    except ImportError as error:
+        rule = "needs the vllm package: install it into an environment together with harness"
+        raise SettingError("engine", rule, "vllm") from error
+    return vllm.__version__
+
+
+def _arm(
+    name: str, engine: VllmEngine, arguments: dict[str, Any], sketches: Sequence[Sketch]
+) -> VllmArm:
+    """An arm with models; caches are sized here, because by default the first arm's would take all memory."""
+    blocks = math.ceil(arguments["max_model_len"] / _BLOCK)
+    num_slots = (arguments["max_num_seqs"] + 1) * blocks * _BLOCK
+    cache_bytes = num_slots * sum(sketch.cache_bytes for sketch in sketches)
+    weight_bytes = sum(sketch.weight_bytes for sketch in sketches)
+    limit = cache_bytes // _num_parts(arguments)
+    # What vLLM keeps of recurrent models it sizes itself.
+    if any(sketch.state_bytes for sketch in sketches):
+        limit = 0
+    arguments = arguments | {"kv_cache_memory_bytes": limit or None}
+    return VllmArm(name, engine, arguments, cache_bytes + weight_bytes)
+
+
+def _num_parts(arguments: dict[str, Any]) -> int:
+    """The processes that the models are split over."""
+    return arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
+
+
+def _fit_together(arms: Sequence[VllmArm], opening: Opening) -> bool:
+    """Whether memory holds all arms at once."""
+    gpus = opening.planned.gpus
+    split = _num_parts(arms[0].arguments)
+    free = free_memory(gpus)
+    room = min(free[gpu] for gpu in gpus) * split if gpus else free["cpu"]
+    reserve = round(opening.settings.placement.reserve_gb * 1e9) * split
+    return sum(arm.num_bytes + reserve for arm in arms) <= room
 
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
@@ -247,31 +238,36 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
     plain = dataclasses.replace(PlacementSettings(), reserve_gb=settings.placement.reserve_gb)
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
+    models = {"model": settings.model}
     if (draft := settings.draft) is not None:
+        models["draft"] = draft
         # It refuses what vLLM has no words for.
         method_of(draft).vllm(planned, draft)
         rule = "must have the model's tokenizer with engine=vllm"
         require(planned.translation is None, "draft", rule, draft.name)
         k = settings.decoding.num_draft_tokens
-        require(
-            isinstance(k, int), "decoding.num_draft_tokens", "must be a number with engine=vllm", k
-        )
-    for role, model in {"model": settings.model, **({"draft": draft} if draft else {})}.items():
+        rule = "must be a number with engine=vllm"
+        require(isinstance(k, int), "decoding.num_draft_tokens", rule, k)
+    for role, model in models.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
         rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
         require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
 
 
-def _arguments(settings: RunSettings, planned: PlannedPair) -> dict[str, Any]:
+def _arguments(opening: Opening) -> dict[str, Any]:
     """Of vLLM's `EngineArgs`, those that both arms have."""
+    settings, planned = opening.settings, opening.planned
     model = settings.model
     engine: Any = settings.engine
-    return {
+    length = _longest_sequence(opening)
+    arguments = {
         "model": source(model),
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
         "quantization": VLLM_QUANTIZATIONS.get(model.quantization),
         "dtype": str(planned.sketches[0].dtype).removeprefix("torch."),
+        "max_model_len": length,
+        "max_num_seqs": opening.batch_size,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "enable_prefix_caching": False,  # every prompt is asked more than once
@@ -283,6 +279,20 @@ def _arguments(settings: RunSettings, planned: PlannedPair) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if not planned.gpus:
+        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be set back.
+        arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
+    return arguments
+
+
+def _longest_sequence(opening: Opening) -> int:
+    """The most tokens of a prompt with its answer and what is drafted beyond it, within the models' contexts."""
+    decoding, planned = opening.decoding, opening.planned
+    length = opening.longest_prompt + decoding.max_new_tokens + 1
+    if opening.settings.draft is not None:
+        length += decoding.most_draft_tokens
+    contexts = [max_context(checkpoint.config) for checkpoint in planned.checkpoints]
+    return min([length, *filter(None, contexts)])
 
 
 def _sampling_parameters(question: Question, index: int) -> Any:
@@ -306,5 +316,5 @@ def _sampling_parameters(question: Question, index: int) -> Any:
 def _explained(exception: Exception) -> RunError:
     """One line of what vLLM raised; pydantic has it in a list."""
     errors: Any = getattr(exception, "errors", None)
-    said = first_line(exception) if errors is None else errors()[0]["msg"]
-    return as_run_error(exception) or RunError(f"vLLM: {said}")
+    message = first_line(exception) if errors is None else errors()[0]["msg"]
+    return as_run_error(exception) or RunError(f"vLLM: {message}")

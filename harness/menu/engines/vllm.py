@@ -53,14 +53,7 @@ class Vllm(EngineRecord):
         """See `EngineRecord.open`."""
         from harness.engines.vllm import VllmEngine
 
-        return VllmEngine(
-            opening.settings,
-            opening.decoding,
-            opening.planned,
-            opening.batch_size,
-            opening.longest_prompt,
-            opening.say,
-        )
+        return VllmEngine(opening)
 
 
 RECORD = Vllm()
