@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 # One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
 # tests start. The order of floating-point sums is then the same everywhere, too.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+# Without it the tokenizers warn in every process that is forked.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The code of repositories that bring their own is copied to a directory of this process, which is
+# removed at its end.
+_modules = tempfile.TemporaryDirectory(prefix="harness-tests-")
+os.environ["HF_MODULES_CACHE"] = _modules.name
 
 # A shell makes what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so everything started
 # from there: tests send both.
@@ -82,10 +90,13 @@ def gpus() -> Iterator[Any]:
 def harness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Harness:
-    """Runs commands in this process, in an empty directory."""
+    """Runs commands in this process, in an empty directory. Workers of its sweeps are forked."""
+    from forked import fork_worker
+    from harness.sweep import worker
     from in_process import Harness
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(worker, "start_process", fork_worker)
     return Harness(monkeypatch, capsys)
 
 

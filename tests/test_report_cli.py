@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from harness import cli
 from in_process import Harness
 from processes import run
@@ -47,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_real_runs_become_tables_and_files(measured: Path) -> None:
-    result = run("report", "results", "outputs", cwd=measured)
+    result = forked.run("report", "results", "outputs", cwd=measured)
     headings = (
         "Speed-up",
         "Pairs by category of prompts",
@@ -82,7 +83,7 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)}")
     pytest.importorskip("matplotlib")
-    run("report", "results", "outputs", f"output={tmp_path}", cwd=measured)
+    forked.run("report", "results", "outputs", f"output={tmp_path}", cwd=measured)
     page = tmp_path / "report.html"
     # The browser's own account of what it laid out: sizes, overflow and errors.
     probe = (

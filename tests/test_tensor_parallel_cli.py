@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+import forked
 from processes import run, start
 from wording import mentions
 
@@ -37,7 +38,7 @@ def completions(directory: Path) -> pd.DataFrame:
 
 def runners_after_both(tmp_path: Path, **environment: str) -> list[str]:
     """Which runners one process and two had, once they are known to have written the same, and once each."""
-    run(
+    forked.run(
         *SHORT,
         "placement=single,tensor_parallel",
         "placement.gpus=2",

@@ -149,15 +149,7 @@ class Worker:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         for meeting in _meeting_point(num_ranks):
             ours, theirs = Pipe()
-            program = f"from harness.sweep.worker import serve; serve({theirs.fileno()})"
-            # In its own session Ctrl-C reaches the sweep alone, which passes it on once.
-            process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                env=common | meeting,
-                pass_fds=[theirs.fileno(), *gpus.values()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = start_process(theirs, common | meeting, list(gpus.values()))
             # With the only other copy in the process, its death ends the connection.
             theirs.close()
             self._connections.append(ours)
@@ -243,6 +235,21 @@ class Worker:
             free = psutil.virtual_memory().available / 1e9
             cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
         return cause
+
+
+def start_process(
+    connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start a process that runs the jobs which come by the connection, and inherits the locks."""
+    program = f"from harness.sweep.worker import serve; serve({connection.fileno()})"
+    # In its own session Ctrl-C reaches the sweep alone, which passes it on once.
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        pass_fds=[connection.fileno(), *locks],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def serve(file_descriptor: int) -> None:

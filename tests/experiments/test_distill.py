@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from forked import start
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
 from harness.drafting.new_heads import save_head
 from in_process import Harness
 from known_heads import new_head, read_head
-from processes import end, start
+from processes import end
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 from wording import mentions
 

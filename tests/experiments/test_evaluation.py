@@ -11,12 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from forked import run, start
 from harness.experiments import session
 from harness.menu.commands.eval import EvalSettings
 from harness.menu.conversion import from_config
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from in_process import Harness
-from processes import end, run, start
+from processes import end
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 from wording import mentions
 

@@ -1,4 +1,4 @@
-"""Commands as processes of their own."""
+"""Commands as processes of their own, each in a new interpreter; see also `forked`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forked import Forked
+
+    Process = subprocess.Popen[str] | Forked
 
 HARNESS = [sys.executable, "-m", "harness"]
 # Against hanging: far more than a busy machine needs.
@@ -37,15 +43,20 @@ def start(
         [*command, *arguments],
         cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + TIMEOUT_S
-    while not list(cwd.glob(until)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"no {until}"
-        time.sleep(0.02)
+    wait_for(process, cwd, until)
     return process
 
 
-def end(process: subprocess.Popen[str], number: int, code: int) -> tuple[str, str]:
+def wait_for(process: Process, directory: Path, until: str) -> None:
+    """Wait until the process has written a file whose path matches."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not list(directory.glob(until)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {until}"
+        time.sleep(0.02)
+
+
+def end(process: Process, number: int, code: int) -> tuple[str, str]:
     """Send a signal, after which the process must end with this exit code; what it has printed to stdout and stderr."""
     process.send_signal(number)
     printed = process.communicate(timeout=TIMEOUT_S)

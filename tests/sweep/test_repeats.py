@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
 from harness.config.errors import SettingError
 from harness.sweep.repeats import rounds
-from in_process import Harness
-from processes import run
+from in_process import Harness, results
 from wording import mentions
 
 QUICK = ["latency", "num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -32,14 +28,14 @@ def test_what_cannot_be_repeated(harness: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_every_job_runs_once_before_any_runs_again(tmp_path: Path) -> None:
+def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     asked = [*QUICK, "-m", "decoding.num_draft_tokens=2,3", "repeats=2"]
-    ended = run(*asked, cwd=tmp_path)
+    ended = harness(*asked)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 4
     for line, repeat, k in zip(lines, (1, 1, 2, 2), (2, 3, 2, 3), strict=True):
         assert f"repeat={repeat} decoding.num_draft_tokens={k}" in line
-    rows = pd.read_csv(tmp_path / "results" / "latency.csv")
+    rows = results()
     rows = rows[rows["arm"] == "speculative"]
     pooled = rows[rows["repeat"] == "all"]
     assert len(rows) == 4 + 2
@@ -50,6 +46,6 @@ def test_every_job_runs_once_before_any_runs_again(tmp_path: Path) -> None:
     single = rows[rows["repeat"] != "all"]
     assert sorted(single["seed"]) == [0, 0, 1, 1]
     # A report shows the pooled rows in place of their runs.
-    report = run("report", "results", cwd=tmp_path).stdout
+    report = harness("report", "results").stdout
     assert mentions(report, "8 prompts and 2 runs")
     assert "measurements" in report
