@@ -99,7 +99,14 @@ MISTAKES = {
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "eval weights=random": "weights=random: must be stored: random weights know no answers",
     "eval decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
-    "latency decoding.synthetic_acceptance=1.5": "decoding.synthetic_acceptance=1.5: must be in [0, 1]",
+    "latency decoding.synthetic_acceptance=5.5":
+        "decoding.synthetic_acceptance=5.5: must be in [0, 1], or a mean length of at most K + 1 = 5",
+    "latency decoding.synthetic_acceptance=2.5 decoding.num_draft_tokens=auto":
+        "decoding.synthetic_acceptance=2.5: must be in [0, 1], because a mean length",
+    "latency decoding.synthetic_acceptance=[0.9,1.1]":
+        "decoding.synthetic_acceptance=[0.9, 1.1]: must have rates in [0, 1]",
+    "latency decoding.synthetic_acceptance=often": "decoding.synthetic_acceptance=often: must be a number, a list",
+    "latency decoding.synthetic_acceptance=./none.json": "decoding.synthetic_acceptance=./none.json: cannot be read",
     "latency decoding.synthetic_acceptance=-0.1": "decoding.synthetic_acceptance=-0.1: must be in [0, 1]",
     "latency decoding.synthetic_acceptance=0.5 decoding.rule=google decoding.lenience=0.5":
         "decoding.synthetic_acceptance=0.5: replaces the acceptance rule, so that lenience has no effect",
@@ -120,7 +127,7 @@ MISTAKES = {
     "latency engine=huggingface decoding.rule=block": "decoding.rule=block: needs engine=local",
     "latency engine=huggingface decoding.rule=google decoding.lenience=0.5": "decoding.rule=google: needs engine=local",
     "latency engine=huggingface decoding.synthetic_acceptance=0.5":
-        "decoding.synthetic_acceptance=0.5: needs engine=local",
+        "decoding.synthetic_acceptance=0.5: needs engine=local or engine=vllm",
     "latency engine=huggingface decoding.num_draft_tokens=auto":
         "decoding.num_draft_tokens=auto: must be a number with engine=huggingface",
     "recovery engine=huggingface batch_size=1 fault=lenience": "fault=lenience: needs engine=local",

@@ -39,6 +39,7 @@ class Abilities:
         may_crash: whether it can end its process without an exception, or changes how others
             compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
+        has_coin: whether it can accept draft tokens at given rates (`decoding.synthetic_acceptance`).
         packages: those whose versions change what it does, beyond this project's own.
         default_draft: what `draft=` means where nothing is typed, if not what the model's preset
             says.
@@ -49,6 +50,7 @@ class Abilities:
     computes_here: ClassVar[bool] = True
     may_queue: ClassVar[bool] = False
     may_crash: ClassVar[bool] = False
+    has_coin: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
     packages: ClassVar[tuple[str, ...]] = ()
     default_draft: ClassVar[str | None] = None

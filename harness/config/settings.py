@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from harness.config.errors import SettingError
+from harness.config.synthetic import Rates, check_rates, conditional_rates, rates_of_profile
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -184,7 +185,9 @@ class DecodingSettings:
             accepts whole blocks and is lossless too; `typical` accepts likely tokens, which is lossy.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
-            pair would be if its draft agreed that often; None for the rule.
+            pair would be if its draft agreed that often; a list has a probability for each position, a number above 1
+            is a mean acceptance length, and a speculation_profile.json of another run has what was measured there;
+            None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
             unless prompts go through a chat template.
     """
@@ -196,7 +199,7 @@ class DecodingSettings:
     max_new_tokens: int = 64
     rule: Rule = "deepmind"
     lenience: float = 1.0
-    synthetic_acceptance: float | None = None
+    synthetic_acceptance: float | tuple[float, ...] | str | None = None
     ignore_eos: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
@@ -223,10 +226,28 @@ class DecodingSettings:
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
         rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
         require(self.lenience == 1 or self.rule == "google", "lenience", rule, self.lenience)
-        bias = self.synthetic_acceptance
-        require(bias is None or 0 <= bias <= 1, "synthetic_acceptance", "must be in [0, 1]", bias)
+        self._settle_acceptance()
+
+    def _settle_acceptance(self) -> None:
+        """Check `synthetic_acceptance`; the rates of a file take the place of its name."""
+        asked = self.synthetic_acceptance
+        if asked is None:
+            return
+        if isinstance(asked, str):
+            asked = rates_of_profile(asked)
+            object.__setattr__(self, "synthetic_acceptance", asked)
+        check_rates(asked, self.num_draft_tokens)
         rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
-        require(bias is None or self.lenience == 1, "synthetic_acceptance", rule, bias)
+        require(self.lenience == 1, "synthetic_acceptance", rule, asked)
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """Chance at each position that a token is accepted if those before it were; None for the rule.
+
+        The last rate holds for all later positions.
+        """
+        asked: Rates | None = self.synthetic_acceptance  # type: ignore[assignment]
+        return None if asked is None else conditional_rates(asked, self.most_draft_tokens)
 
     @property
     def most_draft_tokens(self) -> int:

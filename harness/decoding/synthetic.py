@@ -12,14 +12,20 @@ from harness.decoding.verify import Offer, Verdict, accepted_prefix
 
 @dataclass(frozen=True)
 class AcceptByCoin:
-    """Accepts each draft token with probability `bias` in [0, 1].
+    """Accepts the draft token at each position with the probability that `rates` have for it.
 
-    `bias` becomes the conditional acceptance rate. Lenience is ignored. It does as much work as
-    `verify`, so that times can be measured with it.
+    The rates, in [0, 1], become the conditional acceptance rates by position; the last one holds
+    for all later positions. Lenience is ignored. It does as much work as `verify`, so that times
+    can be measured with it.
     """
 
-    bias: float
+    rates: tuple[float, ...]
 
     def __call__(self, offer: Offer) -> Verdict:
-        decided = accepted_prefix(offer.accept_uniforms < self.bias, offer)
+        uniforms = offer.accept_uniforms
+        accepted = uniforms < self.rates[-1]
+        num_draft_tokens = uniforms.shape[1]
+        for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
+            accepted[:, place] = uniforms[:, place] < rate
+        decided = accepted_prefix(accepted, offer)
         return Verdict(*decided, offer.target_probability, offer.draft_probability)

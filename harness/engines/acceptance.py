@@ -33,8 +33,8 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 
 def acceptance_of(decoding: DecodingSettings, fault: Fault) -> Acceptance:
     """The rule of these settings, with the fault in it."""
-    bias = decoding.synthetic_acceptance
-    rule = _RULES.get(decoding.rule, verify) if bias is None else AcceptByCoin(bias)
+    rates = decoding.synthetic_rates
+    rule = _RULES.get(decoding.rule, verify) if rates is None else AcceptByCoin(rates)
     lenience = LENIENCE if fault == "lenience" else decoding.lenience
     return Acceptance(faulty_verification(fault, warp_of(decoding), rule), lenience)
 

@@ -15,6 +15,7 @@ from typing import Any
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
+from harness.config.synthetic import marginal_rates
 from harness.decoding.protocols import Iteration
 from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
@@ -224,8 +225,17 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
     """What `draft=` names, in vLLM's words. Its own default draws draft tokens greedily."""
     draft = planned.drafting
     assert draft is not None
-    words = method_of(draft).vllm(planned, draft)
+    words = method_of(draft).vllm(planned, draft) | _coin(decoding)
     return {"num_speculative_tokens": decoding.num_draft_tokens} | words
+
+
+def _coin(decoding: DecodingSettings) -> dict[str, Any]:
+    """Acceptance at given rates, in vLLM's words: its rates are those of whole prefixes."""
+    rates = decoding.synthetic_rates
+    if rates is None:
+        return {}
+    marginal = marginal_rates(rates, decoding.most_draft_tokens)
+    return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": marginal}
 
 
 def _check(settings: RunSettings, planned: PlannedPair) -> None:

@@ -15,6 +15,7 @@ from harness.engines.protocol import Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
+from harness.experiments.acceptance_files import write_acceptance
 from harness.experiments.laps import Twin, in_laps, num_laps
 from harness.experiments.measured_arm import MeasuredArm, prediction
 from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
@@ -31,6 +32,7 @@ from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.speculation_profile import Measured, length_columns
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.work import Work, judged, too_many_failures
@@ -88,12 +90,31 @@ class Latency(Experiment):
         self._race(session, engine, questions, warmup)
         self._check_failures()
         self._suspect(engine, questions)
+        self._write_acceptance(session)
         if placed is not None:
             # On average half of the new tokens are there.
             context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
             self.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, questions[0], session.directory)
+
+    def _write_acceptance(self, session: Session) -> None:
+        """Write what other tools read of the acceptance, where it was told."""
+        if "speculative" in self.measured:
+            of_arm = [row for row in self.prompt_rows if row.arm == "speculative"]
+            texts = [row.completion or "" for row in of_arm]
+            write_acceptance(session, self.settings, self._by_prompt(), texts)
+
+    def _by_prompt(self) -> Measured:
+        """The acceptance of each prompt that the speculative arm answered."""
+        requests = self.measured["speculative"].answered
+        prompts = self.prompt_set.prompts
+        return Measured(
+            [Acceptance.of(request.outcomes) for request in requests],
+            [prompts[request.index].category for request in requests],
+            self.settings.num_resamples,
+            self.settings.seed,
+        )
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
@@ -346,6 +367,7 @@ class Latency(Experiment):
             "speedup_covers": speedup.covers,
             "interleaved": self.num_units > 1,
             "predicted_speedup": prediction(regular, speculative),
+            **length_columns(self._by_prompt()),
         }
         if len(self.roofs) > 1:
             draft = self.roofs[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from harness.config.engines import EngineSettings
@@ -105,11 +105,21 @@ def _names_of_all(kind: type) -> list[str]:
     return list(dict.fromkeys(key for each in kinds for key in each.setting_names()))
 
 
+def _fitting(kinds: Sequence[Any], value: Any) -> Any:
+    """Of the kinds that a value may have, the one of a list or a text; the first for anything else."""
+    for kind in kinds:
+        takes_list = typing.get_origin(kind) is tuple and isinstance(value, list)
+        takes_text = kind is str and isinstance(value, str)
+        if takes_list or takes_text:
+            return kind
+    return kinds[0]
+
+
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """`value` as the type `hint`, or a SettingError. Integers pass as floats, numbers as text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if type(None) in arguments:
-        return None if value is None else _convert(arguments[0], value, setting)
+        return None if value is None else _convert(_fitting(arguments, value), value, setting)
     if origin is typing.Union:
         # A number, or one of a few words.
         words = [word for part in arguments for word in typing.get_args(part)]

@@ -112,8 +112,10 @@ class EngineRecord(Record, Abilities):
         require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
-        bias = decoding.synthetic_acceptance
-        require(bias is None, "decoding.synthetic_acceptance", rule, bias)
+        asked = decoding.synthetic_acceptance
+        coin_rule = "needs engine=local or engine=vllm"
+        coin = asked is None or self.has_coin
+        require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
         number = decoding.num_draft_tokens

@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.report.doubts import doubts
-from harness.report.words import lossy_warning, smaller_batch, too_long_warning
+from harness.report.words import (
+    lossy_warning,
+    smaller_batch,
+    synthetic_in_words,
+    too_long_warning,
+)
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
 
@@ -46,9 +51,10 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
             " rule mean nothing. Prompts were read byte by byte."
         )
     if row.synthetic:
+        asked = synthetic_in_words(row).removeprefix("length ")
         yield (
-            f"decoding.synthetic_acceptance={row.synthetic_acceptance:g}: a coin accepted the"
-            " draft tokens; the speed-up is that of a pair that agrees this often."
+            f"decoding.synthetic_acceptance={asked}: a coin accepted the draft tokens; the speed-up"
+            " is that of a pair that agrees this often."
         )
     if lossy := lossy_warning(row):
         yield lossy

@@ -95,6 +95,37 @@ def rest_ms(row: LatencyRow) -> float | None:
     return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
 
 
+class OtherK(NamedTuple):
+    """The speed-up that is predicted for a K, with its ends as far as acceptance is uncertain."""
+
+    num_draft_tokens: int
+    speedup: float
+    low: float | None
+    high: float | None
+
+
+def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
+    """Predictions for every K up to the measured one; [] where K varied or costs are unknown.
+
+    The cost of verifying K + 1 tokens lies on the line from one token, a step of the target, to what was measured.
+    """
+    measured = row.num_draft_tokens
+    costs = costs_in_steps(regular, row)
+    lengths = row.acceptance_length_by_num_draft_tokens or []
+    if costs is None or not isinstance(measured, int) or len(lengths) != measured:
+        return []
+    unknown: list[float | None] = [None] * measured
+    lows = row.acceptance_length_by_num_draft_tokens_low or unknown
+    highs = row.acceptance_length_by_num_draft_tokens_high or unknown
+    found = []
+    for k, length, low, high in zip(range(1, measured + 1), lengths, lows, highs, strict=True):
+        verification = 1 + (costs.verify - 1) * k / measured
+        cost = k * costs.draft + verification
+        ends = (None if end is None else end / cost for end in (low, high))
+        found.append(OtherK(k, length / cost, *ends))
+    return found
+
+
 def share_of_predicted(row: LatencyRow) -> float | None:
     """Measured over predicted speed-up."""
     if not row.speedup or not row.predicted_speedup:

@@ -11,6 +11,7 @@ from harness.report.caveats import mean_answer_length, run_caveats
 from harness.report.costs import (
     costs_in_steps,
     held_back,
+    predicted_by_k,
     proposed_per_iteration,
     rest_ms,
     share_of_predicted,
@@ -35,6 +36,8 @@ from harness.results.work import why_no_verdict
 
 # Printed in the place of an unknown figure among known ones.
 _UNKNOWN = "–"
+# Predictions for other K in one line.
+_MOST_K = 8
 
 
 def latency_document(
@@ -204,6 +207,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         "8-bit layers": _eight_bit(regular, row),
         "identical arms": _identical_arms(row),
         **_prediction(regular, row),
+        "by K": _by_k(regular, row),
         "why": held_back(regular, row) if loses else None,
     }
     return _table_of_known(lines)
@@ -278,6 +282,24 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
     if (row.batch_size or 1) > 1:
         lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
     return lines
+
+
+def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
+    predictions = predicted_by_k(regular, row)
+    if len(predictions) < 2:
+        return None
+    shown = []
+    for one in predictions[:_MOST_K]:
+        bounds = interval(one.low, one.high)
+        shown.append(f"{one.num_draft_tokens}: {bounds or f'{one.speedup:.2f}'}×")
+    best = max(predictions, key=lambda one: one.speedup)
+    largest = " or a larger one" if best is predictions[-1] else ""
+    covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
+    return (
+        f"{'  '.join(shown)} predicted ({covers}verification interpolated);"
+        f" the best is K={best.num_draft_tokens}{largest}"
+    )
 
 
 def _target_reads(regular: LatencyRow) -> str | None:

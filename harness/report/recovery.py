@@ -14,6 +14,7 @@ from harness.report.words import (
     labels,
     pair_name,
     settings_line,
+    synthetic_in_words,
     title,
     too_long_warning,
 )
@@ -48,9 +49,9 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
-        bias = row.synthetic_acceptance
         rule = "rule typical" if row.rule == "typical" else f"lenience {row.lenience:g}"
-        what = rule if bias is None else f"acceptance by a coin of bias {bias:g}"
+        has_coin = row.synthetic_acceptance is not None
+        what = f"acceptance by a coin ({synthetic_in_words(row)})" if has_coin else rule
         why = f"{what} is lossy by definition, although these checks do not show it"
         return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
     if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:

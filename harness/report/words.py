@@ -38,13 +38,21 @@ def _lengths(rows: Sequence[RunRow]) -> str | None:
 
 
 def labels(row: RunRow) -> list[str]:
-    """`random weights` and `synthetic 0.8`, as far as they apply; empty for a real measurement."""
+    """`random weights` and `synthetic 0.8`, as far as they apply; none for a real measurement."""
     applying = []
     if row.weights == "random":
         applying.append("random weights")
     if row.synthetic:
-        applying.append(f"synthetic {row.synthetic_acceptance:g}")  # type: ignore[attr-defined]
+        applying.append(f"synthetic {synthetic_in_words(row)}")
     return applying
+
+
+def synthetic_in_words(row: Any) -> str:
+    """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
+    asked = row.synthetic_acceptance
+    if isinstance(asked, list | tuple):
+        return f"[{','.join(f'{rate:.3g}' for rate in asked)}]"
+    return f"length {asked:g}" if asked > 1 else f"{asked:g}"
 
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:

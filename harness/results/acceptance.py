@@ -68,7 +68,7 @@ class Acceptance:
     def conditional_rates(self) -> list[float | None]:
         """Accepted / tested at each draft position: how often a token is accepted if those before it were."""
         return [
-            _ratio(self._num_accepted_at(place), self._num_tested_at(place))
+            _ratio(self.num_accepted_at(place), self.num_tested_at(place))
             for place in range(self.num_places)
         ]
 
@@ -76,7 +76,7 @@ class Acceptance:
     def marginal_rates(self) -> list[float | None]:
         """Accepted / iterations at each draft position, as vLLM and llama.cpp print it."""
         return [
-            _ratio(self._num_accepted_at(place), self.num_iterations)
+            _ratio(self.num_accepted_at(place), self.num_iterations)
             for place in range(self.num_places)
         ]
 
@@ -103,16 +103,25 @@ class Acceptance:
             "acceptance_histogram": self.histogram if self.num_places else None,
         }
 
-    def _num_accepted_at(self, place: int) -> int:
+    def num_accepted_at(self, place: int) -> int:
+        """Iterations in which the draft token at this place, from 0, was accepted."""
         return sum(times for (_, accepted), times in self.iterations.items() if place < accepted)
 
-    def _num_tested_at(self, place: int) -> int:
-        """Verification looks at the accepted tokens and the first rejected one."""
+    def num_tested_at(self, place: int) -> int:
+        """Iterations that tested the draft token at this place, from 0.
+
+        Verification looks at the accepted tokens and the first rejected one.
+        """
         return sum(
             times
             for (proposed, accepted), times in self.iterations.items()
             if place < min(accepted + 1, proposed)
         )
+
+    def num_tokens_with(self, num_draft_tokens: int) -> int:
+        """Tokens of all iterations if only their first so many draft tokens had been proposed."""
+        accepted_places = range(num_draft_tokens)
+        return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
 
 
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:

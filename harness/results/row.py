@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -105,10 +106,12 @@ def _value_type(hint: Any) -> dict[str, Any]:
         if typing.get_origin(part) is Literal
         for word in typing.get_args(part)
     )
-    kind = next(part for part in parts if part is not types.NoneType)
+    kinds = [part for part in parts if part is not types.NoneType]
+    kind = kinds[0]
+    values = [part for part in kinds if typing.get_origin(part) is not Literal]
     return {
         "type": typing.get_origin(kind) or kind,
-        "hint": kind,
+        "hint": functools.reduce(operator.or_, values) if values else kind,
         "optional": types.NoneType in parts,
         "words": words,
     }
@@ -124,7 +127,8 @@ def _parsed(
     try:
         if type is bool:
             return {"True": True, "False": False}[cell]
-        value = json.loads(cell) if type in (list, dict) else type(cell)
+        is_list = cell.startswith("[") and type in (int, float)
+        value = json.loads(cell) if is_list or type in (list, dict) else type(cell)
     except (KeyError, ValueError, RecursionError):
         return None
     return value if _fits(value, hint) else None

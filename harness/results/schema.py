@@ -184,8 +184,9 @@ class DecodedRow(RunRow):
     lenience: float | None = setting(
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
-    synthetic_acceptance: float | None = setting(
-        "bias of the coin that accepted draft tokens; empty for the rule",
+    synthetic_acceptance: float | list[float] | None = setting(
+        "probability with which a coin accepted draft tokens; a list has one for each position, a number above 1 is"
+        " a mean length; empty for the rule",
         "decoding.synthetic_acceptance",
     )
     lossy: bool | None = setting(
@@ -315,6 +316,16 @@ class LatencyRow(DecodedRow):
     )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    acceptance_length_by_num_draft_tokens: list[float] | None = figure(
+        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON",
+        "tokens",
+    )
+    acceptance_length_by_num_draft_tokens_low: list[float] | None = figure(
+        "lower ends of their 95 % intervals over prompts, as JSON", "tokens"
+    )
+    acceptance_length_by_num_draft_tokens_high: list[float] | None = figure(
+        "upper ends of the same", "tokens"
     )
     share_after_end: float | None = figure(
         "share of the tokens that came after the end of their text, with `ignore_eos`"

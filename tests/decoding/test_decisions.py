@@ -143,11 +143,11 @@ def test_what_makes_decisions_equal() -> None:
     rows = BatchWarp()
     rows.set_rows([Warp(0.7), Warp(0.7)])
     assert Draw(rows.current) == Draw(Warp(0.7)) != Draw(Warp(0.8))
-    assert Judge(rows.current, AcceptByCoin(0.5)) == Judge(Warp(0.7), AcceptByCoin(0.5))
+    assert Judge(rows.current, AcceptByCoin((0.5,))) == Judge(Warp(0.7), AcceptByCoin((0.5,)))
     rows.set_rows([Warp(0.7), Warp(0.8)])
     assert Draw(Warp(0.7)) != Draw(rows.current)
     for fault in get_args(Fault):
-        rules = [faulty_verification(fault, Warp(0.7), AcceptByCoin(0.5)) for _ in range(2)]
+        rules = [faulty_verification(fault, Warp(0.7), AcceptByCoin((0.5,))) for _ in range(2)]
         assert rules[0] == rules[1]
 
     def other(offer: Offer) -> Verdict:
@@ -156,7 +156,7 @@ def test_what_makes_decisions_equal() -> None:
     prepared_one = Judge(WARP, verify)
     others = [
         Judge(WARP, other),
-        Judge(WARP, AcceptByCoin(0.5)),
+        Judge(WARP, AcceptByCoin((0.5,))),
         Judge(WARP, verify, is_ragged=True),
         Judge(WARP, verify, 0.5),
         Judge(WARP, verify, is_deterministic=True),

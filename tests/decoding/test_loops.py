@@ -269,7 +269,7 @@ def test_a_table_as_drafter_keeps_the_target_s_distribution(
 @pytest.mark.parametrize("role", ["model", "draft"])
 @pytest.mark.parametrize(
     "rule",
-    [verify, verify_block, verify_typical, AcceptByCoin(1.0)],
+    [verify, verify_block, verify_typical, AcceptByCoin((1.0,))],
     ids="default block typical coin".split(),
 )
 def test_no_rule_accepts_past_logits_that_are_not_finite(

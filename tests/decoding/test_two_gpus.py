@@ -137,7 +137,7 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., Pretended
         assert not waits
 
 
-@pytest.mark.parametrize("verification", [verify_typical, AcceptByCoin(0.6)])
+@pytest.mark.parametrize("verification", [verify_typical, AcceptByCoin((0.6,))])
 def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) -> None:
     def decode(first: str, second: str) -> Records:
         parts = drafting("static", first, second)

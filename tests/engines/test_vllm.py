@@ -78,6 +78,17 @@ def test_drafts_in_the_words_of_vllm(
     assert config.items() >= expected.items()
 
 
+def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
+    chosen = {"name": "lookup", "method": "lookup"}
+    planned: Any = SimpleNamespace(drafting=draft_settings(chosen)(**chosen), head=None)
+    decoding = DecodingSettings(num_draft_tokens=3, synthetic_acceptance=(0.8, 0.5))
+    config = speculative_config(planned, decoding)
+    assert config["rejection_sample_method"] == "synthetic"
+    assert config["synthetic_acceptance_rates"] == pytest.approx([0.8, 0.4, 0.2])
+    by_rule = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
+    assert "rejection_sample_method" not in by_rule
+
+
 def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:

@@ -1,0 +1,106 @@
+"""Writes the acceptance of a run as files for other tools, into its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from harness.config.run import PromptedSettings
+from harness.config.settings import ModelSettings
+from harness.engines.pair import PlacedPair
+from harness.experiments.session import Session
+from harness.results.environment import package_version
+from harness.results.files import replace_file
+from harness.results.speculation_profile import (
+    GOLDEN_FILE,
+    PROFILE_FILE,
+    Measured,
+    golden_lengths,
+    speculation_profile,
+)
+
+# A model that thinks writes one of them around its thoughts.
+_THOUGHTS = ("<think>", "</think>")
+
+
+def write_acceptance(
+    session: Session, settings: PromptedSettings, measured: Measured, texts: Iterable[str]
+) -> None:
+    """Write `speculation_profile.json` and `golden_acceptance_lengths.yaml`; neither if nothing was drafted.
+
+    Args:
+        texts: the answers, which show whether the model thinks before it answers.
+    """
+    draft = settings.draft
+    if draft is None or not measured.drafted:
+        return
+    extrapolates = _extrapolates(session.placed)
+    profile = speculation_profile(
+        measured,
+        method=_method(session.placed, draft.method),
+        extrapolates=extrapolates,
+        is_block=settings.decoding.rule == "block",
+        about={
+            "target_model": _checkpoint(settings.model),
+            "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
+            "measurement_conditions": _conditions(settings, measured),
+        },
+        own={"version": package_version("harness"), "run": session.run},
+    )
+    thinks = any(thought in text for text in texts for thought in _THOUGHTS)
+    mode = "thinking_on" if thinks else "thinking_off"
+    golden = golden_lengths(settings.model.name, mode, measured, extrapolates)
+    _write(session.directory / PROFILE_FILE, json.dumps(profile, indent=2) + "\n")
+    _write(session.directory / GOLDEN_FILE, OmegaConf.to_yaml(OmegaConf.create(golden)))
+
+
+def _extrapolates(placed: PlacedPair | None) -> bool:
+    """Whether a smaller K proposes the beginning of what a larger one does; False where that is not known."""
+    if placed is None:
+        return False
+    drafts = placed.sketches[1:]
+    return not any(sketch.one_pass for sketch in drafts)
+
+
+def _method(placed: PlacedPair | None, method: str) -> str:
+    """How it was drafted: the kind of a head, `draft_model`, or what `draft=` calls it."""
+    if method != "model":
+        return method
+    if placed is not None and placed.head is not None:
+        return placed.head.kind.name
+    return "draft_model"
+
+
+def _checkpoint(model: ModelSettings) -> dict[str, Any]:
+    """Names that mean something elsewhere: a directory has its last part alone."""
+    local = Path(model.repository).is_dir()
+    name = Path(model.repository).name if local else model.repository
+    return {"id": name, "revision": model.revision, "quantization": model.quantization}
+
+
+def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any]:
+    decoding = settings.decoding
+    return {
+        "dataset": settings.prompts.name,
+        "osl": decoding.max_new_tokens,
+        "num_samples": len(measured.requests),
+        "temperature": decoding.temperature,
+        "top_k": decoding.top_k,
+        "top_p": decoding.top_p,
+        "rule": decoding.rule,
+        "num_draft_tokens": decoding.num_draft_tokens,
+        "ignore_eos": decoding.ignore_eos,
+        "chat_template": settings.chat_template,
+        "batch_size": settings.batch_size,
+        "engine": settings.engine.name,
+        "seed": settings.seed,
+        "synthetic": decoding.synthetic_acceptance is not None,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, text.encode())

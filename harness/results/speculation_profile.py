@@ -1,0 +1,228 @@
+"""Acceptance of a run as other tools read it: `speculation_profile.json` and golden acceptance lengths.
+
+The profile has the schema 1.0 of NVIDIA's Model-Optimizer (pull requests 2247, 2313 and 2315), which
+Dynamo's mocker and vLLM's synthetic acceptance read; under `harness` it has what that schema lacks, the
+intervals among them. Golden acceptance lengths are InferenceX's: a length for each K, of a model and a mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.results.acceptance import Acceptance, mean_length_per_request
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+
+PROFILE_FILE = "speculation_profile.json"
+GOLDEN_FILE = "golden_acceptance_lengths.yaml"
+
+_SCHEMA_VERSION = "1.0"
+_DECIMALS = 6
+# Positions with an interval; a longer proposal has rates alone.
+_MOST_INTERVALS = 32
+# There is a bootstrap for every position.
+_MOST_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The acceptance of a run, by prompt.
+
+    Attributes:
+        requests: of each prompt.
+        categories: of the same prompts; None where a prompt has none.
+        num_resamples, seed: of the bootstrap over prompts.
+    """
+
+    requests: Sequence[Acceptance]
+    categories: Sequence[str | None]
+    num_resamples: int
+    seed: int
+
+    @property
+    def drafted(self) -> list[Acceptance]:
+        """Those of the prompts for which anything was proposed."""
+        return [request for request in self.requests if request.num_iterations]
+
+    @property
+    def total(self) -> Acceptance:
+        return sum(self.requests, Acceptance())
+
+    def conditional(self, place: int) -> Interval:
+        """Accepted over tested at a draft position, from 0."""
+        tested = [request for request in self.drafted if request.num_tested_at(place)]
+        return self._ratio(
+            [request.num_accepted_at(place) for request in tested],
+            [request.num_tested_at(place) for request in tested],
+        )
+
+    def marginal(self, place: int) -> Interval:
+        """Accepted at a draft position, from 0, over iterations."""
+        accepted = [request.num_accepted_at(place) for request in self.drafted]
+        return self._ratio(accepted, self._num_iterations())
+
+    def length_with(self, num_draft_tokens: int) -> Interval:
+        """The mean acceptance length if iterations had proposed so many tokens at most."""
+        tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
+        return self._ratio(tokens, self._num_iterations())
+
+    def by_category(self) -> dict[str, Acceptance]:
+        """The acceptance of each category, of those that are known."""
+        found: dict[str, Acceptance] = {}
+        for category, request in zip(self.categories, self.requests, strict=True):
+            if category is not None:
+                found[category] = found.get(category, Acceptance()) + request
+        return found
+
+    def _num_iterations(self) -> list[int]:
+        return [request.num_iterations for request in self.drafted]
+
+    def _ratio(self, tops: Sequence[int], bottoms: Sequence[int]) -> Interval:
+        num_resamples = min(self.num_resamples, _MOST_RESAMPLES)
+        return ratio_of_totals(tops, bottoms, num_resamples, self.seed)
+
+
+def length_columns(measured: Measured) -> dict[str, Any]:
+    """The columns about smaller K: the mean acceptance length of each, with its interval."""
+    num_places = min(measured.total.num_places, _MOST_INTERVALS)
+    lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
+    name = "acceptance_length_by_num_draft_tokens"
+    if not lengths:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    columns = [length.columns("", "low", "high") for length in lengths]
+    found: dict[str, Any] = {name: [round(length.estimate, 4) for length in lengths]}
+    for end in ("low", "high"):
+        ends = [column[end] for column in columns]
+        known = None not in ends
+        found[f"{name}_{end}"] = [round(value or 0, 4) for value in ends] if known else None
+    return found
+
+
+def speculation_profile(
+    measured: Measured,
+    *,
+    method: str,
+    extrapolates: bool,
+    is_block: bool,
+    about: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The profile of a run in which something was drafted.
+
+    Args:
+        method: how it was drafted.
+        extrapolates: whether a smaller K proposes the beginning of what a larger one does.
+        is_block: whether whole blocks were verified, so that no rate by position describes it.
+        about: further entries of the schema: models, conditions.
+        own: further entries under `harness`.
+    """
+    total = measured.total
+    marginal = [rate or 0.0 for rate in total.marginal_rates]
+    tested = [rate or 0.0 for rate in total.conditional_rates]
+    profile: dict[str, Any] = {
+        "schema_version": _SCHEMA_VERSION,
+        "measured": True,
+        "method": method,
+        "num_speculative_tokens": total.num_places,
+        "conditional_accept_rates": None if is_block else _rounded(_ratios(marginal)),
+        "marginal_accept_rates": None if is_block else _rounded(marginal),
+        "mean_accept_length": round(total.mean_acceptance_length or 0.0, _DECIMALS),
+        "mean_accept_length_per_request": _per_request(measured),
+        "acceptance_length_histogram": _histogram(total),
+        "accept_length_model": "chain_analytic" if extrapolates else "measured_per_k",
+        "verification_method": "block" if is_block else "longest_prefix",
+        "per_category": _by_category(measured),
+        **about,
+        "validation": _validation(total, marginal),
+    }
+    if is_block:
+        reason = "block verification does not keep the longest-prefix of accepted tokens"
+        profile["vectors_unavailable_reason"] = reason
+    intervals = {} if is_block else _intervals(measured)
+    rates = {} if is_block else {"accept_rates_of_tested": _rounded(tested)}
+    return profile | {"harness": {**own, **rates, "intervals_95": intervals}}
+
+
+def golden_lengths(
+    model: str, mode: str, measured: Measured, extrapolates: bool
+) -> dict[str, dict[str, dict[int, float]]]:
+    """InferenceX's table: the acceptance length of each K, two decimals.
+
+    Args:
+        mode: `thinking_on` or `thinking_off`.
+        extrapolates: whether a smaller K proposes the beginning of what a larger one does. Otherwise
+            the table has the largest K alone.
+    """
+    most = measured.total.num_places
+    numbers = range(1, most + 1) if extrapolates else [most]
+    lengths = {number: round(measured.length_with(number).estimate, 2) for number in numbers}
+    return {model: {mode: lengths}}
+
+
+def _ratios(marginal: Sequence[float]) -> list[float]:
+    """Conditional rates as the schema has them: a proposal that ends early counts as a rejection."""
+    before = [1.0, *marginal[:-1]]
+    return [
+        rate / earlier if earlier else 0.0 for rate, earlier in zip(marginal, before, strict=True)
+    ]
+
+
+def _per_request(measured: Measured) -> float | None:
+    length = mean_length_per_request(measured.requests)
+    return None if length is None else round(length, _DECIMALS)
+
+
+def _histogram(total: Acceptance) -> dict[str, int]:
+    """Iterations by their tokens, the target's own counted: from 1 on."""
+    return {str(1 + accepted): times for accepted, times in enumerate(total.histogram) if times}
+
+
+def _by_category(measured: Measured) -> dict[str, dict[str, Any]] | None:
+    found = {
+        category: {
+            "mean_accept_length": round(acceptance.mean_acceptance_length or 0.0, _DECIMALS),
+            "num_steps": acceptance.num_iterations,
+        }
+        for category, acceptance in measured.by_category().items()
+        if acceptance.num_iterations
+    }
+    return found or None
+
+
+def _validation(total: Acceptance, marginal: Sequence[float]) -> dict[str, Any]:
+    reported = total.mean_acceptance_length or 0.0
+    implied = 1 + sum(marginal)
+    falls = all(later <= earlier for earlier, later in pairwise(marginal))
+    return {
+        "mean_consistency": {
+            "passed": abs(implied - reported) < 1e-6,
+            "implied_mean_accept_length": round(implied, _DECIMALS),
+            "reported_mean_accept_length": round(reported, _DECIMALS),
+        },
+        "marginal_monotonicity": {"passed": falls},
+    }
+
+
+def _intervals(measured: Measured) -> dict[str, Any]:
+    """95 % intervals over prompts; None where there are too few."""
+    most = measured.total.num_places
+    places = range(min(most, _MOST_INTERVALS))
+    return {
+        "covers": measured.length_with(most).covers,
+        "mean_accept_length": _bounds(measured.length_with(most)),
+        "accept_rates_of_tested": [_bounds(measured.conditional(place)) for place in places],
+        "marginal_accept_rates": [_bounds(measured.marginal(place)) for place in places],
+    }
+
+
+def _bounds(interval: Interval) -> list[float] | None:
+    ends = interval.columns("", "low", "high")
+    low, high = ends["low"], ends["high"]
+    return None if low is None or high is None else _rounded([low, high])
+
+
+def _rounded(rates: Sequence[float]) -> list[float]:
+    return [round(rate, _DECIMALS) for rate in rates]

@@ -1,0 +1,67 @@
+"""Acceptance profiles out of a run and into another, through the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.results.files import read_rows
+from harness.results.schema import LatencyRow
+from in_process import Harness, only
+from wording import mentions
+
+QUICK = ["num_prompts=12", "decoding.max_new_tokens=32", "num_resamples=1000"]
+LENGTHS = "acceptance_length_by_num_draft_tokens"
+
+
+def last_row() -> Any:
+    return read_rows("results/latency.csv", LatencyRow)[-1]
+
+
+def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[1] and second[0] <= first[1]
+
+
+def interval_at(row: Any, k: int) -> tuple[float, float]:
+    return getattr(row, f"{LENGTHS}_low")[k - 1], getattr(row, f"{LENGTHS}_high")[k - 1]
+
+
+def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:
+    outcome = harness("latency", *QUICK, "decoding.num_draft_tokens=5")
+    real = last_row()
+    assert "by K " in outcome.stdout
+    assert mentions(outcome.stdout, "predicted", "acceptance alone", "verification interpolated")
+    profile_file = only("speculation_profile.json")
+    profile = json.loads(profile_file.read_text())
+    assert profile["method"] == "draft_model"
+    assert profile["accept_length_model"] == "chain_analytic"
+    assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
+    assert "5: " in only("golden_acceptance_lengths.yaml").read_text()
+
+    replayed = harness(
+        "latency",
+        *QUICK,
+        "decoding.num_draft_tokens=5",
+        f"decoding.synthetic_acceptance={profile_file}",
+    )
+    synthetic = last_row()
+    rates = profile["harness"]["accept_rates_of_tested"]
+    assert synthetic.synthetic_acceptance == rates
+    assert "synthetic [0." in replayed.stdout
+    assert overlap(interval_at(synthetic, 5), interval_at(real, 5))
+
+    # A K that was left out: its acceptance is predicted by the run with K=5.
+    harness("latency", *QUICK, "decoding.num_draft_tokens=2")
+    assert overlap(interval_at(last_row(), 2), interval_at(real, 2))
+    # Its twin: the interval of another K is not that of this one.
+    assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
+
+
+def test_a_mean_length_is_met(harness: Harness) -> None:
+    harness("latency", *QUICK, "decoding.synthetic_acceptance=2.5")
+    row = last_row()
+    assert row.synthetic_acceptance == 2.5
+    low, high = interval_at(row, 4)
+    assert low <= 2.5 <= high
