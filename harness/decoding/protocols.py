@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.decoding.randomness import draw
+from harness.decoding.trees import TreeProposal, TreeShape
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import AnyWarp
 
@@ -78,6 +79,32 @@ class Runner(Protocol):
         """Give back the memory of the batch and of everything prepared. No other call follows."""
 
 
+class TreeRunner(Runner, Protocol):
+    """A runner that can also be extended by trees, and keep a path of each."""
+
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        """Append the root and the nodes of a tree to every row, tokens [B, N + 1]."""
+        ...
+
+    def decide_tree(
+        self,
+        tokens: Tensor,
+        shape: TreeShape,
+        decision: Callable[..., tuple[Tensor, ...]],
+        *inputs: Tensor,
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        """Extend by a tree, and decide from the logits and the inputs."""
+        step = self.extend_tree(tokens, shape)
+        return step, decision(step.logits, *inputs)
+
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        """Keep of row b the first counts[b] of paths[b], numbers of tokens of the last `extend_tree`.
+
+        `paths` [B, N + 1] has every number of a row once; 0 is the root.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Draft tokens for each row.
@@ -129,6 +156,24 @@ class Drafter(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""
+        ...
+
+
+class TreeDrafter(Drafter, Protocol):
+    """A drafter that proposes trees, of at most so many nodes as it was made for."""
+
+    def propose_tree(self, depth: int, uniforms: Tensor) -> TreeProposal:
+        """Propose trees of at most `depth` levels, drawn with the random numbers `uniforms` [B, N].
+
+        N is the most nodes of a tree.
+        """
+        ...
+
+    def follow(self, path: Tensor) -> None:
+        """Learn that the last proposal begins with the nodes path [B, n], numbered from 1.
+
+        `observe` follows, as if they had been a proposal of n tokens.
+        """
         ...
 
 

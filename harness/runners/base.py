@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from harness.decoding.protocols import Runner, Step
+from harness.decoding.protocols import Step, TreeRunner
 from harness.decoding.transfer import to_device
 
 
@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     hidden_layers: tuple[int, ...]
 
 
-class CacheRunner(Runner):
-    """A `Runner` over a decoder-only transformers model, in evaluation mode, whose only state is
+class CacheRunner(TreeRunner):
+    """A `TreeRunner` over a decoder-only transformers model, in evaluation mode, whose only state is
     its KV cache.
     """
 
@@ -90,6 +90,15 @@ class CacheRunner(Runner):
         self._append(before, num_before)
         return Step(*outputs)
 
+    @torch.inference_mode()
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        most_kept = max(counts)
+        kept = paths[:, :most_kept]
+        places = torch.arange(most_kept, device=paths.device)
+        if not torch.equal(kept, places.expand_as(kept)):
+            self._reorder(kept)
+        self.keep(counts)
+
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
@@ -133,6 +142,12 @@ class CacheRunner(Runner):
     @abstractmethod
     def _roll_back(self, dropped: Sequence[int]) -> None:
         """Forget the last dropped[b] tokens of row b; `_lengths` no longer counts them."""
+
+    @abstractmethod
+    def _reorder(self, kept: Tensor) -> None:
+        """Move the tokens kept [B, n] of each row, numbered since the last `keep`, to the front of
+        those.
+        """
 
     @abstractmethod
     def _select(self, rows: Sequence[int]) -> None:

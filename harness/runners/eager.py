@@ -18,8 +18,10 @@ from torch import Tensor
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
+from harness.decoding.trees import TreeShape
 from harness.runners.base import CacheRunner, run_model, stacked
 from harness.runners.checks import compare_with_plain, longest_span
+from harness.runners.slots import attention_windows, tree_masks
 
 
 class EagerRunner(CacheRunner):
@@ -44,6 +46,38 @@ class EagerRunner(CacheRunner):
     def extend(self, tokens: Tensor) -> Step:
         outputs = self._forward(tokens, [length + self._num_extended for length in self._lengths])
         self._num_extended += tokens.shape[1]
+        return Step(*outputs)
+
+    @torch.inference_mode()
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        """Raise UnsupportedModelError for a model that makes its own masks or positions."""
+        if self._num_extended:
+            raise ValueError("keep what was extended before a tree")
+        windows = attention_windows(self._model)
+        num_slots = self._cache.get_seq_length()
+        num_tokens = tokens.shape[1]
+        lengths = to_device(self._lengths, self._device).unsqueeze(1)
+        num_padding = num_slots - lengths
+        written = torch.arange(num_slots, num_slots + num_tokens, device=self._device).unsqueeze(0)
+        masks = tree_masks(
+            shape,
+            written,
+            num_slots + num_tokens,
+            windows,
+            self._cache.layers[0].keys.dtype,
+            first_slots=num_padding,
+        )
+        positions = lengths + shape.depths_on(self._device)
+        with without_plans():
+            outputs = run_model(
+                self._model,
+                self._options,
+                tokens,
+                self._cache,
+                attention_mask=masks,
+                position_ids=positions,
+            )
+        self._num_extended += num_tokens
         return Step(*outputs)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -73,6 +107,16 @@ class EagerRunner(CacheRunner):
         for layer in self._cache.layers:
             layer.keys = layer.keys.narrow(-2, 0, num_slots - dropped[0])
             layer.values = layer.values.narrow(-2, 0, num_slots - dropped[0])
+
+    def _reorder(self, kept: Tensor) -> None:
+        first = self._cache.get_seq_length() - self._num_extended
+        rows = torch.arange(len(kept), device=kept.device).unsqueeze(1)
+        for layer in self._cache.layers:
+            for states in (layer.keys, layer.values):
+                tail = states[:, :, first:].transpose(1, 2)
+                place = states.device
+                taken = tail[rows.to(place), kept.to(place)].transpose(1, 2)
+                states[:, :, first : first + kept.shape[1]] = taken
 
     def _select(self, rows: Sequence[int]) -> None:
         kept = to_device(rows, self._device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from harness.decoding.trees import TreeShape
 from harness.runners.attention import PACKED, PLAIN, pack_heads
 from harness.runners.base import Options, run_model
 
@@ -88,6 +89,15 @@ class Slots:
             used = buffer[:, :, :num_used]
             used[: len(rows)] = used[rows.to(buffer.device)]
 
+    def move(self, sources: Tensor, places: Tensor) -> None:
+        """Copy the slots sources [B, n] of the first B rows to the slots places [B, n]."""
+        rows = torch.arange(len(sources), device=sources.device).view(-1, 1, 1)
+        for buffer in self.buffers:
+            heads = torch.arange(buffer.shape[1], device=buffer.device).view(1, -1, 1)
+            own_rows = rows.to(buffer.device)
+            taken = buffer[own_rows, heads, sources.to(buffer.device).unsqueeze(1)]
+            buffer[own_rows, heads, places.to(buffer.device).unsqueeze(1)] = taken
+
 
 # Where the n new tokens of each row go: the first of the slots that are the same in all rows, or
 # indices of rows, heads and slots, by device and number of heads.
@@ -154,7 +164,7 @@ class SlotForward:
 
     def __init__(self, model: PreTrainedModel, options: Options) -> None:
         self._model, self._options = model, options
-        self._windows = _windows(model)
+        self._windows = attention_windows(model)
         self._heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
@@ -165,6 +175,7 @@ class SlotForward:
         tokens: Tensor,
         starts: Tensor | int,
         num_real: Tensor | None = None,
+        tree: TreeShape | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
@@ -174,6 +185,7 @@ class SlotForward:
             num_real: [], only so many of the n tokens count. The others fill the shape up and take
                 the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
+            tree: the tokens are the root and the nodes of a tree for each row. None: a text.
             arguments: more of them for the model.
         """
         num_tokens, device = tokens.shape[1], tokens.device
@@ -192,6 +204,8 @@ class SlotForward:
         if num_real is not None:
             last_real = written[:, :1] + num_real - 1
             positions = torch.minimum(written, last_real)
+        if tree is not None:
+            positions = written[:, :1] + tree.depths_on(device)
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         layers: list[Any] = [
             _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
@@ -201,19 +215,23 @@ class SlotForward:
             self._options,
             tokens,
             Cache(layers=layers),
-            attention_mask=self._masks(written, slots) if needs_masks else None,
+            attention_mask=self._masks(written, slots, tree) if needs_masks else None,
             position_ids=positions,
             **arguments,
         )
 
-    def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
+    def _masks(
+        self, written: Tensor, slots: Slots, tree: TreeShape | None = None
+    ) -> Tensor | dict[str, Tensor]:
         """Make additive masks [1 or B, 1, n, S] for queries in slots [1 or B, n], one for each type
         of layer.
 
         Where heads are packed, there are n queries for each head that shares its keys.
         """
-        queries = written.repeat(1, self._heads_per_key)[:, None, :, None]
         dtype = slots.buffers[0].dtype
+        if tree is not None:
+            return tree_masks(tree, written, slots.width, self._windows, dtype, self._heads_per_key)
+        queries = written.repeat(1, self._heads_per_key)[:, None, :, None]
         index = torch.arange(slots.width, device=written.device)
         masks = {}
         for name, window in self._windows.items():
@@ -222,6 +240,45 @@ class SlotForward:
                 seen = seen & (index > queries - window)
             masks[name] = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
         return masks.pop("") if "" in masks else masks
+
+
+def tree_masks(
+    tree: TreeShape,
+    written: Tensor,
+    width: int,
+    windows: dict[str, int | None],
+    dtype: torch.dtype,
+    heads_per_key: int = 1,
+    first_slots: Tensor | int = 0,
+) -> Tensor | dict[str, Tensor]:
+    """Make additive masks [B, 1, heads_per_key * (N + 1), S] for trees in slots written [1 or B,
+    N + 1], one for each type of layer.
+
+    Args:
+        width: S.
+        windows: of each type of layer, see `attention_windows`. They count positions.
+        heads_per_key: how many heads with the same keys count as more queries.
+        first_slots: [B, 1] of each row's text; those before it are padding.
+    """
+    device = written.device
+    ancestors = tree.ancestors_on(device)
+    num_rows, num_tokens, _ = ancestors.shape
+    written = written.expand(num_rows, num_tokens)
+    roots = written[:, :1]
+    slots = torch.arange(width, device=device)
+    is_text = (slots >= first_slots) & (slots < roots)
+    places = written.unsqueeze(1).expand(-1, num_tokens, -1)
+    seen = is_text.unsqueeze(1).repeat(1, num_tokens, 1).scatter(2, places, ancestors)
+    positions = roots + tree.depths_on(device)
+    keys = slots.expand(num_rows, width).scatter(1, written, positions)
+    masks = {}
+    for name, window in windows.items():
+        visible = seen
+        if window is not None:
+            visible = seen & (keys.unsqueeze(1) > positions.unsqueeze(2) - window)
+        visible = visible.repeat(1, heads_per_key, 1).unsqueeze(1)
+        masks[name] = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)
+    return masks.pop("") if "" in masks else masks
 
 
 def _indices(
@@ -240,9 +297,11 @@ def _indices(
     return places
 
 
-def _windows(model: PreTrainedModel) -> dict[str, int | None]:
+def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
     """Return the sliding window of each type of layer, None without one; under the name "" where
     all share a mask.
+
+    Raises UnsupportedModelError for a model that makes its own masks or positions.
 
     Mirrors how `generate` chooses masks for static caches,
     `transformers.masking_utils.create_masks_for_generate`.

@@ -20,6 +20,7 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, to_device
+from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
@@ -68,6 +69,10 @@ class StaticRunner(CacheRunner):
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         return Step(*self._extend(tokens))
+
+    @torch.inference_mode()
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        return Step(*self._extend(tokens, tree=shape))
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
@@ -160,6 +165,10 @@ class StaticRunner(CacheRunner):
 
     def _roll_back(self, dropped: Sequence[int]) -> None:
         """Nothing to do: lengths say which slots count."""
+
+    def _reorder(self, kept: Tensor) -> None:
+        starts = to_device(self._lengths, kept.device).unsqueeze(1)
+        self._slots.move(starts + kept, starts + torch.arange(kept.shape[1], device=kept.device))
 
     def _select(self, rows: Sequence[int]) -> None:
         if list(rows) != list(range(len(rows))):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from torch import Tensor
 
-from harness.decoding.protocols import Runner, Step
+from harness.decoding.protocols import Runner, Step, TreeRunner
+from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
 
 
-class WrappedRunner(Runner):
+class WrappedRunner(TreeRunner):
     """Hands every call on, so that what the other runner has prepared is what runs."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        self._runner = cast(TreeRunner, runner)  # calls for trees come only where it is one
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         return self._runner.start(prompts)
@@ -38,6 +40,21 @@ class WrappedRunner(Runner):
         self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
         return self._runner.decide(tokens, decision, *inputs)
+
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        return self._runner.extend_tree(tokens, shape)
+
+    def decide_tree(
+        self,
+        tokens: Tensor,
+        shape: TreeShape,
+        decision: Callable[..., tuple[Tensor, ...]],
+        *inputs: Tensor,
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        return self._runner.decide_tree(tokens, shape, decision, *inputs)
+
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        self._runner.keep_path(paths, counts)
 
     def close(self) -> None:
         self._runner.close()

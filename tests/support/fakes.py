@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength
-from harness.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
+from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 
 
-class MarkovRunner(Runner):
-    """A `Runner` over transition probabilities [V, V]. Its hidden states [.., 1, 2] are each position and its token."""
+class MarkovRunner(TreeRunner):
+    """A `TreeRunner` over transition probabilities [V, V].
+
+    Its hidden states [.., 1, 2] are each position and its token.
+    """
 
     def __init__(self, transitions: Tensor) -> None:
         self._logits = transitions.log()
@@ -33,6 +37,19 @@ class MarkovRunner(Runner):
             row += new
         self._num_extended += tokens.shape[1]
         return Step(self._logits[tokens], self._hidden(tokens.shape[1]))
+
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        """Its hidden states have each node's own position."""
+        first = [len(row) for row in self.rows]
+        step = self.extend(tokens)
+        positions = torch.from_numpy(shape.depths) + torch.tensor(first).unsqueeze(1)
+        return Step(step.logits, torch.stack([positions, tokens], dim=-1).unsqueeze(2))
+
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        for row, path in zip(self.rows, paths.tolist(), strict=True):
+            first = len(row) - self._num_extended
+            row[first:] = [row[first + number] for number in path]
+        self.keep(counts)
 
     def _hidden(self, count: int) -> Tensor:
         """Of each row's last `count` tokens; before the first one there is (-1, -1)."""
@@ -117,3 +134,66 @@ class Scripted(DraftLength):
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         self.seen.append((limits, num_accepted))
+
+
+class ChainTreeDrafter(TreeDrafter):
+    """Proposes trees of one shape: drawn from transition probabilities [V, V], or the likeliest tokens.
+
+    It follows the target's hidden states, which must tell it the same sequences as the verdicts do.
+    """
+
+    layers = (0,)
+
+    def __init__(
+        self, transitions: Tensor, parents: Parents, *, deterministic: bool = False
+    ) -> None:
+        self._transitions = transitions
+        self._parents = parents
+        self._deterministic = deterministic
+        self.rows: list[list[int]] = []
+        self._proposed = torch.empty(0)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self.rows += [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        raise NotImplementedError
+
+    def propose_tree(self, depth: int, uniforms: Tensor) -> TreeProposal:
+        tokens = torch.tensor([[row[-1]] for row in self.rows])
+        for node, parent in enumerate(self._parents):
+            siblings = [one + 1 for one in range(node) if self._parents[one] == parent]
+            after = self._transitions[tokens[:, parent]]
+            new = after.argsort(dim=1, descending=True)[:, len(siblings)]
+            if not self._deterministic:
+                new = draw_child(after, tokens[:, siblings], uniforms[:, node])
+            tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
+        self._proposed = tokens[:, 1:]
+        shape = TreeShape([self._parents] * len(self.rows))
+        probabilities = None if self._deterministic else self._transitions[tokens]
+        return TreeProposal(tokens[:, 1:], shape, probabilities)
+
+    def follow(self, path: Tensor) -> None:
+        self._proposed = self._proposed.gather(1, path - 1)
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        assert step.hidden is not None
+        states = step.hidden[:, :, 0].tolist()
+        numbers = zip(num_accepted, next_tokens, strict=True)
+        for index, (accepted, following) in enumerate(numbers):
+            row = self.rows[index]
+            decided = [*row[-1:], *self._proposed[index, :accepted].tolist()]
+            first = len(row) - 1
+            known = [[first + place, token] for place, token in enumerate(decided)]
+            assert states[index][: accepted + 1] == known
+            row += [*decided[1:], following]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]

@@ -1,0 +1,115 @@
+"""Trees of draft tokens: several continuations of a row, verified in one forward pass.
+
+The root of a tree is the row's last token, which the target has not read yet. A node attends to the
+text before the root, to its ancestors and to itself; its position is the root's plus its depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.decoding.randomness import existing_index
+from harness.decoding.transfer import to_device
+
+Parents = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """The shapes of B trees of N nodes each.
+
+    Attributes:
+        parents: the parent of each node of each row: 0 is the root, j the j-th node. A parent comes
+            before its children.
+    """
+
+    parents: Sequence[Parents]
+
+    def __post_init__(self) -> None:
+        for parents in set(self.parents):
+            for node, parent in enumerate(parents, start=1):
+                if not 0 <= parent < node:
+                    raise ValueError(f"node {node} of a tree cannot have the parent {parent}")
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.parents[0])
+
+    @cached_property
+    def depths(self) -> NDArray[np.int64]:
+        """The depth of the root and of each node, [B, N + 1]."""
+        return np.stack([_depths(parents) for parents in self.parents])
+
+    def depths_on(self, device: torch.device) -> Tensor:
+        """Return `depths` on a device."""
+        return torch.from_numpy(self.depths).to(device)
+
+    def parents_on(self, device: torch.device) -> Tensor:
+        """Return the parents [B, N] on a device."""
+        return to_device(self.parents, device)
+
+    def ancestors_on(self, device: torch.device) -> Tensor:
+        """Return which root and nodes each of them attends to, [B, N + 1, N + 1] bool."""
+        ancestors = np.stack([_ancestors(parents) for parents in self.parents])
+        return torch.from_numpy(ancestors).to(device)
+
+    def select(self, rows: Sequence[int]) -> TreeShape:
+        """Return the shapes of these rows."""
+        return TreeShape([self.parents[row] for row in rows])
+
+
+@lru_cache(maxsize=4096)
+def _depths(parents: Parents) -> NDArray[np.int64]:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return np.array(depths)
+
+
+@lru_cache(maxsize=4096)
+def _ancestors(parents: Parents) -> NDArray[np.bool_]:
+    size = len(parents) + 1
+    ancestors = np.eye(size, dtype=bool)
+    for node, parent in enumerate(parents, start=1):
+        ancestors[node] |= ancestors[parent]
+    return ancestors
+
+
+def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one more child of a node for each row -> tokens [B].
+
+    Args:
+        parent: [B, V], what the children are drawn from without replacement.
+        siblings: [B, n], those that were drawn before.
+        uniforms: [B].
+    """
+    return existing_index(parent.scatter(1, siblings, 0.0), uniforms)
+
+
+def chain_of(num_nodes: int) -> Parents:
+    """Return the parents of a tree of width 1."""
+    return tuple(range(num_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeProposal:
+    """A tree of draft tokens for each row.
+
+    Attributes:
+        tokens: [B, N], N >= 1.
+        shape: of the trees.
+        probabilities: [B, N + 1, V] float32, from which the children of the root and of each node
+            were drawn, in the order of their numbers and without replacement. None if the trees
+            follow from the texts alone.
+    """
+
+    tokens: Tensor
+    shape: TreeShape
+    probabilities: Tensor | None = None
