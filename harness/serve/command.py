@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 
 from harness.config.errors import SettingError
 from harness.engines.keeper import PairKeeper
@@ -35,7 +34,6 @@ except ImportError as error:
         "serve", "needs more packages: pip install 'harness[serve]'", error.name
     ) from error
 
-_say = partial(print, file=sys.stderr, flush=True)
 _GRACE_S = 3  # that answers may still take after a signal
 _SENDING_S = 5  # and sending the rest of them
 
@@ -98,6 +96,10 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.to_thread(self._service.scheduler.close, _GRACE_S)
         await asyncio.gather(closing, super().shutdown(sockets))
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -36,12 +37,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_terminal(directory: Path) -> Iterator[Open]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str, columns: int = 80, **environment: str) -> Terminal:
-        opened.append(
-            Terminal(
-                "compare", *arguments, directory=directory, columns=columns, environment=environment
-            )
-        )
+    def start(*arguments: str, **options: Any) -> Terminal:
+        opened.append(Terminal("compare", *arguments, directory=directory, **options))
         return opened[-1]
 
     yield start
@@ -133,7 +130,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
         terminal.wait_for("Stopped. The models stay loaded; Ctrl-D or :quit ends. >", stops)
     assert TEXT in terminal.text  # what there was stays on the screen
     ask(terminal, ":set ignore_eos=false", "90000 new tokens", 2)
-    ask(terminal, "Sahara", "identical, token for token")
+    ask(terminal, "Sahara", "identical, token for token. >")
     terminal.type(CTRL_C)  # on an empty line
     assert terminal.wait_for_end() == 0
     rows = pd.read_csv(directory / "results" / "compare.csv")
@@ -143,7 +140,8 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
 
 
 def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> None:
-    terminal = open_terminal(*PAIR)
+    """In an interpreter of its own, which shuts down."""
+    terminal = open_terminal(*PAIR, forked=False)
     terminal.wait_for("Ctrl-D ends.")
     ask(terminal, "Banana", "identical, token for token")
     terminal.type("half a prompt")
@@ -173,7 +171,7 @@ def test_a_signal_to_end_leaves_the_row_of_a_race(
 
 def test_forty_columns_without_colour(open_terminal: Open) -> None:
     """A small screen, marks for colours, a paste of several lines, and the two other views."""
-    terminal = open_terminal(*PAIR, columns=40, NO_COLOR="1")
+    terminal = open_terminal(*PAIR, columns=40, environment={"NO_COLOR": "1"})
     terminal.wait_for("Ctrl-D ends.")
     # A terminal wraps a paste in these; the line ends in it send nothing.
     terminal.type("\x1b[200~Ghana\nMalta\x1b[201~")

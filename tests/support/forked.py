@@ -33,7 +33,8 @@ class Forked:
         program: what the process runs. It ends with exit code 0 when this returns, otherwise as a
             Python program does.
         environment: all of its environment variables.
-        output: files for its stdout and stderr; None for those of this process.
+        output: files for its stdout and stderr; empty for those of this process.
+        terminal: a pseudo-terminal for its standard streams instead, which controls it.
         kept: the only open files that it inherits, but for the standard streams.
         new_session: whether it begins a session of its own, which Ctrl-C does not reach.
     """
@@ -44,7 +45,8 @@ class Forked:
         *,
         environment: Mapping[str, str],
         directory: Path | None = None,
-        output: Sequence[IO[str]] | None = None,
+        output: Sequence[IO[str]] = (),
+        terminal: int | None = None,
         kept: Iterable[int] = (),
         new_session: bool = False,
     ) -> None:
@@ -56,7 +58,11 @@ class Forked:
         if self.pid == 0:
             if new_session:
                 os.setsid()
-            _become_new(environment, directory, output, kept)
+            if directory is not None:
+                os.chdir(directory)
+            _open_streams(output, terminal)
+            _close_files({0, 1, 2, *kept})
+            _become_new(environment)
             _run(program)
 
     def poll(self) -> int | None:
@@ -79,7 +85,6 @@ class Forked:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and return what it has printed to stdout and stderr."""
         self.wait(timeout)
-        assert self.output is not None
         stdout, stderr = self.output
         stdout.seek(0)
         stderr.seek(0)
@@ -144,29 +149,33 @@ def fork_worker(
     )
 
 
-def _become_new(
-    environment: Mapping[str, str],
-    directory: Path | None,
-    output: Sequence[IO[str]] | None,
-    kept: Iterable[int],
-) -> None:
+def _open_streams(output: Sequence[IO[str]], terminal: int | None) -> None:
+    if terminal is not None:
+        os.login_tty(terminal)
+        return
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, stream in enumerate(output, start=1):
+        os.dup2(stream.fileno(), number)
+
+
+def _close_files(kept: set[int]) -> None:
+    """Close all files but these. An end of a pipe that stayed open would hide that the other one is closed."""
+    numbers = sorted(kept)
+    for number, following in zip(numbers, [*numbers[1:], 1 << 16], strict=True):
+        os.closerange(number + 1, following)
+
+
+def _become_new(environment: Mapping[str, str]) -> None:
     """Turn a copy of the tests' process into what looks like a new one to our code."""
     # Nothing of the tests is destroyed here, which could close a file that has the same number.
     gc.freeze()
     faulthandler.disable()
     os.environ.clear()
     os.environ.update(environment)
-    if directory is not None:
-        os.chdir(directory)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, stream in enumerate(output or (), start=1):
-        os.dup2(stream.fileno(), number)
-    inherited = sorted({0, 1, 2, *kept})
-    for number, following in zip(inherited, [*inherited[1:], 1 << 16], strict=True):
-        os.closerange(number + 1, following)
+    errors = environment.get("PYTHONIOENCODING", "").partition(":")[2] or "strict"
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors=errors, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     # This process may be the copy of one that runs a command.
     signals._waiting = signals._leave = None
     signal.signal(signal.SIGINT, signal.default_int_handler)

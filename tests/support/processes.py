@@ -7,12 +7,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from forked import Forked
 
-    Process = subprocess.Popen[str] | Forked
+class Process(Protocol):
+    """What `subprocess.Popen` and `forked.Forked` have in common."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def communicate(self, *, timeout: float | None = None) -> tuple[Any, Any]: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+
 
 HARNESS = [sys.executable, "-m", "harness"]
 # Against hanging: far more than a busy machine needs.
@@ -47,10 +55,10 @@ def start(
     return process
 
 
-def wait_for(process: Process, directory: Path, until: str) -> None:
-    """Wait until the process has written a file whose path matches."""
+def wait_for(process: Process, directory: Path, until: str, holding: str = "") -> None:
+    """Wait until the process has written a file whose path matches, and this text into it."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not list(directory.glob(until)):
+    while not any(_holds(file, holding) for file in directory.glob(until)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no {until}"
         time.sleep(0.02)
@@ -62,3 +70,7 @@ def end(process: Process, number: int, code: int) -> tuple[str, str]:
     printed = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == code, printed
     return printed
+
+
+def _holds(file: Path, text: str) -> bool:
+    return not text or text in file.read_text()

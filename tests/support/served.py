@@ -4,53 +4,54 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forked import Forked, command
+from processes import wait_for
+
 ROOT = Path(__file__).parents[2]
-
-
-# The command with another grace period after a signal.
-_PROGRAM = """
-import harness.cli, harness.serve.command
-harness.serve.command._GRACE_S = {grace_s}
-harness.cli.main()
-"""
 
 
 @contextmanager
 def serving(
     directory: Path, *settings: str, grace_s: float | None = None, **environment: str
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+) -> Iterator[tuple[str, Forked]]:
     """`python -m harness serve` in a directory, with its address.
 
     It must end well on Ctrl-C, if it has not ended by then, and never print a traceback.
+
+    Args:
+        grace_s: another grace period after a signal.
     """
-    program = ["-m", "harness"] if grace_s is None else ["-c", _PROGRAM.format(grace_s=grace_s)]
-    with (directory / "stderr").open("w+") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, *program, "serve", "port=0", *settings],
-            cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-            stdout=subprocess.PIPE, stderr=stderr, text=True,
-        )  # fmt: skip
+
+    def program() -> None:
+        if grace_s is not None:
+            from harness.serve import command as serve
+
+            serve._GRACE_S = grace_s
+        command(["serve", "port=0", *settings])
+
+    with (directory / "stdout").open("w+") as stdout, (directory / "stderr").open("w+") as stderr:
+        process = Forked(
+            program,
+            environment=os.environ | environment,
+            directory=directory,
+            output=[stdout, stderr],
+        )
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            stderr.seek(0)
-            assert line.startswith("Serving "), stderr.read()
+            wait_for(process, directory, "stdout", holding="\n")
+            line = (directory / "stdout").read_text()
+            assert line.startswith("Serving "), line
             yield line.split(" on ")[1].split()[0].rstrip("/"), process
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
-            stderr.seek(0)
-            printed = stderr.read()
+            printed = (directory / "stderr").read_text()
             assert "Traceback" not in printed, printed
         finally:
             process.kill()
             process.wait()
-            process.stdout.close()
 
 
 @contextmanager

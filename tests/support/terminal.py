@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
+import subprocess
 import sys
+import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pexpect
 import pyte
 
+from forked import Forked, command
+from processes import Process
+
+LINES = 24
 UP, CTRL_C, CTRL_D, ENTER = "\x1b[A", "\x03", "\x04", "\r"
 # How long a test waits for output. Far above what it takes: a test fails by this only when no output comes at all.
 PATIENCE_S = 300
 
 
 class Terminal:
-    """A harness command in a terminal of a given size. What scrolls off the top is kept."""
+    """A harness command in a terminal of a given size. What scrolls off the top is kept.
+
+    Args:
+        forked: whether the command runs in a fork of this process, not in a new interpreter.
+    """
 
     def __init__(
         self,
@@ -25,26 +36,25 @@ class Terminal:
         directory: Path,
         columns: int = 80,
         environment: Mapping[str, str] | None = None,
+        forked: bool = True,
     ) -> None:
-        self._screen = pyte.HistoryScreen(columns, 24, history=10_000)
+        self._screen = pyte.HistoryScreen(columns, LINES, history=10_000)
         self._stream = pyte.Stream(self._screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         inherited = {
-            k: v
-            for k, v in os.environ.items()
-            if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
         }
-        self._child = pexpect.spawn(
-            sys.executable,
-            ["-m", "harness", *arguments],
-            cwd=directory,
-            dimensions=(24, columns),
-            env=inherited
-            | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-            | dict(environment or {}),
-            encoding="utf-8",
-        )
+        inherited |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        inherited |= environment or {}
+        self._keyboard, inside = os.openpty()
+        termios.tcsetwinsize(inside, (LINES, columns))
+        start = _fork if forked else _start
+        self._process = start(arguments, directory, inherited, inside)
+        os.close(inside)
         # A terminal replies to a request for the cursor's position.
-        self._screen.write_process_input = self._child.send
+        self._screen.write_process_input = self.type
 
     @property
     def text(self) -> str:
@@ -74,7 +84,7 @@ class Terminal:
         raise AssertionError(f"{word!r} is not on the screen:\n{self.text}")
 
     def type(self, keys: str) -> None:
-        self._child.send(keys)
+        os.write(self._keyboard, keys.encode())
 
     def wait_for(self, expected: str, times: int = 1) -> None:
         """Wait until `expected` is in the prose on the screen, this many times."""
@@ -88,32 +98,61 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while self._read():
             assert time.monotonic() < deadline, f"still running:\n{self.text}"
-        self._child.close()
-        assert isinstance(self._child.exitstatus, int), (
-            f"killed by signal {self._child.signalstatus}"
-        )
-        return self._child.exitstatus
+        return self._process.wait(PATIENCE_S)
 
     def signal(self, number: int) -> None:
         """Send a signal: SIGTERM, as a scheduler does, or SIGHUP."""
-        self._child.kill(number)
+        self._process.send_signal(number)
 
     def close_window(self) -> int:
         """End the terminal itself, for which the kernel sends SIGHUP; the command's exit code."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, self._child.child_fd)
-        os.close(nowhere)
-        return int(self._child.wait())
+        self._close()
+        return self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        self._child.close(force=True)
+        """End the command, whatever it does, and the terminal."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        if self._keyboard >= 0:
+            os.close(self._keyboard)
+        self._keyboard = -1
 
     def _read(self) -> bool:
         """Feed the screen for a moment; False at the end."""
+        readable, _, _ = select.select([self._keyboard], [], [], 0.1)
+        if not readable:
+            return True
         try:
-            self._stream.feed(self._child.read_nonblocking(65536, timeout=0.1))
-        except pexpect.TIMEOUT:
-            pass
-        except pexpect.EOF:
+            printed = os.read(self._keyboard, 65536)
+        except OSError:  # on Linux, when no process has the terminal any more
             return False
-        return True
+        self._stream.feed(self._decoder.decode(printed))
+        return bool(printed)
+
+
+def _fork(
+    arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
+) -> Process:
+    return Forked(
+        lambda: command(arguments),
+        environment=environment,
+        directory=directory,
+        terminal=terminal,
+    )
+
+
+def _start(
+    arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
+) -> Process:
+    program = "import os, sys; os.login_tty(0); sys.argv[0] = 'harness'; from harness.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
