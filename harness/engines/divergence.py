@@ -17,9 +17,9 @@ class Divergence:
 
     Attributes:
         expected, actual: the regular arm's token there, and the other's.
-        logit_margin: logit of `expected` minus logit of `actual`, in a forward pass over prompt and common prefix. A
-            margin within the rounding of the number format means that the two tokens tied; near 0 nothing is wrong.
-        logit_tolerance: the largest margin there that rounding explains.
+        logit_margin: logit of `expected` minus logit of `actual`, after prompt and common prefix.
+            A margin within the rounding of the model means that the two tokens tied.
+        logit_tolerance: the largest margin there that rounding explains, as measured.
     """
 
     position: int
@@ -54,9 +54,8 @@ def first_divergence(
             if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
             _check_known([*expected[: position + 1], got], reference.vocabulary_size)
-            logits = reference.logits([[*prompt, *expected[:position]]])[0]
-            tolerance = max(reference.logit_rounding * float(logits.abs().max()), 1e-30)
-            return Divergence(position, wanted, got, float(logits[wanted] - logits[got]), tolerance)
+            margin = reference.margin([*prompt, *expected[:position]], wanted, got)
+            return Divergence(position, wanted, got, margin.value, margin.tolerance)
     return None
 
 

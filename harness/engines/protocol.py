@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -60,17 +60,23 @@ class Arm:
         raise NotImplementedError
 
 
+class Margin(NamedTuple):
+    """The difference of two logits.
+
+    Attributes:
+        tolerance: the largest difference that rounding explains there; see `engines.rounding`.
+    """
+
+    value: float
+    tolerance: float
+
+
 class Reference(Protocol):
     """The models' own probabilities, to check texts against.
 
     Attributes:
-        logit_rounding: how far two computations of a logit margin are apart by rounding alone, relative to the largest
-            logit.
         vocabulary_size: V, of the tokens that it knows.
     """
-
-    @property
-    def logit_rounding(self) -> float: ...
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -83,6 +89,9 @@ class Reference(Protocol):
         Args:
             continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
         """
+
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        """By how much the logit of `wanted` is above the one of `other` after a text."""
 
     def draft_probabilities(
         self,

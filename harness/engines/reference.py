@@ -12,6 +12,8 @@ from harness.config.settings import DecodingSettings
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
+from harness.engines.protocol import Margin
+from harness.engines.rounding import largest_rounding, recompute
 
 
 class ModelReference:
@@ -26,20 +28,14 @@ class ModelReference:
         """See `Reference`."""
         return self._pair.vocabulary_size
 
-    @property
-    def logit_rounding(self) -> float:
-        """See `Reference`.
-
-        4 units of the format in half precision, where rounding the logits themselves is most of it;
-        16 in float32, where the roundings of all layers add up (0.9 and 6 per logit were seen in 24
-        layers). With activations in 8 bits it is 4 steps of those, in any format of the rest.
-        """
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        """See `Reference.margin`."""
         target = self._pair.target
-        if getattr(target.model, "is_loaded_in_8bit", False):
-            return 4 / 127
-        format_info = torch.finfo(target.dtype)
-        num_units = 4 if format_info.bits == 16 else 16
-        return num_units * format_info.eps
+        logits = recompute(self.logits, target.model, token_ids)
+        epsilon = torch.finfo(target.dtype).eps
+        differences = logits[:, 0, wanted] - logits[:, 0, other]
+        explained = largest_rounding(logits, (wanted, other), epsilon)
+        return Margin(float(differences.mean()), explained)
 
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None

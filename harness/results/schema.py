@@ -560,7 +560,9 @@ class RecoveryRow(DecodedRow):
     identical_prompts: int | None = figure("greedy texts equal to the regular arm's")
     divergence_position: int | None = figure("where the greedy texts differ most: token")
     logit_margin: float | None = figure("logit margin there")
-    logit_tolerance: float | None = figure("largest margin there that rounding explains")
+    logit_tolerance: float | None = figure(
+        "largest margin there that rounding explains, as measured there"
+    )
     num_draws: int | None = figure("sampled continuations")
     statistic: float | None = figure("chi-square statistic")
     degrees_of_freedom: int | None = figure(

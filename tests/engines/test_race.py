@@ -13,7 +13,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.verify import Verdict
 from harness.engines import timing
-from harness.engines.protocol import Question
+from harness.engines.protocol import Margin, Question
 from harness.engines.race import find_rejections, outcome
 from harness.engines.timing import Generation, run_lap
 from harness.results.acceptance import Rejection
@@ -46,7 +46,6 @@ class Engine:
     last_requests = ()
     queues = False
     devices = ()
-    logit_rounding = 0.1
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
@@ -67,9 +66,9 @@ class Engine:
     def reference(self) -> Engine:
         return self
 
-    def logits(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        self.prompts = prompts
-        return torch.arange(10.0)[None]
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        self.prompts = [token_ids]
+        return Margin(float(wanted - other), 1.0)
 
 
 def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,101 @@
+"""How far equal computations of a model's logits are apart, measured on the model at hand.
+
+The last positions of a text are computed again by routes that would be equal without rounding: alone
+and in a batch, with and without a cache, one token at a time and several, and with embeddings that
+are changed by at most a unit of their format, after which every later operation rounds differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Positions at the end of a text, and rows of a batch of them: few, because contexts may be long.
+NUM_POSITIONS = 4
+_NUM_ROWS = 2
+# Tokens behind the cache: one, as regular decoding has, and several, as a verification has.
+_CACHED = (1, 5)
+# Margins between the likeliest token and each of the next ones.
+_NUM_LIKELY = 8
+# Standard deviations. Texts part where rounding is largest among all their tokens, thousands in a
+# run; of normal errors one of two million is larger.
+_NUM_DEVIATIONS = 5.0
+
+Logits = Callable[..., Tensor]
+
+
+def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Tensor:
+    """Logits [R, P, V] after the last P positions of a text, the last one first, by R routes.
+
+    Args:
+        logits: `Reference.logits` of the model.
+    """
+    num_read = max(_CACHED) + 1 if len(token_ids) > max(_CACHED) else 1
+    num_positions = min(NUM_POSITIONS, len(token_ids) - num_read + 1)
+    texts = [token_ids[: len(token_ids) - place] for place in range(num_positions)]
+    routes = [
+        torch.cat([logits([text]) for text in texts]),
+        torch.cat([logits(batch) for batch in _batches(texts)]),
+    ]
+    if num_read > 1:
+        routes += [_behind_cache(logits, texts, number) for number in _CACHED]
+    with _changed_embeddings(model):
+        routes.append(torch.cat([logits(batch) for batch in _batches(texts)]))
+    return torch.stack(routes)
+
+
+def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> float:
+    """The largest margin between two tokens that rounding explains at the first position.
+
+    Args:
+        logits: [R, P, V], see `recompute`.
+        epsilon: of the format that the logits were computed in.
+    """
+    likely = logits.mean(0).topk(min(_NUM_LIKELY, logits.shape[-1]), -1).indices
+    values = logits.gather(-1, likely.expand(len(logits), -1, -1))
+    margins = values[..., :1] - values[..., 1:]
+    deviation = float(margins.var(0).mean().sqrt())
+    # Even exact logits are rounded: each of both by half a unit, in each of both texts.
+    unit = _unit(float(logits[:, 0, list(tokens)].abs().max()), epsilon)
+    return max(_NUM_DEVIATIONS * deviation, 2 * unit)
+
+
+def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -> Tensor:
+    found = []
+    for batch in _batches(texts):
+        beginnings = [text[:-number] for text in batch]
+        ends = [text[-number:] for text in batch]
+        found.append(logits(beginnings, ends))
+    return torch.cat(found)
+
+
+def _batches(texts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
+    return [texts[first : first + _NUM_ROWS] for first in range(0, len(texts), _NUM_ROWS)]
+
+
+def _unit(value: float, epsilon: float) -> float:
+    """The distance of a number from the next one in its format."""
+    exponent = torch.frexp(torch.tensor(value)).exponent
+    return epsilon * 2.0 ** (int(exponent) - 1)
+
+
+@contextmanager
+def _changed_embeddings(model: Any) -> Iterator[None]:
+    """Change what the model reads by at most one unit of its format, at random."""
+    generator = torch.Generator().manual_seed(0)
+
+    def change(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        noise = torch.rand(output.shape, generator=generator).to(output.device)
+        epsilon = torch.finfo(output.dtype).eps
+        changed = output.float() * (1 + epsilon * (2 * noise - 1))
+        return changed.to(output.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(change)
+    try:
+        yield
+    finally:
+        handle.remove()
