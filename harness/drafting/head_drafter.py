@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +16,93 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, most, to_device
-from harness.decoding.warp import AnyWarp
+from harness.decoding.warp import AnyWarp, BatchWarp
 from harness.drafting.slot_cache import SlotCache
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
 # bound memory.
 MOST_UNREAD = 64
+
+
+class Unread(NamedTuple):
+    """Features of decided tokens that a head has not read.
+
+    Attributes:
+        features: [B, n, L * D], of which the first `counts` of each row are unread.
+        following: [B, n], the token after each.
+        counts: [B], at least 1; 0 in rows without a text.
+        starts: [B], the slots of the first ones in the head's cache.
+    """
+
+    features: Tensor
+    following: Tensor
+    counts: Tensor
+    starts: Tensor
+
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Indices of each row's last unread feature."""
+        last = (self.counts - 1).clamp(min=0)
+        return torch.arange(len(last), device=last.device), last
+
+
+class Draft(NamedTuple):
+    """Tokens drawn by a head.
+
+    Attributes:
+        tokens: [B, K], the target's.
+        probabilities: [B, K, V], the distributions that they were drawn from.
+        logits: [B, K, V of the head], what these were made of.
+        lengths: [B], how many of the tokens are offered; None for all.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor
+    logits: Tensor
+    lengths: Tensor | None = None
+
+    def first_tokens(self, count: int) -> Draft:
+        """The first tokens of each row; of those that are not offered nothing changes."""
+        if self.tokens.shape[1] <= count:
+            return self
+        return Draft(
+            self.tokens[:, :count],
+            self.probabilities[:, :count],
+            self.logits[:, :count],
+            self.lengths,
+        )
+
+
+class PreparedDrafts(Protocol):
+    """A head's whole proposals, prepared; see `prepared_head`."""
+
+    cache: SlotCache
+
+    def width(self, drafter: HeadDrafter, num_draft_tokens: int) -> int | None:
+        """The most unread features of a row that a prepared proposal reads; None where there is none for this K."""
+
+    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """Draft for as many tokens as there are uniforms."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Features [B, n, L * D] and the tokens [B, n] that follow them.
+
+    In row b those from `first[b]` to `first[b] + counts[b]` have not been read.
+    """
+
+    features: Tensor
+    following: Tensor
+    first: Sequence[int]
+    counts: Sequence[int]
+
+    def is_unread(self) -> Tensor:
+        """[B, n]."""
+        device = self.features.device
+        index = torch.arange(self.features.shape[1], device=device)
+        first = to_device(self.first, device).unsqueeze(1)
+        count = to_device(self.counts, device).unsqueeze(1)
+        return (index >= first) & (index < first + count)
 
 
 class HeadDrafter(Drafter):
@@ -34,34 +116,42 @@ class HeadDrafter(Drafter):
         head: a `Head`.
         target: lends its embedding and its output matrix to a head without them.
         warp: the one applied to the target's logits.
+
+    Attributes:
+        vocabulary_size: the width of the target's logits.
+        prepared: drafts where it can; None where nothing is prepared.
     """
 
     num_reread = 0
+    prepared: PreparedDrafts | None = None
 
     def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp) -> None:
-        self._head = head
+        self.head = head
+        self.device = next(head.parameters()).device
         self._warp = warp
-        self._device = next(head.parameters()).device
         self.layers = head.config.layers
-        self._vocabulary_size = head.config.vocabulary_size
+        self.vocabulary_size = head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
         # The target's token for each output of the head, where it knows some of them alone.
         self._tokens: Tensor | None = head.known_tokens
+        self.cache = SlotCache()
+
+    @property
+    def warp(self) -> AnyWarp:
+        """The warp of the batch as it is."""
+        return self._warp.current if isinstance(self._warp, BatchWarp) else self._warp
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.start`."""
-        self._vocabulary_size = step.logits.shape[-1]
-        self._cache = SlotCache()
-        # Features [B, n, L * D] and the token [B, n] that follows each.
-        self._features = torch.empty(0)
-        self._following = torch.empty(0)
-        # For each row: entries in the cache, features to be read, and where these begin.
+        self.vocabulary_size = step.logits.shape[-1]
+        self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
+        self._chunks: list[_Chunk] = []
+        # For each row: entries in the cache, and features to be read.
         self._num_cached: Sequence[int] = []
         self._num_unread: Sequence[int] = []
-        self._first_unread: Sequence[int] = []
         self.add(prompts, first_tokens, step)
 
     def add(
@@ -70,110 +160,156 @@ class HeadDrafter(Drafter):
         """See `Drafter.add`."""
         assert step.hidden is not None, "the target's runner captures no hidden states"
         self._home = step.hidden.device
-        hidden = step.hidden.to(self._device)
-        features, following = list(self._features), list(self._following)
+        hidden = step.hidden.to(self.device)
+        features: list[Tensor] = []
+        following: list[Tensor] = []
+        if self._num_unread:
+            before = self._merged()
+            features += before.features
+            following += before.following
         for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
             features.append(states[-len(prompt) :].flatten(1))
-            following.append(to_device([*prompt[1:], first], self._device))
-        self._features = pad_sequence(features, batch_first=True)
-        self._following = pad_sequence(following, batch_first=True)
-        self._proposed = self._following[:, :0]
+            following.append(to_device([*prompt[1:], first], self.device))
         self._num_cached = [*self._num_cached, *[0] * len(prompts)]
         self._num_unread = [*self._num_unread, *map(len, prompts)]
-        self._first_unread = [0] * len(self._num_unread)
-        self._cache.add(len(prompts))
+        self.cache.hold(len(self._num_unread))
+        self._chunks = [
+            self._chunk(
+                pad_sequence(features, batch_first=True), pad_sequence(following, batch_first=True)
+            )
+        ]
+        self._proposed = self._chunks[0].following[:, :0]
+
+    def _chunk(self, features: Tensor, following: Tensor) -> _Chunk:
+        """A chunk of all unread features, left-aligned."""
+        return _Chunk(features, following, [0] * len(features), self._num_unread)
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
+        uniforms = uniforms.to(self.device)
+        width = None if self.prepared is None else self.prepared.width(self, num_draft_tokens)
+        if width is not None and most(self._num_unread) > width:
+            self._read_early()
+        unread = self._unread()
+        if self.prepared is None or width is None or not self._has_room(unread, width):
+            drafted = self._draft_eagerly(unread, uniforms)
+        else:
+            drafted = self.prepared(unread, uniforms)
+        self._count_as_read(self.num_reread)
+        self._proposed = drafted.tokens
+        lengths = None if drafted.lengths is None else drafted.lengths.tolist()
+        tokens = drafted.tokens.to(self._home)
+        return Proposal(tokens, drafted.probabilities.to(self._home), lengths)
+
+    def _draft_eagerly(self, unread: Unread, uniforms: Tensor) -> Draft:
+        num_ahead = self.num_ahead(uniforms.shape[1])
+        self.cache.num_slots = most(self._num_cached) + unread.features.shape[1] + num_ahead
         with without_plans():
-            proposal = self._draft(num_draft_tokens, uniforms)
-        assert proposal.probabilities is not None
-        self._proposed = proposal.tokens
-        tokens = proposal.tokens.to(self._home)
-        return Proposal(tokens, proposal.probabilities.to(self._home), proposal.lengths)
+            return self.draft(unread, uniforms)
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""
-        if max(self._num_unread) > MOST_UNREAD:
-            with without_plans():
-                self._read()
+        if most(self._num_unread) > MOST_UNREAD:
+            self._read_early()
         assert step.hidden is not None
         longest = most(num_accepted)
         decided = self._decided(num_accepted, next_tokens, longest)
-        features = step.hidden[:, : longest + 1].flatten(2).to(self._device)
-        self._features = self._append(self._features, features)
-        self._following = self._append(self._following, decided)
-        self._proposed = decided[:, :0]
+        features = step.hidden[:, : longest + 1].flatten(2).to(self.device)
+        counts = added(num_accepted, 1)
         # Counts of an earlier verdict have reached the host by now.
         self._num_cached = list(self._num_cached)
-        self._num_unread = added(num_accepted, [count + 1 for count in self._num_unread])
-        self._first_unread = [0] * len(self._num_unread)
+        self._num_unread = added(counts, list(self._num_unread))
+        self._chunks.append(_Chunk(features, decided, [0] * len(counts), counts))
+        self._proposed = decided[:, :0]
 
     def _decided(
         self, num_accepted: Sequence[int], next_tokens: Sequence[int], longest: int
     ) -> Tensor:
         """The tokens [B, longest + 1] that a verdict decided: accepted ones, then the next."""
+        following = to_device(next_tokens, self.device).unsqueeze(1)
+        if not longest:
+            return following
         accepted = self._proposed[:, :longest]
         room = accepted.new_zeros(len(next_tokens), 1)
-        places = to_device(num_accepted, self._device).unsqueeze(1)
-        following = to_device(next_tokens, self._device).unsqueeze(1)
+        places = to_device(num_accepted, self.device).unsqueeze(1)
         return torch.cat([accepted, room], dim=1).scatter_(1, places, following)
 
+    @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """See `Drafter.select`."""
-        index = to_device(rows, self._device)
-        self._cache.select(index)
-        self._features = self._features[index]
-        self._following = self._following[index]
-        self._proposed = self._following[:, :0]
+        index = to_device(rows, self.device)
+        self.cache.select(index)
+        before = self._merged()
         self._num_cached = [self._num_cached[row] for row in rows]
         self._num_unread = [self._num_unread[row] for row in rows]
-        self._first_unread = [0] * len(rows)
+        self._chunks = [self._chunk(before.features[index], before.following[index])]
+        self._proposed = self._chunks[0].following[:, :0]
 
     @abstractmethod
-    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """Draft on the head's own device; see `Drafter.propose`."""
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """Draft up to K tokens with uniforms [B, K], on the head's own device.
 
-    def _read(self) -> Any:
-        """Read the new features into the cache, where the head has one."""
-        self._place_unread()
+        It never waits for the device, and keeps nothing but entries in `cache`, of which
+        `cache.num_slots` are seen.
+        """
 
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        """Indices of each row's last unread feature."""
-        last = to_device(self._num_unread, self._device) - 1
-        return torch.arange(len(last), device=last.device), last
+    def read(self, unread: Unread) -> Any:
+        """Read the features into the cache, where the head has one."""
 
-    def _place(self, count: int, ahead: int = 0) -> None:
-        """Make the cache write `count` entries of each row next, `ahead` behind its last one."""
-        starts = to_device(self._num_cached, self._device).unsqueeze(1) + ahead
-        self._cache.positions = starts + torch.arange(count, device=starts.device)
-        self._cache.num_slots = most(self._num_cached) + ahead + count
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """The most slots behind the unread features that `draft` writes."""
+        return num_draft_tokens
 
-    def _place_unread(self, num_masks: int = 0) -> None:
-        """Make the cache write the unread features next, and masks behind them; they count as read."""
-        self._place(self._features.shape[1] + num_masks)
+    def _read_early(self) -> None:
+        """Read all features; of each row the last one is read again with those that follow."""
+        unread = self._unread()
+        self.cache.num_slots = most(self._num_cached) + unread.features.shape[1]
+        with without_plans():
+            self.read(unread)
+        self._count_as_read(max(1, self.num_reread))
+
+    def _unread(self) -> Unread:
+        chunk = self._merged()
+        self._chunks = [chunk]
+        counts = to_device(self._num_unread, self.device)
+        starts = to_device(self._num_cached, self.device)
+        return Unread(chunk.features, chunk.following, counts, starts)
+
+    def _merged(self) -> _Chunk:
+        """All unread features, left-aligned."""
+        chunks = self._chunks
+        if len(chunks) == 1 and not any(chunks[0].first):
+            return chunks[0]
+        features = torch.cat([chunk.features for chunk in chunks], dim=1)
+        following = torch.cat([chunk.following for chunk in chunks], dim=1)
+        is_unread = torch.cat([chunk.is_unread() for chunk in chunks], dim=1)
+        order = is_unread.int().argsort(dim=1, descending=True, stable=True)
+        order = order[:, : most(self._num_unread)]
+        rows = torch.arange(len(order), device=order.device).unsqueeze(1)
+        return self._chunk(features[rows, order], following[rows, order])
+
+    def _count_as_read(self, num_again: int) -> None:
+        """Count all features of the only chunk as read, but for the last `num_again` of each row."""
+        (chunk,) = self._chunks
         again = [0] * len(self._num_unread)
-        if self.num_reread:
-            again = [min(self.num_reread, count) for count in self._num_unread]
-        self._first_unread = added(self._num_unread, [-count for count in again])
-        self._num_cached = added(self._first_unread, self._num_cached)
+        if num_again:
+            again = [min(num_again, count) for count in self._num_unread]
+        first = added(self._num_unread, [-count for count in again])
+        self._num_cached = added(first, self._num_cached)
         self._num_unread = again
+        self._chunks = []
+        if num_again:
+            self._chunks = [_Chunk(chunk.features, chunk.following, first, again)]
 
-    def _append(self, entries: Tensor, new: Tensor) -> Tensor:
-        """Unread entries [B, n, ...] and the new ones [B, m, ...] behind them, left-aligned."""
-        if not max(self._num_unread):
-            return new
-        first = to_device(self._first_unread, entries.device).unsqueeze(1)
-        count = to_device(self._num_unread, entries.device).unsqueeze(1)
-        index = torch.arange(max(self._num_unread) + new.shape[1], device=entries.device)
-        shift = torch.where(index < count, first, entries.shape[1] - count)
-        joined = torch.cat([entries, new], dim=1)
-        sources = (index + shift).clamp(max=joined.shape[1] - 1)
-        rows = torch.arange(len(entries), device=entries.device).unsqueeze(1)
-        return joined[rows, sources]
+    def _has_room(self, unread: Unread, width: int) -> bool:
+        """Whether the cache is the prepared one, with room for a prepared proposal."""
+        assert self.prepared is not None
+        prepared = self.prepared.cache
+        needed = most(self._num_cached) + width + self.num_ahead(width)
+        return needed <= prepared.num_slots and self.cache.shares(prepared)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, by the head's matrix or the target's."""
@@ -182,19 +318,17 @@ class HeadDrafter(Drafter):
     def _logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
         logits = _call_elsewhere(self._output, states)
-        return logits if self._tokens is not None else logits[..., : self._vocabulary_size]
+        return logits if self._tokens is not None else logits[..., : self.vocabulary_size]
 
-    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw by logits [..., V of the head] and uniforms [...].
-
-        Returns the target's tokens [...] and the distributions [..., V] that they were drawn from.
-        """
+    def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]."""
         probabilities = self._warp(logits)
-        drawn = existing_index(probabilities, uniforms.to(logits.device))
+        drawn = existing_index(probabilities, uniforms)
         if self._tokens is None:
-            return drawn, probabilities
-        whole = probabilities.new_zeros(*probabilities.shape[:-1], self._vocabulary_size)
-        return self._tokens[drawn], whole.index_copy_(-1, self._tokens, probabilities)
+            return Draft(drawn, probabilities, logits)
+        whole = probabilities.new_zeros(*probabilities.shape[:-1], self.vocabulary_size)
+        whole = whole.index_copy_(-1, self._tokens, probabilities)
+        return Draft(self._tokens[drawn], whole, logits)
 
 
 def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:
@@ -205,8 +339,11 @@ def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:
     return outputs.to(inputs.device)
 
 
-def stacked(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Stack K times tokens [B] and distributions [B, V] to [B, K] and [B, K, V]."""
-    tokens = [tokens for tokens, _ in drawn]
-    probabilities = [distribution for _, distribution in drawn]
-    return torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1)
+def stacked(drawn: Sequence[Draft]) -> Draft:
+    """Stack K drafts of one token [B] each."""
+    tokens = [draft.tokens for draft in drawn]
+    probabilities = [draft.probabilities for draft in drawn]
+    logits = [draft.logits for draft in drawn]
+    return Draft(
+        torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1), torch.stack(logits, dim=1)
+    )

@@ -7,6 +7,7 @@ only one layer it drafts every token, as in other engines: a chain like EAGLE's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import LayeredHead, windows
-from harness.drafting.head_drafter import stacked
+from harness.drafting.head_drafter import Draft, Unread, stacked
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
 from harness.drafting.slot_cache import SlotCache
 
@@ -78,29 +78,28 @@ class MtpDrafter(EagleDrafter):
         super().__init__(head, target, warp)
         self.num_reread = len(head.layers) - 1
 
-    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        return Proposal(*stacked(self._through_layers(num_draft_tokens, uniforms)))
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """See `HeadDrafter.draft`."""
+        return stacked(self._through_layers(unread, uniforms.unbind(1)))
 
-    def _read(self, num_masks: int = 0) -> Tensor:
-        self._through_layers(0, torch.empty(0))
-        return self._features
+    def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
+        """See `HeadDrafter.read`."""
+        self._through_layers(unread, ())
+        return unread.features
 
-    def _through_layers(
-        self, num_draft_tokens: int, uniforms: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
+    def _through_layers(self, unread: Unread, uniforms: Sequence[Tensor]) -> list[Draft]:
         """Read the new features in every layer, which later needs its own keys and values.
 
-        The first layers also draw a token each.
+        The first layers also draw a token each, with uniforms [B].
         """
-        states, tokens = self._features, self._following
-        drawn: list[tuple[Tensor, Tensor]] = []
-        ends = self._ends()
-        self._place_unread()
-        for layer in range(len(self._head.layers)):
-            states = self._head(self._embed(tokens), states, self._cache, layer)
+        states, tokens = unread.features, unread.following
+        drawn: list[Draft] = []
+        last = unread.last()
+        self.cache.place(unread.starts, states.shape[1])
+        for layer in range(len(self.head.layers)):
+            states = self.head(self._embed(tokens), states, self.cache, layer)
             tokens = tokens.roll(-1, dims=1)
-            if layer < num_draft_tokens:
-                token, probabilities = self._draw(self._logits(states[ends]), uniforms[:, layer])
-                drawn.append((token, probabilities))
-                tokens[ends] = token
+            if layer < len(uniforms):
+                drawn.append(self.draw(self._logits(states[last]), uniforms[layer]))
+                tokens[last] = drawn[-1].tokens
         return drawn

@@ -15,17 +15,27 @@ class SlotCache:
     """Keys and values of a head's layers: the entry at position p of a row is in slot p.
 
     Every query says which slots it sees. So entries that were made from rejected tokens need no
-    removal: they are overwritten before their positions are seen.
+    removal: they are overwritten before their positions are seen. Rows that were never written cost
+    nothing either: buffers may have more of them than a batch.
 
     Attributes:
         positions: [B, n], where `update` writes next.
         num_slots: how many slots queries may see.
+
+    Args:
+        num_spare: how many slots more are allocated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_spare: int = SPARE_SLOTS) -> None:
+        self._num_spare = num_spare
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def place(self, starts: Tensor, count: int) -> None:
+        """Make `update` write `count` entries of each row next, from slots `starts` [B] on."""
+        ahead = torch.arange(count, device=starts.device)
+        self.positions = starts.unsqueeze(1) + ahead
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
@@ -34,41 +44,69 @@ class SlotCache:
 
         transformers' attention calls it.
         """
-        buffers = self._buffers(layer, keys, values)
-        index = self.positions[:, None, :, None]
-        for buffer, states in zip(buffers, (keys, values), strict=True):
-            buffer.scatter_(2, index.expand_as(states), states)
-        all_keys, all_values = buffers
-        return all_keys[:, :, : self.num_slots], all_values[:, :, : self.num_slots]
+        all_keys, all_values = self._buffers(layer, keys, values)
+        return self._write(all_keys, keys), self._write(all_values, values)
+
+    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        num_rows, num_heads = states.shape[:2]
+        rows = torch.arange(num_rows, device=states.device).view(-1, 1, 1)
+        heads = torch.arange(num_heads, device=states.device).view(-1, 1)
+        # Not through a view, which a compiler would copy.
+        buffer.index_put_((rows, heads, self.positions.unsqueeze(1)), states)
+        return buffer[:num_rows, :, : self.num_slots]
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's buffers, grown where they are too small."""
         buffers = self._layers.get(layer)
-        if buffers is not None and buffers[0].shape[2] >= self.num_slots:
-            return buffers
-        size = self.num_slots + SPARE_SLOTS
+        num_rows, num_slots = len(keys), self.num_slots
+        if buffers is not None:
+            rows_held, _, slots_held, _ = buffers[0].shape
+            if rows_held >= num_rows and slots_held >= num_slots:
+                return buffers
+            num_rows = max(num_rows, rows_held)
+        size = num_slots + self._num_spare
         grown = []
         for number, states in enumerate((keys, values)):
-            num_rows, num_heads, _, width = states.shape
+            _, num_heads, _, width = states.shape
             buffer = states.new_zeros(num_rows, num_heads, size, width)
             if buffers is not None:
                 smaller = buffers[number]
-                buffer[:, :, : smaller.shape[2]] = smaller
+                buffer[: len(smaller), :, : smaller.shape[2]] = smaller
             grown.append(buffer)
         self._layers[layer] = grown[0], grown[1]
         return self._layers[layer]
 
-    def add(self, num_rows: int) -> None:
-        """Add empty rows behind the others."""
-        padding = (0, 0, 0, 0, 0, 0, 0, num_rows)
+    def hold(self, num_rows: int) -> None:
+        """Have at least so many rows."""
         for layer, (keys, values) in self._layers.items():
-            padded_keys = nn.functional.pad(keys, padding)
-            self._layers[layer] = padded_keys, nn.functional.pad(values, padding)
+            missing = num_rows - len(keys)
+            if missing > 0:
+                padding = (0, 0, 0, 0, 0, 0, 0, missing)
+                padded_keys = nn.functional.pad(keys, padding)
+                self._layers[layer] = padded_keys, nn.functional.pad(values, padding)
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows only."""
+        """Move these rows to the front, in this order."""
+        for buffers in self._layers.values():
+            for buffer in buffers:
+                buffer[: len(rows)] = buffer[rows]
+
+    def repeat(self, rows: Tensor) -> None:
+        """Replace the buffers by copies of these rows, each of which may come several times."""
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys[rows], values[rows]
+
+    def twin(self) -> SlotCache:
+        """A cache in the same buffers, until either of them grows."""
+        twin = SlotCache()
+        twin.num_slots = self.num_slots
+        twin._layers = dict(self._layers)
+        return twin
+
+    def shares(self, other: SlotCache) -> bool:
+        """Whether both are in the same buffers."""
+        pairs = zip(self._layers.values(), other._layers.values(), strict=True)
+        return all(mine[0] is theirs[0] for mine, theirs in pairs)
 
     @property
     def token_size(self) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, Fault
-from harness.decoding.protocols import Runner
+from harness.decoding.protocols import Drafter, Runner
+from harness.decoding.warp import AnyWarp
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.prepared_head import PreparedHead
 from harness.engines.acceptance import decisions_of, warp_of
 from harness.engines.pair import Pair
-from harness.engines.runner_choice import build_runner
+from harness.engines.runner_choice import build_runner, prepare_head
 from harness.menu.method import MakeDrafter
 from harness.menu.records import make_drafter, method_of
 from harness.models.loading import LoadedModel
@@ -65,6 +69,7 @@ class PairRunners:
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
         draft_model: that model.
+        head: the prepared proposals of a head, if one drafts and can be prepared.
         name: of the runners, for the column `runner`.
         make_drafter: makes a drafter for a warp; None without a draft.
         num_choices: the numbers of draft tokens that `auto` chooses from.
@@ -76,6 +81,7 @@ class PairRunners:
     target: Runner
     draft: Runner | None
     draft_model: LoadedModel | None
+    head: PreparedHead | None
     name: str
     make_drafter: MakeDrafter | None
     num_choices: Sequence[int]
@@ -87,6 +93,8 @@ class PairRunners:
         self.target.close()
         if self.draft is not None:
             self.draft.close()
+        if self.head is not None:
+            self.head.close()
 
 
 def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> PairRunners:
@@ -100,34 +108,39 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     """
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
+    draft_name = target_name
     draft_model = None if pair.drafting is None else method_of(pair.drafting).model(pair)
-    runners = [target]
-    name: str = target_name
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
-        runners.append(draft)
-        if draft_name != target_name:
-            name = f"{target_name}+{draft_name}"
-    prepared = [runner for runner in runners if isinstance(runner, PreparedRunner)]
-    if prepared and pair.head is not None and pair.drafting is not None:
-        cause = f"drafts without runner={name}, which no head can have"
-        say(f"{pair.drafting.name} {cause}: it could be faster")
-    num_choices: Sequence[int] = range(demanded.decoding.most_draft_tokens + 1)
-    if prepared:
-        num_choices = [0, *demanded.numbers_drafted]
+    prepared: list[PreparedRunner | PreparedHead] = [
+        runner for runner in (target, draft) if isinstance(runner, PreparedRunner)
+    ]
     if demanded.share_prefix:
         target = sharing(target)
         draft = None if draft is None else sharing(draft)
-    make = None if pair.drafting is None else make_drafter(pair, draft, pair.vocabulary_size)
+    make: MakeDrafter | None = None
+    head: PreparedHead | None = None
+    if pair.drafting is not None:
+        make = make_drafter(pair, draft, pair.vocabulary_size)
+    if make is not None and pair.head is not None:
+        head, head_name = _prepared_head(pair, make, demanded, say)
+        draft_name = head_name if prepared or head is not None else target_name
+    if make is not None and head is not None:
+        prepared.append(head)
+        make = functools.partial(_with_prepared, make, head)
+    num_choices: Sequence[int] = range(demanded.decoding.most_draft_tokens + 1)
+    if prepared:
+        num_choices = [0, *demanded.numbers_drafted]
     return PairRunners(
         target=target,
         draft=draft,
         draft_model=draft_model,
-        name=name,
+        head=head,
+        name=target_name if draft_name == target_name else f"{target_name}+{draft_name}",
         make_drafter=make,
         num_choices=num_choices,
         works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",
-        setup_seconds=sum(runner.setup_seconds for runner in prepared),
+        setup_seconds=sum(one.setup_seconds for one in prepared),
     )
 
 
@@ -172,3 +185,24 @@ def _draft_runner(
         shapes=(demanded.batch_size, demanded.num_slots, (1, 2), num_drawn, warp),
         drafts=True,
     )
+
+
+def _prepared_head(
+    pair: Pair, make_drafter: MakeDrafter, demanded: Demanded, say: Callable[[str], None]
+) -> tuple[PreparedHead | None, RunnerName]:
+    return prepare_head(
+        make_drafter,
+        pair,
+        pair.vocabulary_size,
+        demanded.runner,
+        say,
+        shapes=(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted),
+        warp=warp_of(demanded.decoding),
+    )
+
+
+def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
+    drafter = make_drafter(warp)
+    assert isinstance(drafter, HeadDrafter)
+    drafter.prepared = head
+    return drafter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,10 @@ from transformers import PreTrainedModel
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
+from harness.decoding.warp import Warp
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.prepared_head import PreparedHead
+from harness.menu.method import LoadedPair, MakeDrafter
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.compiled import CompilationError, PreparedRunner
@@ -20,6 +24,11 @@ from harness.runners.graphs import GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
+
+T = TypeVar("T")
+
+# Runners whose calls are made before decoding begins.
+_PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 
 # Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs with the same ones.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
@@ -61,43 +70,107 @@ def build_runner(
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
     """
-    name, chosen, model = loaded.settings.name, resolve(runner, [loaded.input_device]), loaded.model
+    name, chosen = loaded.settings.name, resolve(runner, [loaded.input_device])
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
     common["hidden_layers"] = hidden_layers
-    if recurrent_kind(model.config) is not None:
+    if recurrent_kind(loaded.model.config) is not None:
         if chosen != "eager":
             say(f"{name} has a recurrent state; it runs with runner=eager")
         return _snapshot_runner(loaded, shapes, drafts=drafts, common=common), "eager"
+
+    def build(chosen: RunnerName) -> Runner:
+        if chosen == "eager":
+            return _eager_runner(loaded, shapes, drafts=drafts, common=common)
+        if chosen == "static":
+            return _static_runner(loaded.model, shapes, common)
+        built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
+        built.prepare(*shapes)
+        return built
+
+    return first_possible(name, chosen, build, say)
+
+
+def prepare_head(
+    make_drafter: MakeDrafter,
+    pair: LoadedPair,
+    vocabulary_size: int,
+    runner: RunnerName,
+    say: Callable[[str], None],
+    shapes: tuple[int, int, Sequence[int]],
+    warp: Warp,
+) -> tuple[PreparedHead | None, RunnerName]:
+    """The prepared proposals of a pair's head, and the name of their runner; None where nothing is prepared.
+
+    Args:
+        make_drafter: makes a drafter over the head.
+        vocabulary_size: the width of the target's logits.
+        runner: the one to try first.
+        say: gets a line when the head cannot have the runner.
+        shapes: that it is prepared for, the arguments of `PreparedHead.prepare`.
+        warp: the target's.
+    """
+    assert pair.drafting is not None
+    model, chosen = pair.target.model, resolve(runner, [pair.target.input_device])
+
+    def build(chosen: RunnerName) -> PreparedHead | None:
+        if chosen in ("static", "eager"):
+            return None
+        drafter = make_drafter(warp)
+        if not isinstance(drafter, HeadDrafter):
+            raise UnsupportedModelError("drafts by code of its own")
+        prepared = PreparedHead(drafter, model, vocabulary_size, **_preparation(chosen))
+        prepared.prepare(*shapes)
+        return prepared
+
+    return first_possible(pair.drafting.name, chosen, build, say)
+
+
+def first_possible(
+    name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
+) -> tuple[T, RunnerName]:
+    """Build with a runner, or with a plainer one as long as that is refused -> what was built, and with which."""
     reasons: list[str] = []
-    built: Runner
     while True:
+        if chosen in _PREPARED:
+            say(f"{name}: preparing runner={chosen}")
         try:
-            if chosen == "eager":
-                built = _eager_runner(loaded, shapes, drafts=drafts, common=common)
-            elif chosen == "static":
-                built = StaticRunner(model, num_slots=shapes[1], **common)
-                if _checked.get(model, 0) < shapes[1]:
-                    built.check(shapes[1])
-                    _checked[model] = shapes[1]
-            else:
-                say(f"{name}: preparing runner={chosen}")
-                compiled, captured = chosen != "graphs_only", chosen != "compiled"
-                built = PreparedRunner(model, compiled=compiled, captured=captured, **common)
-                built.prepare(*shapes)
+            built = build(chosen)
         except UnsupportedModelError as reason:
-            reasons += [] if str(reason) in reasons else [str(reason)]
-            # A model that a compiler does not understand may still be captured.
-            compiling = chosen == "graphs" and isinstance(reason, CompilationError)
-            chosen = "graphs_only" if compiling else "eager" if chosen == "static" else "static"
+            if str(reason) not in reasons:
+                reasons.append(str(reason))
+            chosen = _plainer(chosen, reason)
             continue
         if reasons:
             say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
         return built, chosen
 
 
+def _plainer(refused: RunnerName, reason: UnsupportedModelError) -> RunnerName:
+    """The runner to try after one that was refused."""
+    # A model that a compiler does not understand may still be captured.
+    if refused == "graphs" and isinstance(reason, CompilationError):
+        return "graphs_only"
+    return "eager" if refused == "static" else "static"
+
+
+def _preparation(runner: RunnerName) -> dict[str, Any]:
+    return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
+
+
 def is_spoiled() -> bool:
     """Whether this process should measure nothing more, because a CUDA graph could not be captured in it."""
     return GraphRecorder.has_failed
+
+
+def _static_runner(
+    model: PreTrainedModel, shapes: tuple[Any, ...], common: dict[str, Any]
+) -> Runner:
+    num_slots = shapes[1]
+    runner = StaticRunner(model, num_slots=num_slots, **common)
+    if _checked.get(model, 0) < num_slots:
+        runner.check(num_slots)
+        _checked[model] = num_slots
+    return runner
 
 
 def _eager_runner(

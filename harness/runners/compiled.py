@@ -28,7 +28,7 @@ from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.runners.base import Options
 from harness.runners.checks import compare_with_plain, refusing, require_close
-from harness.runners.graphs import FixedCall, GraphRecorder
+from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
@@ -140,10 +140,7 @@ class PreparedRunner(StaticRunner):
     def _allocate(self, batch_size: int, num_slots: int) -> None:
         """Make the slots, and a forward pass over them for each number of rows and tokens."""
         self._prepared = Slots.like(self._slots.buffers, batch_size, round_up(num_slots))
-        # A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a
-        # compilation is not.
-        num_halvings = 0 if self._compiled else batch_size.bit_length() - 1
-        sizes = sorted(batch_size >> halving for halving in range(num_halvings + 1))
+        sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
         self._views = {size: self._prepared.first_rows(size) for size in sizes}
         self._counts = torch.arange(max(self._widths) + 1, device=self._device).unbind()
         self._passes = {
@@ -165,11 +162,11 @@ class PreparedRunner(StaticRunner):
             return super().extend(tokens)
         size = self._prepared_rows(num_rows)
         call = self._calls[_Shape("extend", size, width)]
-        filled = _filled_up(tokens, size, width)
+        filled = filled_up(tokens, size, width)
         outputs = call(filled, self._starts(size), self._counts[num_tokens])
         self._num_extended += num_tokens
         return Step(
-            *(first_columns(_first_rows(output, num_rows), num_tokens) for output in outputs)
+            *(first_columns(first_rows(output, num_rows), num_tokens) for output in outputs)
         )
 
     @torch.inference_mode()
@@ -188,7 +185,7 @@ class PreparedRunner(StaticRunner):
         size = self._prepared_rows(num_rows)
         call = self._calls[_Shape("draw", size, num_tokens, number)]
         drawn, probabilities = call(
-            _filled_up(tokens, size), self._starts(size), _filled_up(uniforms, size, number)
+            filled_up(tokens, size), self._starts(size), filled_up(uniforms, size, number)
         )
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
@@ -202,10 +199,10 @@ class PreparedRunner(StaticRunner):
             return Runner.decide(self, tokens, decision, *inputs)  # by prepared extensions
         size = self._prepared_rows(num_rows)
         call = self._calls[_Shape("decide", size, width)]
-        filled = [_filled_up(tensor, size) for tensor in inputs]
-        outputs = call(_filled_up(tokens, size), self._starts(size), *filled)
+        filled = [filled_up(tensor, size) for tensor in inputs]
+        outputs = call(filled_up(tokens, size), self._starts(size), *filled)
         self._num_extended += width
-        outputs = tuple(_first_rows(output, num_rows) for output in outputs)
+        outputs = tuple(first_rows(output, num_rows) for output in outputs)
         num_of_step = 2 if self._options.get("hidden_layers") else 1
         return Step(*outputs[:num_of_step]), outputs[num_of_step:]
 
@@ -262,17 +259,7 @@ class PreparedRunner(StaticRunner):
 
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
-        # Without tuning Triton's products of a matrix and a vector stay below the memory's
-        # bandwidth. The tensors are the same in every pass, so that their sizes need no check. A
-        # product and its sum are one instruction. Whether g++ knows the processor's instructions is
-        # not tried out, which takes it 3 s: if not, the first kernel fails.
-        options = {
-            "coordinate_descent_tuning": self._device.type == "cuda",
-            "size_asserts": False,
-            "cpp.enable_floating_point_contract_flag": "fast",
-            "cpp.vec_isa_ok": True,
-        }
-        compiler = functools.partial(compile_call, model=self._model, options=options)
+        compiler = functools.partial(compile_call, model=self._model)
         for (size, width), forward in self._passes.items():
             inputs = self._example(size, width)
             compiled = FixedCall(forward, inputs, compiler=compiler)
@@ -329,16 +316,11 @@ class PreparedRunner(StaticRunner):
         return tokens, starts, torch.full((), width, device=self._device)
 
 
-def _filled_up(tensor: Tensor, *sizes: int) -> Tensor:
-    """Fill a tensor up with zeros to these sizes of its first dimensions."""
-    missing = [size - present for size, present in zip(sizes, tensor.shape, strict=False)]
-    if not any(missing):
-        return tensor
-    padding = [0, 0] * (tensor.dim() - len(sizes))  # from the last dimension to the first
-    for count in reversed(missing):
-        padding += [0, count]
-    return torch.nn.functional.pad(tensor, padding)
+def prepared_sizes(batch_size: int, *, are_compiled: bool) -> list[int]:
+    """Return the numbers of rows that calls are prepared for, ascending.
 
-
-def _first_rows(tensor: Tensor, count: int) -> Tensor:
-    return tensor if tensor.shape[0] == count else tensor[:count]
+    A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is
+    not.
+    """
+    num_halvings = 0 if are_compiled else batch_size.bit_length() - 1
+    return sorted(batch_size >> halving for halving in range(num_halvings + 1))

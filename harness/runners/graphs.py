@@ -128,3 +128,19 @@ class FixedCall:
         """Zero the outputs, so that a replay that writes nothing shows."""
         for output in self._outputs:
             output.zero_()
+
+
+def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
+    """Fill a tensor up with zeros to these sizes of its first dimensions."""
+    missing = [size - present for size, present in zip(sizes, tensor.shape, strict=False)]
+    if not any(missing):
+        return tensor
+    padding = [0, 0] * (tensor.dim() - len(sizes))  # from the last dimension to the first
+    for count in reversed(missing):
+        padding += [0, count]
+    return torch.nn.functional.pad(tensor, padding)
+
+
+def first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return the first rows; the tensor itself where that is all."""
+    return tensor if tensor.shape[0] == count else tensor[:count]

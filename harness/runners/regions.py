@@ -33,8 +33,8 @@ _FEW_ROWS, _CACHED = 8, 1 << 17
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
-def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Call:
-    """Compile a call of a model, with options of inductor: a pass over the same tensors every time.
+def compile_call(call: Call, model: nn.Module) -> Call:
+    """Compile a call of a model: a pass over the same tensors every time.
 
     The result neither looks for the tensors again nor checks them, which takes a tenth of a small
     model's pass.
@@ -46,6 +46,7 @@ def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Ca
         traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
+    options = _options(next(model.parameters()).device)
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
@@ -58,6 +59,20 @@ def compile_call(call: Call, model: nn.Module, options: Mapping[str, Any]) -> Ca
     placeholders = traced.graph.find_nodes(op="placeholder")
     tensors = [getattr(traced, node.target) for node in placeholders]
     return functools.partial(whole.forward, *tensors)
+
+
+def _options(device: torch.device) -> dict[str, Any]:
+    """Return options of inductor."""
+    # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth.
+    # The tensors are the same in every pass, so that their sizes need no check. A product and its
+    # sum are one instruction. Whether g++ knows the processor's instructions is not tried out,
+    # which takes it 3 s: if not, the first kernel fails.
+    return {
+        "coordinate_descent_tuning": device.type == "cuda",
+        "size_asserts": False,
+        "cpp.enable_floating_point_contract_flag": "fast",
+        "cpp.vec_isa_ok": True,
+    }
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.drafting.prepared_head import PreparedHead
 from harness.menu.names import PACKAGE
-from harness.runners.compiled import PreparedRunner
+from harness.runners.compiled import CompilationError, PreparedRunner
 from in_process import Harness, results
 from wording import mentions
 
@@ -42,13 +43,28 @@ def test_latency_drafts_well_and_changes_no_text(
     assert row.mean_acceptance_length > LEAST[head]
 
 
-def test_a_head_is_said_to_draft_without_a_prepared_runner(
+def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(self: PreparedHead, *shapes: object) -> None:
+        raise CompilationError("cannot be compiled: a test says so")
+
     monkeypatch.setattr(PreparedRunner, "prepare", lambda self, *shapes: None)
+    monkeypatch.setattr(PreparedHead, "prepare", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
-    assert mentions(said, "tiny_medusa", "runner=compiled")
+    assert mentions(said, "tiny_medusa", "a test says so", "runner=static")
+    assert results().iloc[-1].runner == "compiled+static"
+
+
+@pytest.mark.slow
+def test_a_compiled_head_changes_no_text(harness: Harness) -> None:
+    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24", "decoding=greedy"]
+    said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr
+    assert mentions(said, "tiny_eagle3", "runner=compiled")
+    row = results().iloc[-1]
+    assert row.runner == "compiled"
+    assert row.identical_prompts == 2
 
 
 def test_compare_races_a_head(harness: Harness) -> None:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import HeadDrafter, stacked
+from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
@@ -125,7 +124,7 @@ class BlockHead(LayeredHead):
         cache.positions = torch.arange(length, device=device).expand(num_rows, -1)
         cache.num_slots = length + config.block_size
         self.read(lesson.features(), cache)
-        cache.select(rows)
+        cache.repeat(rows)
         cache.positions = anchors + torch.arange(config.block_size, device=device)
         queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
         queries[:, :1] = lesson.tokens[rows].gather(1, anchors)
@@ -154,58 +153,60 @@ class BlockDrafter(HeadDrafter):
         super().__init__(head, target, warp)
         self._config, self._confidence = head.config, confidence
 
-    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """See `HeadDrafter.draft`."""
         config = self._config
         # The token just decided, which has no features yet.
-        last = self._following[self._ends()]
-        self._read()
+        last = unread.following[unread.last()]
+        self.read(unread)
         masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
         queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
-        self._place(config.block_size)
-        predicting = self._head(queries, self._cache)[:, config.block_size - config.most_tokens :]
-        states = predicting[:, :num_draft_tokens]
+        self.cache.place(unread.starts + unread.counts, config.block_size)
+        predicting = self.head(queries, self.cache)[:, config.block_size - config.most_tokens :]
+        states = predicting[:, : uniforms.shape[1]]
         count = states.shape[1]
         logits = self._logits(states)
-        if self._head.markov_head is None:
-            drawn = self._draw(logits, uniforms[:, :count])
+        if self.head.markov_head is None:
+            drawn = self.draw(logits, uniforms[:, :count])
         else:
-            drawn = stacked(self._draw_in_turn(last, logits, uniforms))
-        return self._offer(last, states, *drawn)
+            drawn = self._draw_in_turn(last, logits, uniforms)
+        return self._offer(last, states, drawn)
 
-    def _draw_in_turn(
-        self, last: Tensor, logits: Tensor, uniforms: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """See `HeadDrafter.num_ahead`: a block."""
+        return self._config.block_size
+
+    def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw one token after the other, each with a bias by the one before."""
-        assert self._head.markov_head is not None
-        drawn: list[tuple[Tensor, Tensor]] = []
+        assert self.head.markov_head is not None
+        drawn: list[Draft] = []
         before = last
         for count in range(logits.shape[1]):
-            bias = self._head.markov_head["markov_w2"](self._previous(before))
+            bias = self.head.markov_head["markov_w2"](self._previous(before))
             biased = logits[:, count] + bias[..., : logits.shape[-1]]
-            drawn.append(self._draw(biased, uniforms[:, count]))
-            before = drawn[-1][0]
-        return drawn
+            drawn.append(self.draw(biased, uniforms[:, count]))
+            before = drawn[-1].tokens
+        return stacked(drawn)
 
-    def _read(self) -> None:
-        self._place_unread()
-        self._head.read(self._features, self._cache)
+    def read(self, unread: Unread) -> None:
+        """See `HeadDrafter.read`."""
+        self.cache.place(unread.starts, unread.features.shape[1])
+        self.head.read(unread.features, self.cache)
 
     def _previous(self, tokens: Tensor) -> Tensor:
-        assert self._head.markov_head is not None
-        return self._head.markov_head["markov_w1"](tokens)
+        assert self.head.markov_head is not None
+        return self.head.markov_head["markov_w1"](tokens)
 
-    def _offer(
-        self, last: Tensor, states: Tensor, tokens: Tensor, probabilities: Tensor
-    ) -> Proposal:
+    def _offer(self, last: Tensor, states: Tensor, drawn: Draft) -> Draft:
         """All tokens, or as many as the confidence head supports. It sees a token's predecessors, never the token."""
-        if not self._confidence or self._head.confidence_head is None:
-            return Proposal(tokens, probabilities)
+        if not self._confidence or self.head.confidence_head is None:
+            return drawn
         if self._config.confidence_markov:
-            before = torch.cat([last.unsqueeze(1), tokens[:, :-1]], dim=1)
+            before = torch.cat([last.unsqueeze(1), drawn.tokens[:, :-1]], dim=1)
             states = torch.cat([states, self._previous(before)], dim=-1)
-        expected = self._head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
+        expected = self.head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
         lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
-        return Proposal(tokens, probabilities, lengths.tolist())
+        return drawn._replace(lengths=lengths)
 
 
 class DFlash(HeadKind):

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from harness.decoding.protocols import Proposal
-from harness.decoding.transfer import to_device
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import HeadDrafter, stacked
+from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
@@ -126,44 +124,47 @@ class EagleHead(LayeredHead):
 class EagleDrafter(HeadDrafter):
     """Proposes with an EAGLE-3 head: as a chain, one token after the other, or with masks, all at once."""
 
-    _head: EagleHead
+    head: EagleHead
 
-    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        head = self._head
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """See `HeadDrafter.draft`."""
+        head = self.head
         if head.config.mask_token_id is not None:
-            states = self._read(num_masks=num_draft_tokens - 1)
-            return Proposal(*self._draw(self._logits(head.norm(states)), uniforms))
-        states = self._read()
-        drawn: list[tuple[Tensor, Tensor]] = []
-        for count in range(num_draft_tokens):
-            if count:
-                self._place(1, ahead=count - 1)
-                token, _ = drawn[-1]
-                states = head(self._embed(token.unsqueeze(1)), states, self._cache)
+            states = self.read(unread, num_masks=uniforms.shape[1] - 1)
+            return self.draw(self._logits(head.norm(states)), uniforms)
+        states = self.read(unread)
+        next_slots = unread.starts + unread.counts
+        drawn: list[Draft] = []
+        for numbers in uniforms.unbind(1):
+            if drawn:
+                self.cache.place(next_slots, 1)
+                next_slots = next_slots + 1
+                embedded = self._embed(drawn[-1].tokens.unsqueeze(1))
+                states = head(embedded, states, self.cache)
             normed = head.norm(states)
-            drawn.append(self._draw(self._logits(normed[:, 0]), uniforms[:, count]))
+            drawn.append(self.draw(self._logits(normed[:, 0]), numbers))
             states = normed if head.config.norm_output else states
-        return Proposal(*stacked(drawn))
+        return stacked(drawn)
 
-    def _read(self, num_masks: int = 0) -> Tensor:
+    def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
         """Read the new features, and masks behind them.
 
         Returns the states [B, 1 + masks, width] from the last feature on.
         """
-        head, device = self._head, self._features.device
-        counts = to_device(self._num_unread, device).unsqueeze(1)
-        states, tokens = head.join(self._features), self._following
+        head = self.head
+        _, last = unread.last()
+        states, tokens = head.join(unread.features), unread.following
         if num_masks:
-            index = torch.arange(states.shape[1] + num_masks, device=device)
-            is_mask = index >= counts
+            index = torch.arange(states.shape[1] + num_masks, device=states.device)
+            is_mask = index >= unread.counts.unsqueeze(1)
             mask_token = head.config.mask_token_id or 0
             tokens = nn.functional.pad(tokens, (0, num_masks)).masked_fill(is_mask, mask_token)
             states = nn.functional.pad(states, (0, 0, 0, num_masks))
             mask_state = head.join(head.mask_hidden)
             states = torch.where(is_mask.unsqueeze(-1), mask_state, states)
-        self._place_unread(num_masks)
-        states = head(self._embed(tokens), states, self._cache)
-        wanted = counts - 1 + torch.arange(1 + num_masks, device=device)
+        self.cache.place(unread.starts, states.shape[1])
+        states = head(self._embed(tokens), states, self.cache)
+        wanted = last.unsqueeze(1) + torch.arange(1 + num_masks, device=states.device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 

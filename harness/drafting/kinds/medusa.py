@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Proposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import Head, HeadConfig
-from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import NUM_TOKENS
@@ -90,22 +89,23 @@ class _Block(nn.Module):
 class MedusaDrafter(HeadDrafter):
     """Proposes a token from each head."""
 
-    _head: MedusaHead
+    head: MedusaHead
 
-    def _draft(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        last, logits = self._features[self._ends()], []
-        self._read()
-        for number in range(min(num_draft_tokens, self._head.config.num_heads)):
-            states, blocks = last, self._head.parts(number)
-            output = blocks.pop() if self._head.config.own_outputs else None
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """See `HeadDrafter.draft`."""
+        last = unread.features[unread.last()]
+        logits: list[Tensor] = []
+        for number in range(min(uniforms.shape[1], self.head.config.num_heads)):
+            states, blocks = last, self.head.parts(number)
+            output = blocks.pop() if self.head.config.own_outputs else None
             for block in blocks:
                 states = block(states)
             logits.append(
                 self._logits(states)
                 if output is None
-                else output(states)[..., : self._vocabulary_size]
+                else output(states)[..., : self.vocabulary_size]
             )
-        return Proposal(*self._draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)]))
+        return self.draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)])
 
 
 class Medusa(HeadKind):

@@ -1,0 +1,196 @@
+"""A head's whole proposals as prepared calls: compiled, captured as CUDA graphs, or both.
+
+A proposal reads the features of the tokens that the last verdict decided, and drafts K tokens with
+their draws. Fewer features are filled up to the prepared number, which the cache never shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
+from harness.drafting.slot_cache import SlotCache
+from harness.runners.checks import refusing, require_close
+from harness.runners.compiled import CompilationError, TensorCall, prepared_sizes
+from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
+from harness.runners.regions import compile_call
+from harness.runners.slots import UnsupportedModelError
+from harness.runners.static import round_up
+
+
+class _Shape(NamedTuple):
+    num_rows: int
+    num_drafted: int
+
+
+class PreparedHead:
+    """Prepared proposals of a head, which its drafters share one after the other.
+
+    Args:
+        drafter: one for the warp that tokens will be drawn with; no batch is begun with it.
+        target: the model that is followed.
+        vocabulary_size: the width of its logits.
+        compiled, captured: as of a `PreparedRunner`.
+
+    Attributes:
+        cache: a head's, of fixed size.
+        setup_seconds: how long preparing took.
+    """
+
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        target: PreTrainedModel,
+        vocabulary_size: int,
+        *,
+        compiled: bool,
+        captured: bool,
+    ) -> None:
+        self._drafter = drafter
+        self._drafter.vocabulary_size = vocabulary_size
+        self._target = target
+        self._compiled = compiled
+        self._captured = captured
+        self._sizes: list[int] = []
+        self._numbers: list[int] = []
+        self._calls: dict[_Shape, TensorCall] = {}
+        self.cache = SlotCache(num_spare=0)
+        self.setup_seconds = 0.0
+
+    @torch.inference_mode()
+    def prepare(self, batch_size: int, num_slots: int, numbers: Sequence[int]) -> None:
+        """Compile and capture all proposals that decoding needs, and compare them with the head's own.
+
+        Args:
+            batch_size: the most rows of a batch.
+            num_slots: the most tokens of a row, draft tokens beyond its end included.
+            numbers: each K.
+
+        Raises:
+            CompilationError: if the head cannot be compiled, or then drafts otherwise.
+            UnsupportedModelError: if it cannot be captured, or then drafts otherwise.
+        """
+        started = time.perf_counter()
+        self._sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
+        self._numbers = sorted(set(numbers))
+        self._allocate(batch_size, num_slots)
+        recorder: GraphRecorder | None = None
+        if self._captured and self._drafter.device.type == "cuda":
+            recorder = GraphRecorder(self._drafter.device)
+        for size in reversed(self._sizes):
+            for number in reversed(self._numbers):
+                self._calls[_Shape(size, number)] = self._prepared(size, number, recorder)
+        self.setup_seconds = time.perf_counter() - started
+
+    def width(self, drafter: HeadDrafter, num_draft_tokens: int) -> int | None:
+        """See `head_drafter.PreparedDrafts`."""
+        number = self._least(self._numbers, num_draft_tokens)
+        if number is None or drafter.warp != self._drafter.warp:
+            return None
+        return self._width(number)
+
+    @torch.inference_mode()
+    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """See `head_drafter.PreparedDrafts`."""
+        num_rows, num_drafted = uniforms.shape
+        size = self._least(self._sizes, num_rows)
+        number = self._least(self._numbers, num_drafted)
+        assert size is not None
+        assert number is not None
+        width = self._width(number)
+        outputs = self._calls[_Shape(size, number)](
+            filled_up(unread.features, size, width),
+            filled_up(unread.following, size, width),
+            filled_up(unread.counts, size),
+            filled_up(unread.starts, size),
+            filled_up(uniforms, size, number),
+        )
+        draft = Draft(*(first_rows(output, num_rows) for output in outputs))
+        return draft.first_tokens(num_drafted)
+
+    def has_rows(self, num_rows: int) -> bool:
+        """Whether so many rows fit."""
+        return num_rows <= self._sizes[-1]
+
+    def close(self) -> None:
+        """Give back memory."""
+        self._calls.clear()
+        self.cache = SlotCache()
+
+    def _width(self, number: int) -> int:
+        """The most features that a row has not read after a verdict over `number` tokens."""
+        return self._drafter.num_reread + number + 1
+
+    def _allocate(self, batch_size: int, num_slots: int) -> None:
+        """Allocate the cache, by drafting once."""
+        most = self._numbers[-1]
+        width = self._width(most)
+        self.cache.num_slots = round_up(num_slots + width + self._drafter.num_ahead(most))
+        self._drafter.cache = self.cache
+        self._draft(*self._example(batch_size, most))
+
+    def _prepared(self, size: int, number: int, recorder: GraphRecorder | None) -> TensorCall:
+        """Prepare proposals of `number` tokens for `size` rows."""
+        inputs = self._example(size, number)
+        call: TensorCall = self._draft
+        if self._compiled:
+            with refusing(CompilationError, "cannot be compiled"):
+                compiler = functools.partial(compile_call, model=self._drafter.head)
+                call = FixedCall(call, inputs, compiler=compiler)
+                self._require_same(call, inputs, "compiled differ from the eager ones")
+        if self._captured:
+            with refusing(UnsupportedModelError, "cannot be captured"):
+                call = FixedCall(call, inputs, recorder)
+                call.clear()
+                others = self._example(size, number, num_unread=1)
+                self._require_same(call, others, "captured differ from the eager ones")
+        return call
+
+    def _draft(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        *unread, uniforms = inputs
+        drafted = self._drafter.draft(Unread(*unread), uniforms)
+        return tuple(output for output in drafted if output is not None)
+
+    def _example(self, size: int, number: int, num_unread: int | None = None) -> tuple[Tensor, ...]:
+        """Return inputs of a proposal; `num_unread` of the features count, None for all."""
+        device = self._drafter.device
+        width = self._width(number)
+        config = self._drafter.head.config
+        num_features = len(config.layers) * config.target_size
+        index = torch.arange(size * width * num_features, device=device)
+        features = index.view(size, width, num_features).sin().to(self._target.dtype)
+        following = torch.arange(size * width, device=device).view(size, width) % 16
+        counts = torch.full((size,), num_unread or width, device=device)
+        starts = torch.zeros_like(counts)
+        uniforms = torch.full((size, number), 0.5, device=device)
+        return features, following, counts, starts, uniforms
+
+    def _require_same(self, call: TensorCall, inputs: tuple[Tensor, ...], difference: str) -> None:
+        """Raise UnsupportedModelError unless a prepared call drafts what the head drafts."""
+        actual = Draft(*call(*inputs))
+        expected = Draft(*self._draft(*inputs))
+        # Rounding may draw another token, behind which nothing is equal.
+        are_same = (actual.tokens == expected.tokens).long().cumprod(1)
+        may_compare = torch.nn.functional.pad(are_same[:, :-1], (1, 0), value=1).bool()
+        logits = actual.logits[may_compare], expected.logits[may_compare]
+        uniforms = inputs[-1][:, : actual.tokens.shape[1]]
+        redrawn = self._drafter.draw(actual.logits, uniforms)
+        require_close(
+            [logits[0], actual.probabilities],
+            [logits[1], redrawn.probabilities],
+            self._target,
+            difference,
+        )
+        if not redrawn.tokens.equal(actual.tokens):
+            raise UnsupportedModelError("draws other tokens than the eager head")
+
+    @staticmethod
+    def _least(prepared: Sequence[int], needed: int) -> int | None:
+        return next((number for number in prepared if number >= needed), None)

@@ -1,0 +1,206 @@
+"""Prepared proposals of heads of every kind: the tokens are those of the eager head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from chains import GREEDY, request
+from fakes import Scripted
+from harness.decoding.adaptive import DraftLength
+from harness.decoding.batch import Request
+from harness.decoding.loops import speculative
+from harness.decoding.warp import Warp
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.prepared_head import PreparedHead
+from harness.runners.slots import UnsupportedModelError
+from harness.runners.static import StaticRunner
+from head_references import PROMPTS
+from mtp_models import mtp_target
+from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+
+KINDS = {
+    "eagle3": lambda: eagle_head(layer_config("llama")),
+    "eagle3, reduced": lambda: eagle_head(layer_config("llama"), reduced=True, norm_output=True),
+    "peagle": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96),
+    "dflash": lambda: block_head(window=True, causal_windows=True),
+    "dspark": lambda: block_head(
+        from_anchor=True, markov_rank=6, confidence=True, confidence_markov=True
+    ),
+    "medusa": lambda: medusa_head(own_outputs=True),
+    "mtp": 1,
+    "deep mtp": 3,
+}
+# Compiling takes many seconds.
+COMPILED = ["eagle3, reduced", "dspark"]
+LENGTH = 24
+
+
+def target_and_head(kind: str) -> tuple[PreTrainedModel, Any]:
+    make: Any = KINDS[kind]
+    if isinstance(make, int):
+        target, layers = mtp_target("deepseek_v3", num_mtp_layers=make)
+        return target, mtp_head(layers)
+    return target_model(), make()
+
+
+class Counting:
+    """Counts proposals that are prepared, and those that a head drafted eagerly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_prepared = 0
+        self.num_eager = 0
+        prepared, eager = PreparedHead.__call__, HeadDrafter._draft_eagerly
+
+        def call(head: PreparedHead, *inputs: Any) -> Any:
+            self.num_prepared += 1
+            return prepared(head, *inputs)
+
+        def draft(drafter: HeadDrafter, *inputs: Any) -> Any:
+            self.num_eager += 1
+            return eager(drafter, *inputs)
+
+        monkeypatch.setattr(PreparedHead, "__call__", call)
+        monkeypatch.setattr(HeadDrafter, "_draft_eagerly", draft)
+
+
+def prepare(
+    head: Any,
+    target: PreTrainedModel,
+    warp: Warp,
+    numbers: tuple[int, ...],
+    *,
+    compiled: bool = False,
+    num_rows: int = 3,
+) -> PreparedHead:
+    vocabulary_size = target.config.vocab_size
+    drafter = head.drafter(target, warp, confidence=0.3)
+    prepared = PreparedHead(
+        drafter, target, vocabulary_size, compiled=compiled, captured=not compiled
+    )
+    prepared.prepare(num_rows, 20 + LENGTH, numbers)
+    return prepared
+
+
+def decided(
+    head: Any,
+    target: PreTrainedModel,
+    prepared: PreparedHead | None,
+    what: Request,
+    k: int | DraftLength,
+) -> list[Any]:
+    assert isinstance(what.warp, Warp)
+    drafter = head.drafter(target, what.warp, confidence=0.3)
+    drafter.prepared = prepared
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    records = speculative(runner, drafter, what, k)
+    return [(record.rows, record.tokens, record.proposed) for record in records]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_drafts_what_it_drafts_eagerly(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ragged batches whose rows end at different times, again with the same buffers, and row by row."""
+    counting = Counting(monkeypatch)
+    target, head = target_and_head(kind)
+    warp = Warp(0.8)
+    prepared = prepare(head, target, warp, (3,))
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        what = request(prompts, warp, length=LENGTH, stop=range(60, 63))
+        expected = decided(head, target, None, what, 3)
+        counting.num_eager = 0
+        assert decided(head, target, prepared, what, 3) == expected
+        assert counting.num_eager == 0
+    assert counting.num_prepared > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_draft_tokens_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with turns that draft nothing, and more features than a prepared proposal reads."""
+    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
+    counting = Counting(monkeypatch)
+    target, head = target_and_head(kind)
+    prepared = prepare(head, target, GREEDY, (1, 2, 4))
+    what = request(PROMPTS, GREEDY, length=LENGTH)
+    numbers = [0, 0, 4, 0, 1, 3, 4, 1]
+    expected = decided(head, target, None, what, Scripted(numbers))
+    counting.num_eager = 0
+    assert decided(head, target, prepared, what, Scripted(numbers)) == expected
+    assert counting.num_prepared
+    assert counting.num_eager == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_proposals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    target, head = target_and_head(kind)
+    warp = Warp(0.8)
+    prepared = prepare(head, target, warp, (3,), compiled=True)
+    what = request(PROMPTS, warp, length=LENGTH)
+    expected = decided(head, target, None, what, 3)
+    counting.num_eager = 0
+    assert decided(head, target, prepared, what, 3) == expected
+    assert counting.num_eager == 0
+
+
+def test_what_was_not_prepared_is_drafted_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another warp, more tokens, more rows or a longer text."""
+    counting = Counting(monkeypatch)
+    target, head = target_and_head("eagle3")
+    prepared = prepare(head, target, GREEDY, (2,), num_rows=2)
+    long = [list(range(1, 90)) * 2]
+    cases = [
+        (request(PROMPTS[:2], Warp(0.8), length=LENGTH), 2),
+        (request(PROMPTS[:2], GREEDY, length=LENGTH), 4),
+        (request(PROMPTS, GREEDY, length=LENGTH), 2),
+        (request(long, GREEDY, length=LENGTH), 2),
+    ]
+    for what, number in cases:
+        counting.num_prepared = 0
+        expected = decided(head, target, None, what, number)
+        assert decided(head, target, prepared, what, number) == expected
+        # Where a batch has shrunk to two rows, or a text is near its end, it is prepared again.
+    what = request(PROMPTS[:2], GREEDY, length=LENGTH)
+    assert decided(head, target, prepared, what, 2) == decided(head, target, None, what, 2)
+    assert counting.num_prepared
+
+
+@torch.inference_mode()
+def test_a_call_that_drafts_otherwise_is_refused() -> None:
+    target, head = target_and_head("eagle3")
+    prepared = prepare(head, target, GREEDY, (2,))
+    inputs = prepared._example(3, 2)
+    right = prepared._draft(*inputs)
+
+    def wrong_logits(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tokens, probabilities, logits = right
+        return tokens, probabilities, logits.flip(-1)
+
+    def wrong_tokens(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tokens, probabilities, logits = right
+        return tokens + 1, probabilities, logits
+
+    prepared._require_same(lambda *inputs: right, inputs, "differ")
+    for wrong in (wrong_logits, wrong_tokens):
+        with pytest.raises(UnsupportedModelError, match=r"differ|other tokens"):
+            prepared._require_same(wrong, inputs, "differ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_proposals_do_not_wait(kind: str, gpus: Any) -> None:
+    """On a GPU, or a pretended one, where a capture that waits fails."""
+    target, head = target_and_head(kind)
+    gpu = torch.device("cuda", 0)
+    warp = Warp(0.8)
+    what = request(PROMPTS, warp, length=LENGTH)
+    expected = decided(head, target, None, what, 3)
+    target, head = target.to(gpu), head.to(gpu)
+    prepared = prepare(head, target, warp, (3,))
+    what = replace(what, uniforms=what.uniforms.to(gpu))
+    assert decided(head, target, prepared, what, 3) == expected
