@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
+from harness.engines.counters import Counted
 from harness.engines.requests import RequestRecord
 from harness.engines.stopwatches import Phases
 
@@ -58,6 +59,10 @@ class Arm:
         `next`, where a clock may start.
         """
         raise NotImplementedError
+
+    def counted(self) -> Counted | None:
+        """What a server counted since the last question began; None where it does not tell."""
+        return None
 
 
 class Margin(NamedTuple):

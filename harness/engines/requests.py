@@ -13,6 +13,9 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.engines.chunks import Chunk, read_drafts
 from harness.results.acceptance import Acceptance
 
+# Of times over requests, in columns.
+PERCENTILES = (50, 90, 95, 99)
+
 
 @dataclass(frozen=True)
 class RequestError:
@@ -177,6 +180,7 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
         ),
         "num_sent_again": sum(request.sent_again for request in requests),
         "cached_tokens": _cached_tokens(answered),
+        "tokens_per_arrival": _tokens_per_arrival(answered),
     }
     series: dict[str, list[float | None]] = {
         "time_to_first_token": [request.time_to_first_token_ms for request in answered],
@@ -187,11 +191,18 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
     }
     for name, times in series.items():
         known = [time for time in times if time is not None]
-        for percent in (50, 90, 99):
+        for percent in PERCENTILES:
             columns[f"{name}_p{percent}_ms"] = (
                 float(np.percentile(known, percent)) if known else None
             )
     return columns | acceptance_columns(answered)
+
+
+def _tokens_per_arrival(requests: Iterable[RequestRecord]) -> float | None:
+    """Mean number of tokens that arrive together."""
+    known = [request for request in requests if request.arrivals]
+    num_arrivals = sum(len(request.arrivals) for request in known)
+    return sum(request.num_tokens for request in known) / num_arrivals if num_arrivals else None
 
 
 def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:

@@ -23,6 +23,7 @@ from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, read_chunk
+from harness.engines.counters import Counted, CounterPage
 from harness.engines.identity import told_name
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
@@ -107,6 +108,21 @@ class ServerArm(Arm):
     tells_tokens: bool = False
     server: str | None = None
     _last_event: float = 0.0
+    _before: Counted | None = None
+
+    def __post_init__(self) -> None:
+        key = self.client.api_key if self.settings.api_key_variable else None
+        # The page of the regular server is below its own address.
+        page = self.settings.metrics_url
+        other = self.name == "regular" and self.settings.regular_url
+        self._page = CounterPage(str(self.client.base_url), key, None if other else page)
+
+    def counted(self) -> Counted | None:
+        """See `Arm.counted`."""
+        if self._before is None:
+            return None
+        now = self._page.read()
+        return None if now is None else now.since(self._before)
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. After the first record there is one for the chunks that arrive together.
@@ -118,6 +134,7 @@ class ServerArm(Arm):
         bodies = [self._body(question, prompt, index) for index, prompt in pairs]
         self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
         arrivals = _Arrivals(self.loop)
+        self._before = self._page.read()
 
         def records() -> Iterator[Iteration]:
             running = asyncio.run_coroutine_threadsafe(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
+from harness.engines.counters import Counted
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.models import devices
@@ -33,6 +34,7 @@ class Generation:
         started_ns: when it began, on the wall clock.
         requests: one per prompt, see `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
+        counted: what the server counted meanwhile; None where it does not tell.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
 
@@ -44,6 +46,7 @@ class Generation:
     started_ns: int = 0
     requests: Sequence[RequestRecord] = ()
     sent: bool = False
+    counted: Counted | None = None
     peak_memory_bytes: int | None = None
 
     @property
@@ -166,6 +169,7 @@ def run_lap(
         devices.synchronize(engine.devices)
         generation.seconds = time.perf_counter() - started
     generation.finish(arm.last_requests)
+    generation.counted = arm.counted()
     generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)
     errors = [str(request.error) for request in generation.requests if request.error is not None]
     if errors and not allow_failures:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from harness.decoding.protocols import Iteration
+from harness.engines.counters import Counted
 from harness.engines.protocol import Arm, Question
 from harness.engines.requests import RequestRecord
 
@@ -56,3 +57,7 @@ class Twin(Arm):
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`."""
         return self.arm.stream(question)
+
+    def counted(self) -> Counted | None:
+        """See `Arm.counted`."""
+        return self.arm.counted()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config.errors import RunError
@@ -16,6 +16,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
+from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
 from harness.experiments.measured_arm import MeasuredArm, prediction
 from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
@@ -343,6 +344,8 @@ class Latency(Experiment):
         if self.quietness is not None:
             figures |= self.quietness.columns()
         figures |= measured.columns(self.end_tokens)
+        if slo := self._slo:
+            figures |= goodput_columns(measured.generations, slo)
         if self.roofs:
             target = self.roofs[0]
             figures["step_bytes"] = target.step_bytes
@@ -351,6 +354,11 @@ class Latency(Experiment):
         if measured.name == "speculative":
             figures |= self._against_regular(measured)
         return figures
+
+    @property
+    def _slo(self) -> Mapping[str, float] | None:
+        """The times that were asked for, of an engine that takes requests."""
+        return getattr(self.settings.engine, "slo", None)
 
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
@@ -369,6 +377,10 @@ class Latency(Experiment):
             "predicted_speedup": prediction(regular, speculative),
             **length_columns(self._by_prompt()),
         }
+        if slo := self._slo:
+            arms = regular.generations, speculative.generations
+            resamples = self.settings.num_resamples, self.settings.seed
+            columns |= goodput_ratio_columns(*arms, slo, *resamples)
         if len(self.roofs) > 1:
             draft = self.roofs[1]
             columns["draft_step_bytes"] = draft.step_bytes

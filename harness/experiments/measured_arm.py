@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.engines.counters import counted_acceptance, total, traffic_columns
 from harness.engines.divergence import Divergence
 from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.stopwatches import Phases
@@ -61,7 +62,21 @@ class MeasuredArm:
         if end_tokens:
             columns |= end_columns(answered, end_tokens)
         if any(generation.sent for generation in self.generations):
-            columns |= request_columns(self.requests, self.seconds)
+            of_requests = request_columns(self.requests, self.seconds)
+            counted = self._counter_columns()
+            # Answers know what was ours: counters fill in what they do not tell.
+            told = {name: value for name, value in of_requests.items() if value is not None}
+            columns |= of_requests | counted | told
+        return columns
+
+    def _counter_columns(self) -> dict[str, Any]:
+        """What the server's counters tell: traffic of others, and acceptance if answers tell no iterations."""
+        counted = total([generation.counted for generation in self.generations])
+        if counted is None:
+            return {}
+        columns = traffic_columns(counted, self.requests)
+        if not any(request.outcomes for request in self.answered):
+            columns |= counted_acceptance(counted, len(self.answered))
         return columns
 
     def _length_columns(self) -> dict[str, Any]:

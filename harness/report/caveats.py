@@ -18,6 +18,9 @@ from harness.results.work import why_no_verdict
 # Arms that run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
 
+# Tokens that arrive at once on average, from which on a line says so.
+_BURST = 1.2
+
 
 def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     """Warnings about the settings of these rows, each sentence once."""
@@ -64,6 +67,11 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield (
             f"runner {row.runner}: the draft has a faster runner than the target, which flatters"
             " the speed-up."
+        )
+    if (row.tokens_per_arrival or 0) >= _BURST and row.arm != "regular":
+        yield (
+            f"Tokens arrive in bursts, {row.tokens_per_arrival:.1f} at once on average: ITL is the"
+            " time between bursts, TPOT that of a token."
         )
     if too_long := too_long_warning(row):
         yield too_long

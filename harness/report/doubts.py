@@ -34,6 +34,7 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _impossible(row),
         _identical_arms_differ(row),
         _other_caches(rows),
+        _foreign_traffic(rows),
         _different_lengths(rows),
     ):
         if sentence is not None:
@@ -75,6 +76,20 @@ def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
         f"The arms took different numbers of the {read} prompt tokens from a cache:"
         f" {', '.join(counts)}. A prefix cache in one arm alone changes the speed-up."
     )
+
+
+def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
+    """That a server generated for others while it was measured."""
+    parts = [
+        f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
+        for row in rows
+        if row.foreign_tokens
+    ]
+    if not parts:
+        return None
+    sources = [row.acceptance_source for row in rows]
+    acceptance = "; acceptance is that of all" if "metrics" in sources else ""
+    return f"The server answered others meanwhile: {' and '.join(parts)} are not ours{acceptance}."
 
 
 def _after_the_end(row: LatencyRow) -> str | None:

@@ -179,6 +179,7 @@ REQUESTS = (
     _percentiles("TPOT ms", "time_per_output_token"),
     _percentiles("ITL ms", "inter_token_latency", optional=True),
     Column("requests/s", number(), "requests_per_second"),
+    Column("goodput\nrequests/s", number(), "goodput", optional=True),
     Column("tokens/s\nin all", number(1), "tokens_per_second"),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
@@ -207,6 +208,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         "8-bit layers": _eight_bit(regular, row),
         "identical arms": _identical_arms(row),
         **_prediction(regular, row),
+        "goodput": _goodput(regular, row),
         "by K": _by_k(regular, row),
         "why": held_back(regular, row) if loses else None,
     }
@@ -219,16 +221,21 @@ def _table_of_known(lines: dict[str, str | None]) -> Table:
 
 
 def _acceptance(row: LatencyRow) -> str | None:
-    if row.acceptance_rate is None:
-        return _not_reported(row) if is_elsewhere(row.engine) else None
-    text = f"{row.acceptance_rate:.1%} of the draft tokens"
     tokens = tokens_per_iteration(row)
+    parts = []
+    if row.acceptance_rate is not None:
+        share = f"{row.acceptance_rate:.1%} of the draft tokens"
+        tested = row.conditional_acceptance_rate
+        parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
     if tokens:
-        tested = row.conditional_acceptance_rate or 0
-        text += f" ({tested:.1%} of those tested); {tokens:.2f} tokens per iteration"
+        length = f"{tokens:.2f} tokens per iteration"
         if row.num_draft_tokens == "auto":
-            text += f", K={proposed_per_iteration(row):.2f} on average"
-    return text
+            length += f", K={proposed_per_iteration(row):.2f} on average"
+        parts.append(length)
+    if not parts:
+        return _not_reported(row) if is_elsewhere(row.engine) else None
+    source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
+    return "; ".join(parts) + source
 
 
 def _not_reported(row: LatencyRow) -> str:
@@ -282,6 +289,20 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
     if (row.batch_size or 1) > 1:
         lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
     return lines
+
+
+def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """`80% of the regular requests and 98% of the speculative ones ...`; None without `engine.slo`."""
+    if row.goodput_share is None or regular.goodput_share is None:
+        return None
+    bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
+    shares = f"{regular.goodput_share:.0%} and {row.goodput_share:.0%} of the requests"
+    text = f"{shares} are within {', '.join(bounded)}"
+    if row.goodput_ratio is None:
+        return text
+    bounds = interval(row.goodput_ratio_low, row.goodput_ratio_high)
+    certainty = f" (95 % interval {bounds})" if bounds else ""
+    return f"{text}: {row.goodput_ratio:.2f}× as many a second{certainty}"
 
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:

@@ -237,6 +237,7 @@ class LatencyRow(DecodedRow):
         "median of the same, over requests to a server", "ms"
     )
     time_to_first_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
+    time_to_first_token_p95_ms: float | None = figure("95th percentile of the same", "ms")
     time_to_first_token_p99_ms: float | None = figure("99th percentile of the same", "ms")
     time_per_output_token_p50_ms: float | None = figure(
         "median over requests of the mean time per token after the first"
@@ -244,6 +245,7 @@ class LatencyRow(DecodedRow):
         "ms",
     )
     time_per_output_token_p90_ms: float | None = figure("90th percentile of the same", "ms")
+    time_per_output_token_p95_ms: float | None = figure("95th percentile of the same", "ms")
     time_per_output_token_p99_ms: float | None = figure("99th percentile of the same", "ms")
     inter_token_latency_p50_ms: float | None = figure(
         "median time between two arrivals of a request, each of one or more tokens"
@@ -251,9 +253,32 @@ class LatencyRow(DecodedRow):
         "ms",
     )
     inter_token_latency_p90_ms: float | None = figure("90th percentile of the same", "ms")
+    inter_token_latency_p95_ms: float | None = figure("95th percentile of the same", "ms")
     inter_token_latency_p99_ms: float | None = figure("99th percentile of the same", "ms")
+    tokens_per_arrival: float | None = figure(
+        "tokens that arrived together, on average: above 1 the server sends bursts", "tokens"
+    )
     requests_per_second: float | None = figure(
         "requests that were answered, over total time", "requests/s"
+    )
+    slo: dict[str, float] | None = setting(
+        "most milliseconds to the first token (`ttft_ms`) and per token after it (`itl_ms`), as JSON",
+        "engine.slo",
+        "ms",
+    )
+    goodput: float | None = figure("requests per second within `slo`", "requests/s")
+    goodput_share: float | None = figure("share of the requests within `slo`")
+    goodput_ratio: float | None = figure("`goodput` over the regular arm's")
+    goodput_ratio_low: float | None = figure("lower end of its paired 95 % interval over laps")
+    goodput_ratio_high: float | None = figure("upper end of the same")
+    server_tokens: int | None = figure(
+        "new tokens that the server counted while the arm was measured, by its metrics", "tokens"
+    )
+    foreign_tokens: int | None = figure(
+        "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
+    )
+    acceptance_source: str | None = figure(
+        "`metrics` where acceptance is that of the server's counters, because its answers tell none"
     )
     num_failed: int | None = figure(
         "requests that failed, time-outs too; the other figures leave them out"

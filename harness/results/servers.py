@@ -81,6 +81,18 @@ def told_by(url: str, key: str | None = None) -> ToldServer | None:
     return ToldServer(about, None if started is None else str(started))
 
 
+def page_of(url: str, key: str | None = None) -> str | None:
+    """The body of a page of a server; None where it has no such page, or nothing answers.
+
+    Args:
+        key: of the server's API.
+    """
+    try:
+        return _answer(url, key)
+    except _NO_ANSWER:
+        return None
+
+
 def _answer(url: str, key: str | None) -> str | None:
     """The body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`."""
     request = urllib.request.Request(url)

@@ -437,6 +437,8 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
         "acceptance_histogram",
     ):
         assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
+    counted = served_rows.iloc[1]
+    assert (counted["server_tokens"], counted["foreign_tokens"]) == (6 * 24, 0)
 
 
 def test_with_a_key(tmp_path: Path) -> None:

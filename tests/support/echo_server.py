@@ -33,6 +33,8 @@ class EchoServer:
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
+        metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
+        foreign: tokens that it counts for others with each of our requests.
         num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
@@ -54,6 +56,8 @@ class EchoServer:
     break_every: int = 0
     die_after: int = 0
     stop_after: int = 1_000_000
+    metrics: bool = False
+    foreign: int = 0
     num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
@@ -69,6 +73,9 @@ class EchoServer:
     error_text: str = "told to fail"
     rejects_at: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    num_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
     num_abandoned: int = 0
@@ -91,7 +98,9 @@ class EchoServer:
                         {"error": {"message": f"wrong key {headers.get('authorization')}"}},
                     )
                 elif lines[0].startswith("GET"):
-                    self._send(writer, *self._about(lines[0].split()[1]))
+                    path = lines[0].split()[1]
+                    status, content = self._about(path)
+                    self._send(writer, status, content, "/metrics" in path)
                 elif num_completions < 2 and (self.drop_new, self.drop_reused)[num_completions]:
                     self.num_dropped += 1
                     return
@@ -104,8 +113,31 @@ class EchoServer:
         finally:
             writer.close()
 
-    def _about(self, path: str) -> tuple[int, dict[str, Any]]:
+    def _counters(self) -> str:
+        """The page of counters, as Prometheus reads it."""
+        drafted = self.num_drafts * (self.num_draft_tokens or 0)
+        spec = {
+            "spec_decode_num_drafts_total": self.num_drafts,
+            "spec_decode_num_draft_tokens_total": drafted,
+            "spec_decode_num_accepted_tokens_total": self.num_accepted,
+            'spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"}': self.num_drafts,
+        }
+        names: dict[str, float] = {f"vllm:{name}": value for name, value in spec.items()}
+        names['vllm:generation_tokens_total{engine="0"}'] = self.num_tokens
+        if self.dialect == "sglang":
+            names = {
+                "sglang:generation_tokens_total": self.num_tokens,
+                "sglang:spec_verify_calls_total": self.num_drafts,
+            }
+        if self.dialect == "llama.cpp":
+            names = {f"llamacpp:{name}": value for name, value in spec.items()}
+            names["llamacpp:tokens_predicted_total"] = self.num_tokens
+        return "# TYPE x counter\n" + "".join(f"{name} {value}\n" for name, value in names.items())
+
+    def _about(self, path: str) -> tuple[int, Any]:
         """The answer to a GET request: status and content."""
+        if path == "/metrics":
+            return (200, self._counters()) if self.metrics else (404, "")
         owner = {"llama.cpp": "llamacpp"}.get(self.dialect, self.dialect)
         versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
         if path in versions:
@@ -185,8 +217,12 @@ class EchoServer:
             last_chunk["timings"] = {"cache_n": self.num_cached}
         elif self.num_cached is not None:
             last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
-        if self.num_draft_tokens is not None:
+        if self.num_draft_tokens is not None and not self.metrics:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
+        self.num_tokens += count + self.foreign
+        if self.num_draft_tokens is not None:
+            self.num_drafts += len(steps) - 1
+            self.num_accepted += sum(len(step) - 1 for step in steps[1:])
         yield last_chunk
         yield None
 
@@ -220,8 +256,10 @@ class EchoServer:
         )
 
     @staticmethod
-    def _send(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
+    def _send(
+        writer: asyncio.StreamWriter, status: int, content: Any, is_text: bool = False
+    ) -> None:
+        data = (content if is_text else json.dumps(content)).encode()
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
 

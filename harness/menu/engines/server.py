@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,6 +15,9 @@ from harness.menu.engine import Addresses, EngineRecord, Opening
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.engines.protocol import Engine
+
+# What `engine.slo` may bound.
+SLO = ("ttft_ms", "itl_ms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,10 @@ class ServerSettings(EngineSettings):
         rate: requests per second on average, at random (Poisson) times, however many are in flight;
             None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
+        slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
+            first token, and on average for each token after it; None for no goodput.
+        metrics_url: the page of the server's Prometheus counters, where it is not /metrics or
+            /prometheus/metrics on the server itself (Dynamo: on the port of a worker).
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
     """
@@ -36,12 +44,16 @@ class ServerSettings(EngineSettings):
     regular_url: str | None = None
     rate: float | None = None
     timeout_s: float = 600.0
+    slo: Mapping[str, float] | None = None
+    metrics_url: str | None = None
     api_key_variable: str | None = None
 
     def __post_init__(self) -> None:
         require(self.url is not None, "url", "must be set with engine=server", self.url)
         _check_url("url", self.url)
         _check_url("regular_url", self.regular_url)
+        _check_url("metrics_url", self.metrics_url)
+        _check_slo(self.slo)
         require(0 < self.timeout_s < float("inf"), "timeout_s", "must be positive", self.timeout_s)
         rate_is_positive = self.rate is None or 0 < self.rate < float("inf")
         require(rate_is_positive, "rate", "must be positive, in requests per second", self.rate)
@@ -114,6 +126,13 @@ def _check_url(setting: str, url: str | None) -> None:
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
     is_http = parts.scheme in ("http", "https") and bool(parts.netloc)
     require(is_http, setting, "must be an address such as http://host:8000/v1", url)
+
+
+def _check_slo(slo: Mapping[str, float] | None) -> None:
+    rule = f"must be milliseconds by name, of {' and '.join(SLO)}"
+    for name, most in (slo or {}).items():
+        is_number = isinstance(most, int | float) and not isinstance(most, bool)
+        require(name in SLO and is_number and most > 0, "slo", rule, f"{{{name}: {most}}}")
 
 
 RECORD = Server()

@@ -71,10 +71,6 @@ def ratio_of_totals(
     covers = counted(tops.size, unit)
     if tops.size < FEWEST_FOR_INTERVAL:
         return Interval(float(tops.sum() / bottoms.sum()) if tops.size else NAN, covers=covers)
-    # The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1)).
-    quantile = stats.t.isf((1 - confidence) / 2, tops.size - 1) * math.sqrt(
-        tops.size / (tops.size - 1)
-    )
     bounds = stats.bootstrap(
         (tops, bottoms),
         lambda tops, bottoms, axis: tops.sum(axis=axis) / bottoms.sum(axis=axis),
@@ -83,11 +79,60 @@ def ratio_of_totals(
         method="percentile",
         n_resamples=num_resamples,
         batch=max(1, _RESAMPLED_VALUES_AT_ONCE // tops.size),
-        confidence_level=float(1 - 2 * stats.norm.sf(quantile)),
+        confidence_level=_expanded(confidence, tops.size),
         rng=np.random.default_rng(seed),
     ).confidence_interval
     ratio = float(tops.sum() / bottoms.sum())
     return Interval(ratio, float(bounds.low), float(bounds.high), covers)
+
+
+def ratio_of_rates(
+    numerator: tuple[ArrayLike, ArrayLike],
+    denominator: tuple[ArrayLike, ArrayLike],
+    num_resamples: int,
+    seed: int,
+    confidence: float = 0.95,
+) -> Interval:
+    """The ratio of two rates, each a total over its total time, with an interval as of `ratio_of_totals`.
+
+    Args:
+        numerator, denominator: counts and seconds of the same units, [num_units] each.
+
+    Returns:
+        nan where the denominator counted nothing; without bounds where a resample did, or with too few units.
+    """
+    data = [np.asarray(values, dtype=np.float64) for values in (*numerator, *denominator)]
+
+    def ratio(*resampled: Floats, axis: int) -> Floats:
+        tops, top_s, bottoms, bottom_s = (values.sum(axis=axis) for values in resampled)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray((tops / top_s) / (bottoms / bottom_s))
+
+    size = data[0].size
+    estimate = float(ratio(*data, axis=-1)) if size else NAN
+    if not math.isfinite(estimate):
+        return Interval()
+    if size < FEWEST_FOR_INTERVAL:
+        return Interval(estimate)
+    bounds = stats.bootstrap(
+        data,
+        ratio,
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=num_resamples,
+        batch=max(1, _RESAMPLED_VALUES_AT_ONCE // size),
+        confidence_level=_expanded(confidence, size),
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    low, high = float(bounds.low), float(bounds.high)
+    return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
+
+
+def _expanded(confidence: float, size: int) -> float:
+    """The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1))."""
+    quantile = stats.t.isf((1 - confidence) / 2, size - 1) * math.sqrt(size / (size - 1))
+    return float(1 - 2 * stats.norm.sf(quantile))
 
 
 def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:

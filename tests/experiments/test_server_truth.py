@@ -1,0 +1,78 @@
+"""What servers tell beyond their answers: counters, others' traffic, bursts, and goodput, through the command line."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from in_process import Harness, results
+from wording import mentions
+
+QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=500"]
+
+
+def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
+    return [
+        f"engine.regular_url={stack.enter_context(serving(regular))}",
+        f"engine.url={stack.enter_context(serving(speculative))}",
+    ]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp", "sglang"])
+def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect: str) -> None:
+    servers = (
+        EchoServer(dialect=dialect, metrics=True),  # type: ignore[arg-type]
+        EchoServer(dialect=dialect, metrics=True, num_draft_tokens=4),  # type: ignore[arg-type]
+    )
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    regular, speculative = results().to_dict("records")
+    # One token, then three at a time, the last of which does not fit: 4 accepted in 3 iterations.
+    assert speculative["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
+    assert speculative["acceptance_source"] == "metrics"
+    assert pd.isna(regular["acceptance_source"])
+    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
+    assert mentions(outcome.stdout, "2.33 tokens per iteration", "counters")
+    assert "answered others" not in outcome.stdout
+
+
+def test_traffic_of_others_is_noticed(harness: Harness) -> None:
+    servers = EchoServer(metrics=True, foreign=5), EchoServer(metrics=True, num_draft_tokens=4)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    regular, speculative = results().to_dict("records")
+    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
+    assert speculative["foreign_tokens"] == 0
+    assert mentions(outcome.stdout, "answered others", "40 of 104 tokens", "regular")
+
+
+def test_a_server_without_counters_tells_nothing_of_it(harness: Harness) -> None:
+    with ExitStack() as stack:
+        harness("latency", *QUICK, *addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4)))
+    rows = results()
+    assert rows[["server_tokens", "foreign_tokens", "acceptance_source"]].isna().all(axis=None)
+    assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
+
+
+def test_bursts_and_goodput_are_told(harness: Harness) -> None:
+    servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
+    slo = "engine.slo={ttft_ms: 60000, itl_ms: 60000}"
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers), slo)
+    regular, speculative = results().to_dict("records")
+    assert regular["tokens_per_arrival"] == 1
+    assert speculative["tokens_per_arrival"] == 8 / 4
+    assert mentions(outcome.stdout, "bursts", "2.0 at once")
+    assert regular["goodput_share"] == speculative["goodput_share"] == 1
+    assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
+    assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
+    assert mentions(outcome.stdout, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
+    for row in (regular, speculative):
+        assert (
+            row["time_to_first_token_p90_ms"]
+            <= row["time_to_first_token_p95_ms"]
+            <= row["time_to_first_token_p99_ms"]
+        )
