@@ -6,6 +6,7 @@ names setting, rule and value, and the conversion adds the group that the settin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -35,6 +36,17 @@ _LONGEST_PATH = 4095
 # `auto` chooses K in every iteration, at most so many.
 NumDraftTokens = int | Literal["auto"]
 MOST_DRAFT_TOKENS = 16
+# Endings of files with prompts, and what a column of such a file can be.
+PROMPT_FILES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
+PROMPT_COLUMNS = (
+    "prompt",
+    "turns",
+    "messages",
+    "conversations",
+    "question",
+    "instruction",
+    "category",
+)
 
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
@@ -262,22 +274,60 @@ class DecodingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """A prompt set: a `.txt` file with one prompt per line, or a `.jsonl` file; see `experiments/prompts.py`.
+    """A prompt set: a `.txt` file with one prompt per line, or a table (`.jsonl`, `.json`, `.csv`, `.parquet`).
 
     Attributes:
         name: as rows and tables call it.
-        file: its file.
+        file: its file; of `{a,b}.jsonl` both files are read, and `a` and `b` are categories.
+        repository: data set on the hub that has the file; None for a file on this machine.
+        revision: branch, tag or commit of the repository; None for its main branch.
+        columns: names of a table's columns, by what they are here: `{turns: prompt}`. What they can be
+            here: `prompt`, `turns`, `messages`, `conversations`, `question`, `instruction`,
+            `category`. None for columns that have these names.
+        template: the text of a prompt, with names of columns in braces; None where a column has it.
+        system: a system prompt before every prompt.
+        lengths: cut texts of the set, one after another, to so many tokens, to measure contexts of these
+            lengths; without a chat template.
+        seed: takes prompts of each category at random; None takes the first.
+        licence: of the texts; each run says it.
+        source: where a file comes from that the hub does not have; said where it is absent.
         too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
             or only their last tokens are read.
     """
 
     name: str
     file: str
+    repository: str | None = None
+    revision: str | None = None
+    columns: Mapping[str, Any] | None = None
+    template: str | None = None
+    system: str | None = None
+    lengths: tuple[int, ...] = ()
+    seed: int | None = None
+    licence: str | None = None
+    source: str | None = None
     too_long: TooLong = "refuse"
 
     def __post_init__(self) -> None:
-        known = self.file.endswith((".txt", ".jsonl"))
-        require(known, "file", "must be a preset, a .txt or a .jsonl file", self.file)
+        rule = f"must be a preset, or a file that ends in {', '.join(PROMPT_FILES)}"
+        require(self.file.endswith(PROMPT_FILES), "file", rule, self.file)
+        require_at_least(self, seed=0)
+        known = ", ".join(PROMPT_COLUMNS)
+        for column in self.columns or ():
+            require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
+        rule = "must be positive numbers of tokens, each named once"
+        fits = all(length > 0 for length in self.lengths)
+        fits = fits and len(set(self.lengths)) == len(self.lengths)
+        require(fits, "lengths", rule, list(self.lengths))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that `file` names."""
+        found = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", self.file)
+        if found is None:
+            return (self.file,)
+        first, parts, last = found.groups()
+        return tuple(f"{first}{part}{last}" for part in parts.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,10 @@ class Distill(Experiment):
         self.settings = settings
         self.stages = {"before": Latency(settings), "after": Latency(settings)}
         self.figures: dict[str, Any] = {}
-        self.prompts = self.stages["before"].prompt_set.prompts[settings.num_prompts :]
+        before = self.stages["before"]
+        measured = {prompt.index for prompt in before.prompts}
+        everything = before.prompt_set.prompts
+        self.prompts = tuple(prompt for prompt in everything if prompt.index not in measured)
         if not self.prompts:
             rule = f"leaves none to learn from: the prompt set has {settings.num_prompts}"
             raise SettingError("num_prompts", rule, settings.num_prompts)

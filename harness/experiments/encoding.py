@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from harness.config.run import PromptedSettings
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import SettingError
+from harness.config.run import ChatTemplate, PromptedSettings
+from harness.config.settings import PromptSettings
 from harness.engines.pair import PlannedPair
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, PromptSet, listed
 from harness.models.tokenizers import encode_prompts
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: ChatTemplate
+) -> list[list[int]]:
+    """Token ids of prompts, through the chat template; those of given lengths are text that is cut."""
+    chats = [prompt.chat() for prompt in prompts]
+    if all(prompt.num_tokens is None for prompt in prompts):
+        return encode_prompts(tokenizer, chats, template)
+    if template == "always":
+        rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
+        raise SettingError("chat_template", rule, template)
+    token_ids = encode_prompts(tokenizer, chats, "never")
+    for prompt, ids in zip(prompts, token_ids, strict=True):
+        if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
+            rule = f"a text of this set has only {len(ids)} tokens"
+            raise SettingError("prompts.lengths", rule, prompt.num_tokens)
+    return [ids[: prompt.num_tokens] for prompt, ids in zip(prompts, token_ids, strict=True)]
+
+
+def origin(settings: PromptSettings) -> str | None:
+    """Where a prompt set comes from and under which licence, in one line; None for a file that tells neither."""
+    parts = []
+    if settings.repository is not None:
+        place = settings.revision or "its main branch, which may change"
+        parts.append(f"from {settings.repository} on the hub, at {place}")
+    if settings.licence is not None:
+        parts.append(f"licence: {settings.licence}")
+    return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
 
 
 def encode_set(
@@ -24,8 +59,7 @@ def encode_set(
     """
     too_long, template = settings.prompts.too_long, settings.chat_template
     counts = {"num_skipped": 0, "num_truncated": 0}
-    chats = [prompt.chat() for prompt in prompts]
-    token_ids = encode_prompts(planned.tokenizer, chats, template)
+    token_ids = encode(planned.tokenizer, prompts, template)
     room = planned.room(new_tokens)
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
@@ -50,7 +84,8 @@ def encode_set(
         )
     if described := prompt_set.described(prompts):
         say(described)
-    if template == "never" and (num_chats := sum(len(chat) > 1 for chat in chats)):
+    num_chats = sum(len(prompt.chat()) > 1 for prompt in prompts)
+    if template == "never" and num_chats:
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
     return prompts, token_ids, counts
 

@@ -1,27 +1,32 @@
-"""Prompt sets, read from `.txt` and `.jsonl` files.
+"""Prompt sets, from files here or on the hub.
 
-`.txt` has one prompt per line. `.jsonl` has one object per line, with `prompt` (text, as in HumanEval), `turns` (a list
-of texts, as in MT-Bench, Spec-Bench and SPEED-Bench; the first is used), `messages` (a chat), `question` (as in GSM8K)
-or `instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`.
+`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows with `prompt` (text, as
+in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and SPEED-Bench; the first is used), `messages` (a
+chat), `conversations` (as in ShareGPT; the first text of the human is used), `question` (as in GSM8K) or `instruction`
+(with `input` or `context`, as in Alpaca and Dolly), and optionally `category`. Settings name other columns, or make the
+prompt from several of them.
 """
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import hashlib
 import itertools
 import json
+import random
 import re
+import string
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config.errors import SettingError, nearest
-from harness.config.settings import PromptSettings
+from harness.config.errors import SettingError
+from harness.config.settings import PROMPT_COLUMNS, PromptSettings
+from harness.experiments.lengths import of_lengths
+from harness.experiments.prompt_files import BadFile, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text, which says where to
 # fetch it. Only capitals count, because "Data should be fetched ..." may well be a real prompt.
@@ -33,7 +38,7 @@ _PLACEHOLDER = re.compile(
     re.I | re.S,
 )
 # Keys of a prompt; the first that a row has counts.
-_KEYS = ("prompt", "turns", "messages", "question", "instruction")
+_KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
 # Names of lines or categories in a message.
 _MOST_NAMED = 15
 
@@ -44,7 +49,8 @@ class Prompt:
 
     Attributes:
         index: its place in the prompt set, from 0; with the seed it determines the random numbers.
-        line: of the file, from 1.
+        line: of the file, or row of a table, from 1.
+        num_tokens: to which the text is cut; None for all of it.
     """
 
     text: str
@@ -52,6 +58,7 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] | None = None
     index: int = field(default=0, compare=False)
     line: int = field(default=0, compare=False)
+    num_tokens: int | None = None
 
     def chat(self) -> list[dict[str, str]]:
         """The messages to give to a chat template; plain text is one user message."""
@@ -62,14 +69,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts in the order of their file, and a digest of texts and messages: the same in any file format."""
+    """Prompts in the order of their file, and a digest of texts and messages: the same in any file format.
+
+    Attributes:
+        seed: takes prompts of each category at random; None takes the first.
+    """
 
     name: str
     prompts: tuple[Prompt, ...]
     digest: str
+    seed: int | None = None
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """`count` prompts, from each category in turn, in the file's order; a SettingError when there are fewer."""
+        """`count` prompts, from each category in turn; a SettingError when there are fewer."""
         if count > len(self.prompts):
             raise SettingError(
                 "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
@@ -77,6 +89,10 @@ class PromptSet:
         members: dict[str | None, list[Prompt]] = {}
         for prompt in self.prompts:
             members.setdefault(prompt.category, []).append(prompt)
+        if self.seed is not None:
+            shuffler = random.Random(self.seed)
+            for of_category in members.values():
+                shuffler.shuffle(of_category)
         in_turn = (
             prompt
             for turn in itertools.zip_longest(*members.values())
@@ -87,16 +103,19 @@ class PromptSet:
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
         """Indices of the prompts that `take` took; None where they are simply the first ones, or all."""
-        if (
-            len(taken) == len(self.prompts)
-            or len({prompt.category for prompt in self.prompts}) == 1
-        ):
+        categories = {prompt.category for prompt in self.prompts}
+        if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
             return None
         counts = Counter(prompt.category for prompt in taken)
+        described = f"{len(taken)} of {len(self.prompts)} prompts ({self.name})"
+        if self.seed is not None:
+            described = f"{described}, drawn with prompts.seed={self.seed}"
+        if len(categories) == 1:
+            return described
         named = listed(
             [f"{count} {category or 'without one'}" for category, count in counts.items()]
         )
-        return f"{len(taken)} of {len(self.prompts)} prompts ({self.name}), from each category in turn: {named}"
+        return f"{described}, from each category in turn: {named}"
 
 
 def listed(names: Sequence[object]) -> str:
@@ -105,99 +124,153 @@ def listed(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MOST_NAMED])) + more
 
 
-class _BadFile(Exception):
-    """Why a file is refused. `load_prompts` adds the setting and its value."""
-
-
 def load_prompts(settings: PromptSettings) -> PromptSet:
     """Read a prompt set.
 
     Raises:
-        SettingError: the file is absent, unreadable, not UTF-8 or not JSON, or has no prompts, or placeholders.
+        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, or has no prompts, placeholders, or not the
+            columns that the settings name.
+        RunError: it is on the hub, which is out of reach.
     """
-    try:
-        lines = _parsed(_read_lines(settings.file), settings.file.endswith(".jsonl"))
-        prompts = tuple(
-            dataclasses.replace(prompt, index=index) for index, prompt in enumerate(lines)
-        )
-        placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
-        if not prompts:
-            raise _BadFile("the file holds no prompts")
-        if placeholders:
-            first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
-            found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
-            raise _BadFile(
-                f"{found}; fetch the real texts with the script that comes with the data set"
-            )
-    except _BadFile as bad:
-        raise SettingError("prompts", str(bad), settings.file) from bad
-    everything = "\n".join(json.dumps([prompt.text, prompt.messages]) for prompt in prompts)
-    return PromptSet(settings.name, prompts, hashlib.sha256(everything.encode()).hexdigest()[:12])
-
-
-def _read_lines(file: str) -> list[str]:
-    path = Path(file).expanduser()
-    try:
-        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-        # Not splitlines(): it also splits at characters that may occur within a prompt, such as U+2028 and form feed.
-        return raw.decode("utf-8").replace("\r\n", "\n").split("\n")
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise _BadFile("no such file, and no such directory") from None
-        neighbours = [p.name for p in path.parent.iterdir() if p.suffix in (".txt", ".jsonl")]
-        raise _BadFile(f"no such file{nearest(path.name, neighbours)}") from None
-    except OSError as error:
-        raise _BadFile(f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise _BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
-
-
-def _parsed(lines: list[str], json_lines: bool) -> Iterator[Prompt]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    read: list[Prompt] = []
+    for name, path in zip(settings.files, local_files(settings), strict=True):
         try:
-            prompt = _from_row(json.loads(line)) if json_lines else Prompt(line)
-            yield dataclasses.replace(prompt, line=number)
-        except json.JSONDecodeError as error:
-            raise _BadFile(
-                f"line {number} is not JSON ({error.msg}, column {error.colno})"
-            ) from None
-        except (RecursionError, ValueError):
-            raise _BadFile(
-                f"line {number} has a number that is too long, or brackets nested too deeply"
-            ) from None
-        except _BadFile as bad:
-            raise _BadFile(f"line {number} {bad}") from None
+            read += _prompts_of(path, settings)
+        except BadFile as bad:
+            raise SettingError("prompts", str(bad), name) from bad
+    if settings.lengths:
+        read = _cut(read, settings)
+    prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
+    contents = [
+        json.dumps([prompt.text, prompt.messages, *([prompt.num_tokens] * bool(prompt.num_tokens))])
+        for prompt in prompts
+    ]
+    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
+    return PromptSet(settings.name, prompts, digest, settings.seed)
 
 
-def _from_row(row: Any) -> Prompt:
+def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
+    """The prompts of one file; of several files each is a category."""
+    prompts = []
+    for number, row in read_rows(path, settings.source):
+        try:
+            prompt = _from_row(row, settings)
+        except BadFile as bad:
+            place = "line" if path.suffix in (".txt", ".jsonl") else "row"
+            raise BadFile(f"{place} {number} {bad}") from None
+        if prompt.category is None and len(settings.files) > 1:
+            prompt = dataclasses.replace(prompt, category=path.stem)
+        prompts.append(dataclasses.replace(prompt, line=number))
+    if not prompts:
+        raise BadFile("the file holds no prompts")
+    placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
+    if placeholders:
+        first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
+        found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
+        advice = (
+            settings.source or "fetch the real texts with the script that comes with the data set"
+        )
+        raise BadFile(f"{found}; {advice}")
+    return prompts
+
+
+def _cut(documents: Sequence[Prompt], settings: PromptSettings) -> list[Prompt]:
+    """Prompts of the lengths that the settings name, each length a category."""
+    texts = [document.text for document in documents]
+    return [
+        Prompt(text, f"{length} tokens", line=document.line, num_tokens=length)
+        for document, (text, length) in zip(
+            documents, of_lengths(texts, settings.lengths), strict=True
+        )
+    ]
+
+
+def _from_row(row: Any, settings: PromptSettings) -> Prompt:
+    """The prompt of a row: a text, or a mapping from columns to values."""
+    if isinstance(row, str):
+        row = {"prompt": row}
     if not isinstance(row, dict):
-        raise _BadFile("must be an object with prompt, turns or messages")
-    category = None if row.get("category") is None else str(row["category"])
+        raise BadFile("must be an object with prompt, turns or messages")
+    renamed = _with_known_columns(row, settings)
+    category = None if renamed.get("category") is None else str(renamed["category"])
+    prompt = dataclasses.replace(_prompt(renamed), category=category)
+    if settings.system is None:
+        return prompt
+    chat = prompt.chat()
+    if chat[0]["role"] == "system":
+        raise BadFile("has a system prompt already, besides prompts.system")
+    system = {"role": "system", "content": settings.system}
+    return dataclasses.replace(prompt, messages=(system, *chat))
+
+
+def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
+    """A row whose columns have the names that they have here."""
+    named = {
+        known: _column(row, str(column), f"prompts.columns.{known}")
+        for known, column in (settings.columns or {}).items()
+    }
+    if settings.template is not None:
+        named["prompt"] = _filled(settings.template, row)
+    if not any(key in named for key in _KEYS):
+        return {**row, **named}
+    others = {column: value for column, value in row.items() if column not in _KEYS}
+    return {**others, **named}
+
+
+def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
+    if column not in row:
+        raise BadFile(f"has no column {column}, which {setting} names; it has {', '.join(row)}")
+    return row[column]
+
+
+def _filled(template: str, row: Mapping[str, Any]) -> str:
+    """The template with the values of columns; lists one entry per line."""
+    text = ""
+    for literal, column, _, _ in string.Formatter().parse(template):
+        text += literal
+        if column is not None:
+            value = _column(row, column, "prompts.template")
+            text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text
+
+
+def _prompt(row: Mapping[str, Any]) -> Prompt:
+    """The prompt that the first of the known keys holds."""
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None:
         # The longest text is most likely the prompt.
         lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
-        advice = f"; rename {max(lengths, key=lengths.__getitem__)} to prompt" if lengths else ""
-        raise _BadFile(
+        longest = max(lengths, key=lengths.__getitem__, default=None)
+        advice = f"; 'prompts.columns={{prompt: {longest}}}' takes {longest}" if longest else ""
+        raise BadFile(
             f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}"
         )
     value = row[key]
     if key == "turns":
         if not isinstance(value, list) or not value:
-            raise _BadFile("must have a list of texts as turns")
-        return Prompt(_text(value[0], "the first of turns"), category)
+            raise BadFile("must have a list of texts as turns")
+        return Prompt(_text(value[0], "the first of turns"))
+    if key == "conversations":
+        return Prompt(_asked(value)[0])
     if key == "messages":
         chat = _messages(value)
-        return Prompt(chat[-1]["content"], category, chat)
+        return Prompt(chat[-1]["content"], messages=chat)
     text = _text(value, key)
     # An instruction's subject has its own key, and is often empty.
     about = next(
         (row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None
     )
-    return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text, category)
+    return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text)
+
+
+def _asked(value: Any) -> list[str]:
+    """What a human asked in a conversation of ShareGPT."""
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadFile("must have a list of objects with from and value as conversations")
+    asked = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
+    if not asked:
+        raise BadFile("has nothing from a human among its conversations")
+    return [_text(text, "every value of a human") for text in asked]
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:
@@ -205,10 +278,10 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(value, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
     ):
-        raise _BadFile("must have a list of objects with role and content as messages")
+        raise BadFile("must have a list of objects with role and content as messages")
     ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
     if not ends:
-        raise _BadFile("has no user message among its messages")
+        raise BadFile("has no user message among its messages")
     return tuple(
         {"role": m["role"], "content": _text(m.get("content"), "every content")}
         for m in value[: ends[-1]]
@@ -217,11 +290,11 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _BadFile(f"must have text as {what}")
+        raise BadFile(f"must have text as {what}")
     try:
         value.encode()
     except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
-        raise _BadFile(f"has half a surrogate pair in {what}") from None
+        raise BadFile(f"has half a surrogate pair in {what}") from None
     return value
 
 

@@ -20,14 +20,14 @@ from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.reference import open_reference
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.encoding import encode_set
+from harness.experiments.encoding import encode, encode_set, origin
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
 from harness.menu.experiment import Experiment
 from harness.menu.records import COMMANDS, engine_of
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
-from harness.models.tokenizers import encode_prompts, uses_template
+from harness.models.tokenizers import uses_template
 from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -76,6 +76,7 @@ class Session:
         self.devices: list[str] = []
         self._measurement: Measurement | None = None
         self._counts = {"num_skipped": 0, "num_truncated": 0}
+        self._origin_said = False
         self._keeper = keeper or PairKeeper()
 
     @contextmanager
@@ -140,9 +141,7 @@ class Session:
         context with the `new_tokens` that follow it; None for those of the settings.
         """
         planned = self._keeper.plan(self.settings)
-        token_ids = encode_prompts(
-            planned.tokenizer, [p.chat() for p in prompts], self.settings.chat_template
-        )
+        token_ids = encode(planned.tokenizer, prompts, self.settings.chat_template)
         planned.check_context(
             token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting
         )
@@ -150,8 +149,7 @@ class Session:
 
     def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Encode prompts without a look at the context; see `encode`."""
-        tokenizer, template = self.tokenizer, self.settings.chat_template
-        return encode_prompts(tokenizer, [prompt.chat() for prompt in prompts], template)
+        return encode(self.tokenizer, prompts, self.settings.chat_template)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
@@ -161,9 +159,14 @@ class Session:
         Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
         """
         planned = self._keeper.plan(self.settings)
+        settings: Any = self.settings
+        said = origin(settings.prompts)
+        if said is not None and not self._origin_said:
+            say(said)
+        self._origin_said = True
         kept, token_ids, self._counts = encode_set(
             planned,
-            self.settings,  # type: ignore[arg-type]
+            settings,
             prompt_set,
             prompts,
             new_tokens,

@@ -36,7 +36,7 @@ from omegaconf import OmegaConf
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import DecodingSettings, PromptSettings
+from harness.config.settings import PROMPT_FILES, DecodingSettings, PromptSettings
 from harness.menu.records import COMMANDS, ENGINES, METHODS, default_draft
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -151,11 +151,16 @@ def _heads() -> list[str]:
 
 
 def _prompts(name: str) -> dict[str, Any] | None:
-    return (
-        {"name": Path(name).stem, "file": name}
-        if "/" in name or name.endswith((".txt", ".jsonl"))
-        else None
-    )
+    """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
+    preset = CONF / "prompts" / f"{name}.yaml"
+    if "/" in name or name.endswith(PROMPT_FILES):
+        own = {"name": Path(name).stem, "file": name}
+    elif preset.is_file():
+        own = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(preset)))
+    else:
+        return None
+    settings = [field.name for field in dataclasses.fields(PromptSettings)]
+    return _defaults(PromptSettings, settings) | own
 
 
 def _pair(name: str) -> dict[str, Any]:

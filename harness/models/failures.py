@@ -34,10 +34,10 @@ _CUDA = {
     ),
 }
 _LOGIN = "log in with `hf auth login` (formerly `huggingface-cli login`) or set HF_TOKEN"
-_ABSENT = "{name} is not among the downloaded models, and HF_HUB_OFFLINE forbids fetching"
+_ABSENT = "{name} has not been downloaded, and HF_HUB_OFFLINE forbids fetching"
 _UNREACHABLE = (
     "{name} cannot be fetched, the hub is out of reach: check the network\n"
-    "(a model that was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
+    "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
 # Meanings of exceptions about a repository, by class name or a part of the message; the first match
 # counts. `TransportError` comes from the hub's client, which is httpx or its successor.
@@ -47,7 +47,7 @@ _REPOSITORY = {
         "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
     ),
     "GatedRepoError": (
-        f"{{name}} is gated: ask for access at https://huggingface.co/{{name}}, then {_LOGIN}"
+        f"{{name}} is gated: ask for access at https://huggingface.co/{{page}}, then {_LOGIN}"
     ),
     "RepositoryNotFoundError": (
         f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}"
@@ -130,7 +130,9 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
         meaning = "{name} cannot be loaded: {line}"
     if meaning is None:
         return None
-    return RunError(f"{role}: {meaning.format(name=name, line=first_line(exception))}")
+    page = f"datasets/{name}" if role == "prompts" else name
+    explained = meaning.format(name=name, page=page, line=first_line(exception))
+    return RunError(f"{role}: {explained}")
 
 
 def _wrong_setting(signs: str, role: str, settings: ModelSettings) -> SettingError | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.run import RunSettings
-from harness.config.settings import ModelSettings
+from harness.config.settings import ModelSettings, PromptSettings
 from harness.menu.records import ENGINES, METHODS, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
@@ -131,7 +131,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[T
             asked["decoding"].pop(name, None)
     prompts = asked.pop("prompts", None)
     if prompts:
-        prompts = {"contents": _contents(Path(prompts["file"])), "too_long": prompts["too_long"]}
+        prompts = _prompts(prompts)
     models = [model for model in (settings.model, settings.draft) if model is not None]
     packages = (*_PACKAGES, *engine_of(settings).packages)
     everything: dict[str, Any] = {
@@ -204,6 +204,19 @@ def _weights(model: ModelSettings) -> object:
         return model.repository, model.revision, hub_commit(model.repository, model.revision)
     files = sorted(file for file in directory.iterdir() if file.is_file())
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a prompt set, with the commit or the contents of its files in place of names."""
+    settings = PromptSettings(**prompts)
+    named = ("name", "file", "repository", "revision", "licence", "source")
+    asked = {setting: value for setting, value in prompts.items() if setting not in named}
+    if settings.repository is None:
+        contents: list[str | None] = [_contents(Path(file)) for file in settings.files]
+        return asked | {"contents": contents}
+    commit = hub_commit(settings.repository, settings.revision, "dataset")
+    of_hub = (settings.repository, commit or settings.revision, settings.file)
+    return asked | {"contents": of_hub}
 
 
 def _contents(file: Path) -> str | None:

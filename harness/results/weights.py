@@ -58,14 +58,14 @@ def files_digest(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def hub_commit(repository: str, revision: str | None) -> str | None:
+def hub_commit(repository: str, revision: str | None, kind: str = "model") -> str | None:
     """The commit that a repository's revision has in the hub's local cache; None if not there."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        name = repo_folder_name(repo_id=repository, repo_type="model")
+        name = repo_folder_name(repo_id=repository, repo_type=kind)
     except HFValidationError:
         # A directory that is not there; reading the model says so.
         return None

@@ -58,8 +58,8 @@ def test_a_complete_mapping_becomes_settings() -> None:
             "draft.layers=[3, 4]: must be one number, of the target's layers that draft",
         ),
         (
-            {"prompts": {"name": "p", "file": "p.csv"}},
-            "prompts.file=p.csv: must be a preset, a .txt or a .jsonl file",
+            {"prompts": {"name": "p", "file": "p.tsv"}},
+            "prompts.file=p.tsv: must be a preset, or a file that ends in .txt, .jsonl, .json, .csv, .parquet",
         ),
     ],
 )

@@ -13,11 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from forked import start
 from harness.config.errors import RunError
-from harness.config.settings import ModelSettings
+from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
+from harness.experiments.distill import Distill
+from harness.menu.commands.distill import DistillSettings
 from in_process import Harness
 from known_heads import new_head, read_head
 from processes import end
+from some_settings import settings_of
 from tiny_checkpoints import as_checkpoint, make_config, make_tokenizer
 from wording import mentions
 
@@ -70,6 +73,20 @@ def models(tmp_path: Path) -> None:
 
 def rows(tmp_path: Path) -> pd.DataFrame:
     return pd.read_csv(tmp_path / "distill.csv").set_index(["stage", "arm"])
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_no_measured_prompt_is_learned(seed: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    asked = [{"prompt": f"{kind} {n}", "category": kind} for kind in "ab" for n in range(8)]
+    file.write_text("\n".join(map(json.dumps, asked)))
+    prompts = PromptSettings(name="mine", file=str(file), seed=seed)
+    output = str(tmp_path / "out")
+    distill = Distill(settings_of(DistillSettings, prompts=prompts, num_prompts=4, output=output))
+    measured = {prompt.text for prompt in distill.stages["before"].prompts}
+    assert len(measured) == 4
+    assert len(distill.prompts) == 12
+    assert measured.isdisjoint(prompt.text for prompt in distill.prompts)
 
 
 @pytest.mark.usefixtures("models")

@@ -195,7 +195,7 @@ CHAT_OF_NOBODY = [{"role": "assistant", "content": "Hello"}]
 REFUSED = {
     "absent key": (
         b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
-        "line 3 has none of prompt, turns, messages, question, instruction; .*text, id; rename text to prompt$",
+        r"line 3 has none of prompt, turns, messages, .*text, id; 'prompts.columns={prompt: text}' takes text$",
     ),
     "empty object": (b"{}", "line 1 has none of prompt, .*; it has nothing$"),
     "context is a list": (

@@ -1,0 +1,152 @@
+"""Files of prompt sets, here or on the hub, as numbered rows: a text, or a mapping from columns to values."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+
+from harness.config.errors import RunError, SettingError, nearest
+from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
+from harness.models.failures import explain, first_line
+
+# The number of a row, from 1, and the row.
+NumberedRow = tuple[int, Any]
+
+
+class BadFile(Exception):
+    """Why a file is refused. `load_prompts` adds the setting and its value."""
+
+
+def local_files(settings: PromptSettings) -> list[Path]:
+    """The files of a prompt set on this machine; those on the hub are fetched unless they are in its cache.
+
+    Raises:
+        SettingError: the repository has no such file or revision.
+        RunError: the hub is out of reach.
+    """
+    if settings.repository is None:
+        return [Path(file).expanduser() for file in settings.files]
+    return [_fetched(settings, file) for file in settings.files]
+
+
+def _fetched(settings: PromptSettings, file: str) -> Path:
+    repository, revision = settings.repository, settings.revision
+    assert repository is not None
+    try:
+        found = huggingface_hub.hf_hub_download(
+            repository, file, repo_type="dataset", revision=revision
+        )
+    except huggingface_hub.errors.RemoteEntryNotFoundError:
+        rule = f"the data set {repository} on the hub has no such file in its revision"
+        raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
+    except Exception as exception:
+        place = ModelSettings(name=settings.name, repository=repository, revision=revision)
+        error = explain(exception, "prompts", place)
+        raise error or RunError(f"prompts: {first_line(exception)}") from exception
+    return Path(found)
+
+
+def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
+    """The rows of a file, without blank lines; lists are Python's own.
+
+    Args:
+        source: where the file comes from, said where it is absent.
+    """
+    if path.suffix == ".txt":
+        return _texts(_lines(path, source))
+    if path.suffix == ".jsonl":
+        return _json_lines(_lines(path, source))
+    if path.suffix == ".json":
+        return _json_array("\n".join(_lines(path, source)))
+    return _table(path, source)
+
+
+def _raw(path: Path, source: str | None) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        advice = f"; {source}" if source else ""
+        if not path.parent.is_dir():
+            raise BadFile(f"no such file, and no such directory{advice}") from None
+        neighbours = [p.name for p in path.parent.iterdir() if p.suffix in PROMPT_FILES]
+        raise BadFile(f"no such file{nearest(path.name, neighbours)}{advice}") from None
+    except OSError as error:
+        raise BadFile(f"cannot be read ({error.strerror})") from None
+
+
+def _lines(path: Path, source: str | None) -> list[str]:
+    raw = _raw(path, source).removeprefix(codecs.BOM_UTF8)
+    try:
+        # Not splitlines(): it also splits at characters that may occur within a prompt, such as U+2028 and form feed.
+        return raw.decode("utf-8").replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
+
+
+def _texts(lines: list[str]) -> Iterator[NumberedRow]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, line
+
+
+def _json_lines(lines: list[str]) -> Iterator[NumberedRow]:
+    for number, line in _texts(lines):
+        yield number, _parsed(line, f"line {number}")
+
+
+def _json_array(text: str) -> Iterator[NumberedRow]:
+    rows = _parsed(text, "the file")
+    if not isinstance(rows, list):
+        raise BadFile("must hold a JSON array of objects; a file of one object per line is .jsonl")
+    return enumerate(rows, start=1)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"column {error.colno}" if place != "the file" else f"line {error.lineno}"
+        raise BadFile(f"{place} is not JSON ({error.msg}, {where})") from None
+    except (RecursionError, ValueError):
+        rule = "has a number that is too long, or brackets nested too deeply"
+        raise BadFile(f"{place} {rule}") from None
+
+
+def _table(path: Path, source: str | None) -> Iterator[NumberedRow]:
+    """The rows of a `.csv` or `.parquet` file."""
+    import pandas
+
+    # An absent file is explained as any other is.
+    if not path.is_file():
+        _raw(path, source)
+    read: Callable[..., Any] = pandas.read_parquet
+    options: dict[str, Any] = {"engine": "pyarrow"}
+    if path.suffix == ".csv":
+        read, options = pandas.read_csv, {"dtype": str, "keep_default_na": False}
+    try:
+        table = read(path, **options)
+    except ImportError:
+        raise BadFile("needs pyarrow: pip install 'harness[parquet]'") from None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"cannot be read as {path.suffix} ({first_line(error)})") from None
+    table.columns = [str(column) for column in table.columns]
+    rows = [
+        {name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")
+    ]
+    return enumerate(rows, start=1)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, and a missing number or text as None."""
+    if isinstance(value, np.ndarray):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return value
