@@ -81,7 +81,11 @@ class Reference(Protocol):
 
     Attributes:
         vocabulary_size: V, of the tokens that it knows.
+        num_experts: of a layer of the target; None where it is no mixture.
     """
+
+    @property
+    def num_experts(self) -> int | None: ...
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -97,6 +101,9 @@ class Reference(Protocol):
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         """By how much the logit of `wanted` is above the one of `other` after a text."""
+
+    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
+        """In each layer of a mixture, the experts that each of the last tokens of a text takes."""
 
     def draft_probabilities(
         self,

@@ -14,6 +14,7 @@ from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
 from harness.engines.protocol import Margin
 from harness.engines.rounding import largest_rounding, recompute
+from harness.models.experts import num_experts, watching_experts
 
 
 class ModelReference:
@@ -27,6 +28,17 @@ class ModelReference:
     def vocabulary_size(self) -> int:
         """See `Reference`."""
         return self._pair.vocabulary_size
+
+    @property
+    def num_experts(self) -> int | None:
+        """See `Reference`."""
+        return num_experts(self._pair.target.model)
+
+    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
+        """See `Reference.experts`."""
+        with watching_experts(self._pair.target.model) as choices:
+            self.logits([token_ids])
+        return [layer[-num_last:].tolist() for layer in choices]
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         """See `Reference.margin`."""

@@ -16,6 +16,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
+from harness.experiments.experts import ExpertsRead, experts_read
 from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
 from harness.experiments.measured_arm import MeasuredArm, prediction
@@ -64,6 +65,7 @@ class Latency(Experiment):
         self.suspicion: dict[str, Any] = {}
         self.identical: dict[str, float | None] = {}
         self.quietness: Quietness | None = None
+        self.experts: ExpertsRead | None = None
         self.num_units = 0
         self.end_tokens: frozenset[int] = frozenset()
         self.roofs: list[Roof] = []
@@ -92,6 +94,7 @@ class Latency(Experiment):
         self._check_failures()
         self._suspect(engine, questions)
         self._write_acceptance(session)
+        self.experts = experts_read(engine, questions[0])
         if placed is not None:
             # On average half of the new tokens are there.
             context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
@@ -381,6 +384,10 @@ class Latency(Experiment):
             arms = regular.generations, speculative.generations
             resamples = self.settings.num_resamples, self.settings.seed
             columns |= goodput_ratio_columns(*arms, slo, *resamples)
+        if self.experts is not None:
+            columns["num_experts"] = self.experts.num_experts
+            columns["experts_per_step"] = self.experts.step
+            columns["experts_per_verification"] = self.experts.verification
         if len(self.roofs) > 1:
             draft = self.roofs[1]
             columns["draft_step_bytes"] = draft.step_bytes

@@ -15,6 +15,9 @@ from harness.report.words import (
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
 
+# Times the experts of a regular step from which a verification's are told.
+_MANY_EXPERTS = 1.25
+
 # Arms that run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
 
@@ -33,6 +36,7 @@ def run_caveats(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow])
     return [
         *doubts(rows),
         *caveats(rows),
+        *_about_experts(rows),
         *_about_prompts(rows, prompts),
         *_about_answers(rows),
     ]
@@ -79,6 +83,19 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield (
             "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
             " by num_warmup, finds its own answer."
+        )
+
+
+def _about_experts(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    row = rows[-1]
+    if row.experts_per_verification is None or not row.experts_per_step:
+        return
+    times = row.experts_per_verification / row.experts_per_step
+    if times >= _MANY_EXPERTS:
+        yield (
+            f"A verification reads {row.experts_per_verification:.1f} of {row.num_experts} experts"
+            f" in a layer, a regular step {row.experts_per_step:.1f}: {times:.1f} times the memory,"
+            " so that verification costs a mixture more than a dense model."
         )
 
 

@@ -391,6 +391,13 @@ class LatencyRow(DecodedRow):
     peak_memory_bytes: int | None = figure(
         "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
     )
+    num_experts: int | None = figure("experts in a layer of the target; empty for a dense model")
+    experts_per_step: float | None = figure(
+        "different experts of a layer that a regular step reads, all rows together"
+    )
+    experts_per_verification: float | None = figure(
+        "different experts of a layer that a verification reads, all rows together"
+    )
     step_bytes: int | None = figure("weights and cache that a step of the target reads", "bytes")
     draft_step_bytes: int | None = figure(
         "weights and cache that a step of the draft reads", "bytes"

@@ -1,0 +1,87 @@
+"""How many experts of a mixture a verification reads, and a regular step.
+
+The memory that a pass over few tokens reads is most of its time, and tokens that take different experts
+read more of them. So verification costs a mixture more than a dense model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from harness.decoding.protocols import Iteration
+from harness.engines.protocol import Engine, Question, Reference
+from harness.engines.timing import run_lap
+
+# Passes that are made to count: each reads a whole text again.
+_MOST_PASSES = 64
+
+
+class ExpertsRead(NamedTuple):
+    """Different experts that a pass reads in a layer, averaged over layers and passes.
+
+    Attributes:
+        step: of a regular step at the same places.
+        verification: of a pass over the last token and its draft tokens.
+    """
+
+    num_experts: int
+    step: float
+    verification: float
+
+
+class _Verified(NamedTuple):
+    """A row of a verification: all tokens that it has read, and how many of them were new to it."""
+
+    token_ids: Sequence[int]
+    num_new: int
+
+
+def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
+    """Answer a question again and count. None for a dense model, or where an engine does not tell what it proposed."""
+    reference = engine.reference
+    arm = engine.arms[-1]
+    if reference is None or reference.num_experts is None or "proposals" not in arm.tells:
+        return None
+    generation = run_lap(engine, arm, question)
+    verifications = list(_verifications(question.prompts, generation.iterations))
+    every = -(-len(verifications) * len(question.prompts) // _MOST_PASSES)
+    steps, wholes = [], []
+    for rows in verifications[:: max(1, every)]:
+        step, whole = _count(reference, rows)
+        steps += step
+        wholes += whole
+    if not wholes:
+        return None
+    return ExpertsRead(reference.num_experts, sum(steps) / len(steps), sum(wholes) / len(wholes))
+
+
+def _verifications(
+    prompts: Sequence[Sequence[int]], iterations: Sequence[Iteration]
+) -> Iterator[list[_Verified]]:
+    """The rows of each verification."""
+    texts = [list(prompt) for prompt in prompts]
+    for iteration in iterations:
+        rows = zip(iteration.rows, iteration.proposed, strict=True)
+        verified = [
+            _Verified([*texts[row], *proposed], len(proposed) + 1) for row, proposed in rows
+        ]
+        if any(iteration.proposed):
+            yield verified
+        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
+            texts[row] += tokens
+
+
+def _count(reference: Reference, rows: Sequence[_Verified]) -> tuple[list[int], list[int]]:
+    """Experts that the rows read together in each layer: in a step, and in the verification."""
+    steps: list[set[int]] = []
+    wholes: list[set[int]] = []
+    for row in rows:
+        for layer, choices in enumerate(reference.experts(row.token_ids, row.num_new)):
+            if layer == len(wholes):
+                steps.append(set())
+                wholes.append(set())
+            steps[layer].update(choices[0])
+            for chosen in choices:
+                wholes[layer].update(chosen)
+    return [len(layer) for layer in steps], [len(layer) for layer in wholes]

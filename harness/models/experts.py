@@ -1,0 +1,42 @@
+"""Which experts of a mixture the tokens of a forward pass take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def expert_layers(model: nn.Module) -> list[nn.Module]:
+    """The experts of each layer, as transformers has them: called with states, chosen experts and weights."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if name.endswith(".experts") and hasattr(module, "num_experts")
+    ]
+
+
+def num_experts(model: nn.Module) -> int | None:
+    """The number of experts in a layer; None for a dense model."""
+    layers = expert_layers(model)
+    return int(layers[0].num_experts) if layers else None  # type: ignore[arg-type]
+
+
+@contextmanager
+def watching_experts(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the choices [tokens, k] of each layer in turn, where forward passes are not prepared."""
+    choices: list[Tensor] = []
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        choices.append(named["top_k_index"] if "top_k_index" in named else arguments[1])
+
+    hooks = [
+        layer.register_forward_pre_hook(note, with_kwargs=True) for layer in expert_layers(model)
+    ]
+    try:
+        yield choices
+    finally:
+        for hook in hooks:
+            hook.remove()
