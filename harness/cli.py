@@ -13,14 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.config import machine
 from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
-from harness.config.run import RunSettings
-from harness.menu.records import COMMANDS, commands
+from harness.menu.records import COMMANDS, commands, settings_of, with_settings
 from harness.report import terminal
 from harness.report.table import visible
 from harness.sweep import ranks, signals
@@ -40,6 +38,8 @@ To begin, python -m harness latency measures a tiny pair that comes with it: no 
 python -m harness COMMAND --help lists a command's settings and presets."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
+
+_SWEEP_FLAGS = ("-m", "--multirun")
 
 # Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
 _TRACEBACK = "HARNESS_TRACEBACK"
@@ -126,7 +126,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     """
     import pandas as pd
 
-    arguments = [*overrides, *_from_keywords(_known(command, _with_settings()), settings)]
+    arguments = [*overrides, *_from_keywords(_known(command, with_settings()), settings)]
     for argument in arguments:
         if not isinstance(argument, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
@@ -195,7 +195,7 @@ def _complete(arguments: Sequence[str]) -> None:
         command, space, settings = typed.lstrip().partition(" ")
         if not space:
             print(*(known for known in _names() if known.startswith(command)))
-        if not space or command not in _with_settings():
+        if not space or command not in with_settings():
             return
         os.environ["COMP_LINE"] = f"harness {settings}"
     _run_hydra(command, ["-sc", *arguments])
@@ -217,11 +217,6 @@ def _names() -> list[str]:
     return [command.name for command in commands()]
 
 
-def _with_settings() -> list[str]:
-    """The names of those that Hydra runs."""
-    return [command.name for command in commands() if command.settings is not None]
-
-
 def _known(command: str, known: Collection[str]) -> str:
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
@@ -238,68 +233,70 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.menu import names, overrides
-    from harness.menu.arguments import check
-    from harness.sweep.manifest import SweepCallback
+    from harness.menu import names
 
-    if "-sc" not in arguments:
-        with _reporting(command):
-            check(arguments, command, _setting_names(command))
-        if _outcome.errors:
-            return
-    from harness.sweep import repeats
-
-    first: list[str] = []
+    words: list[str] = []
     with _reporting(command):
-        typed = [argument for argument in arguments if argument not in ("-m", "--multirun")]
-        first = repeats.rounds(command, typed)
+        words = _words_for_hydra(command, arguments)
     if _outcome.errors:
         return
     names.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
-    # Hydra takes -m before or after all settings, but not among them.
-    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    flags = flags or (["-m"] if first else [])
-    others = [
-        overrides.quote_text(names.without_heads(argument))
-        for argument in arguments
-        if argument not in flags
-    ]
-    # What Hydra prints for a shell completes the program, whose first word is the command.
-    program = "harness" if "-sc" in arguments else f"harness {command}"
-    argv, sys.argv = sys.argv, [program, *flags, *first, *others]
+    # With this set Hydra raises exceptions instead of printing them over many lines.
+    variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
+    argv, sys.argv = sys.argv, words
     try:
-        # With this set Hydra raises exceptions instead of printing them over many lines.
-        variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
         with _reporting(command), env_override(variables):
-            _started(
-                hydra.main(
-                    config_path=str(names.CONF),
-                    config_name=names.primary(command),
-                    version_base="1.3",
-                )(run_job)
+            main = hydra.main(
+                config_path=str(names.CONF),
+                config_name=names.primary(command),
+                version_base="1.3",
             )
+            _started(main(run_job))
     finally:
         sys.argv = argv
-        directory, SweepCallback.directory = SweepCallback.directory, None
-        if directory is not None and COMMANDS[command].sweeps:
-            from harness.sweep import jobs
+        _finish_sweep(command)
 
-            _outcome.rows, exit_code = jobs.finish(command, directory)
-            _outcome.exit_codes.append(exit_code)
+
+def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
+    """The command line for Hydra, after a look for mistakes."""
+    from harness.menu import arguments as rules
+    from harness.menu import names, overrides
+    from harness.sweep import repeats
+
+    # What Hydra prints for a shell completes the program, whose first word is the command.
+    program = "harness"
+    if "-sc" not in arguments:
+        program = f"harness {command}"
+        rules.check(arguments, command, _setting_names(command))
+    flags = [argument for argument in arguments if argument in _SWEEP_FLAGS]
+    others = [argument for argument in arguments if argument not in _SWEEP_FLAGS]
+    rounds = repeats.rounds(command, others)
+    if rounds and not flags:
+        flags = ["-m"]
+    quoted = [overrides.quote_text(names.without_heads(argument)) for argument in others]
+    # Hydra takes -m before or after all settings, but not among them.
+    return [program, *flags, *rounds, *quoted]
+
+
+def _finish_sweep(command: str) -> None:
+    """Print the table of the sweep that this process started, if it did."""
+    from harness.sweep.manifest import SweepCallback
+
+    directory, SweepCallback.directory = SweepCallback.directory, None
+    if directory is None or not COMMANDS[command].sweeps:
+        return
+    from harness.sweep import jobs
+
+    _outcome.rows, exit_code = jobs.finish(command, directory)
+    _outcome.exit_codes.append(exit_code)
 
 
 def _setting_names(command: str) -> list[str]:
     from harness.menu import conversion
 
-    return conversion.setting_names(_settings_of(command))
-
-
-def _settings_of(command: str) -> type[RunSettings]:
-    settings = COMMANDS[command].settings
-    assert settings is not None
-    return settings
+    return conversion.setting_names(settings_of(COMMANDS[command]))
 
 
 def _started(hydra_main: Callable[[], None]) -> None:
@@ -339,83 +336,21 @@ def run_job(config: Any) -> float:
     Returns:
         The speed-up, for an optimiser; 0 where there is none, because it stops at anything but a number.
     """
+    from harness.sweep import composed
+
     with _reporting(str(config.get("command"))):
-        _outcome.rows = _run_experiment(config)
+        _outcome.rows = composed.run(config)
         return float(getattr(_outcome.rows[-1], "speedup", None) or 0) if _outcome.rows else 0.0
     return 0.0
 
 
-def _run_experiment(config: Any) -> Sequence[Any]:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from harness.config.machine import share_cores
-    from harness.menu import conversion, records
-    from harness.sweep.manifest import Manifest
-
-    try:
-        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    name = plain.pop("command")
-    if name not in _with_settings() and not COMMANDS.is_in_file(name):
-        raise SettingError("command", f"must be one of {', '.join(_with_settings())}", name)
-    command = COMMANDS[name]
-    hydra = HydraConfig.get()
-    directory, sweep = Path(hydra.runtime.output_dir), None
-    if hydra.mode is RunMode.MULTIRUN:
-        sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
-        # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
-        manifest = Manifest.read(sweep)
-        plain["draft"] = records.without_others(plain["draft"], manifest.methods)
-        plain["engine"] = records.without_other_engines(plain["engine"], manifest.engines)
-    settings = ranks.with_ranks(conversion.from_config(_settings_of(name), plain))
-    if sweep is None and settings.job_timeout_s is not None:
-        raise SettingError(
-            "job_timeout_s", "needs -m: it ends jobs of a sweep", settings.job_timeout_s
-        )
-    in_rounds = sweep is not None and "repeat" in Manifest.read(sweep).varying
-    repeats = getattr(settings, "repeats", 1)
-    if repeats > 1 and not in_rounds:
-        raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
-    # Slow to import: only for settings that are right.
-    from harness.sweep import jobs
-
-    signals.obey()
-    if command.row is None and sweep is None:
-        share_cores(1)
-        signals.load(command.module).run(settings, signals.leaving)
-        return []
-    job = jobs.Job(name, settings, directory)
-    num_ranks = ranks.num_ranks(settings) if command.measures else 1
-    if sweep is None:
-        share_cores(num_ranks)
-        own_process = num_ranks > 1 or (
-            records.engine_of(settings).may_crash and command.sweeps and command.measures
-        )
-        return jobs.run_on_ranks(job, num_ranks) if own_process else job.run()
-    if not command.sweeps:
-        raise SettingError("-m", f"{name} has no sweeps")
-    # joblib and Ray limit the threads of their jobs themselves.
-    at_once = (
-        hydra.sweeper.get("max_batch_size") if "LocalLauncher" in hydra.launcher._target_ else None
-    )
-    share_cores(num_ranks * (at_once or 1))
-    job = replace(
-        job, sweep=sweep, number=int(hydra.job.num), overrides=tuple(hydra.overrides.task)
-    )
-    return jobs.run_job(job, command.measures)
-
-
 def _explained(error: Exception, command: str) -> HarnessError | None:
     """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
-    if command not in _with_settings() and not COMMANDS.is_in_file(command):
+    if command not in with_settings() and not COMMANDS.is_in_file(command):
         return None
     from harness.menu import hydra_errors
 
-    return hydra_errors.explained(error, command, _settings_of(command))
+    return hydra_errors.explained(error, command, settings_of(COMMANDS[command]))
 
 
 @contextmanager

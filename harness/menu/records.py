@@ -23,6 +23,9 @@ METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "h
 COMMANDS: Registry[Command] = Registry(
     "command", Command, "harness.menu.commands", "harness.commands"
 )
+ENGINES: Registry[EngineRecord] = Registry(
+    "engine", EngineRecord, "harness.menu.engines", "harness.engines"
+)
 
 
 def commands() -> list[Command]:
@@ -30,9 +33,15 @@ def commands() -> list[Command]:
     return sorted(COMMANDS.all().values(), key=lambda command: command.place)
 
 
-ENGINES: Registry[EngineRecord] = Registry(
-    "engine", EngineRecord, "harness.menu.engines", "harness.engines"
-)
+def with_settings() -> list[str]:
+    """The names of the commands that take settings, and not paths."""
+    return [command.name for command in commands() if command.settings is not None]
+
+
+def settings_of(command: Command) -> type[RunSettings]:
+    """The class of the settings of a command that has some."""
+    assert command.settings is not None
+    return command.settings
 
 
 def method_of(draft: DraftSettings) -> Method:
