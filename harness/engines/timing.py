@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
@@ -61,12 +63,8 @@ class Generation:
     @property
     def ms_per_token(self) -> float:
         """The time over the mean number of tokens in a row, the wait of a reader of one row."""
-        return (
-            1000
-            * self.seconds
-            * len(self.requests)
-            / sum(request.num_tokens for request in self.requests)
-        )
+        num_tokens = sum(request.num_tokens for request in self.requests)
+        return 1000 * self.seconds * len(self.requests) / num_tokens
 
     @property
     def times(self) -> dict[int, float]:
@@ -146,28 +144,9 @@ def run_lap(
     generation = Generation(
         arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues
     )
-    next_frame = 0.0
     devices.reset_peak_memory(engine.devices)
     with without_garbage_collection():
-        records = arm.stream(question)
-        devices.synchronize(engine.devices)
-        # Moved forward by every stop of the clock.
-        started = time.perf_counter()
-        for iteration in records:
-            # Tokens in a record are numbers on the host, so the device has finished them.
-            now = time.perf_counter()
-            generation.seconds = now - started
-            generation.iterations.append(iteration)
-            generation.decided.append(generation.seconds)
-            if draw is not None and now >= next_frame:
-                devices.synchronize(engine.devices)
-                stopped = time.perf_counter()
-                draw(generation)
-                cost = time.perf_counter() - stopped
-                started += cost
-                next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
-        devices.synchronize(engine.devices)
-        generation.seconds = time.perf_counter() - started
+        _run_clocked(generation, arm.stream(question), engine.devices, draw)
     generation.finish(arm.last_requests)
     generation.counted = arm.counted()
     generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)
@@ -177,6 +156,38 @@ def run_lap(
         raise RunError(f"{arm.name}: {count} requests failed, the first with {errors[0]}")
     check_agreement(generation.tokens)
     return generation
+
+
+def _run_clocked(
+    generation: Generation,
+    records: Iterable[Iteration],
+    used: Sequence[torch.device],
+    draw: Callable[[Generation], None] | None,
+) -> None:
+    """Collect the records, with the time of each on a clock that stops for `draw`.
+
+    Args:
+        used: the devices to wait for.
+    """
+    next_frame = 0.0
+    devices.synchronize(used)
+    # Moved forward by every stop of the clock.
+    started = time.perf_counter()
+    for iteration in records:
+        # Tokens in a record are numbers on the host, so the device has finished them.
+        now = time.perf_counter()
+        generation.seconds = now - started
+        generation.iterations.append(iteration)
+        generation.decided.append(generation.seconds)
+        if draw is not None and now >= next_frame:
+            devices.synchronize(used)
+            stopped = time.perf_counter()
+            draw(generation)
+            cost = time.perf_counter() - stopped
+            started += cost
+            next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
+    devices.synchronize(used)
+    generation.seconds = time.perf_counter() - started
 
 
 def generate(

@@ -7,8 +7,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from harness.config.errors import SettingError
 from harness.drafting.new_heads import initialise, save_head
+from harness.engines.pair import Pair
 from harness.engines.timing import generate
 from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
@@ -55,55 +55,23 @@ class Distill(Experiment):
         settings, before = self.settings, self.stages["before"]
         token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
         measured = session.encode(before.prompts)
-        rows = max(settings.batch_size, settings.texts_per_step)
         longest = max(map(len, (*token_ids, *measured)))
-        placed = session.place(
-            rows, longest, max(settings.answer_tokens, settings.decoding.max_new_tokens)
-        )
+        new_tokens = max(settings.answer_tokens, settings.decoding.max_new_tokens)
+        rows = max(settings.batch_size, settings.texts_per_step)
+        placed = session.place(rows, longest, new_tokens)
         assert placed is not None
         assert settings.draft is not None
         if placed.head is not None and not placed.head.kind.trains:
             kind = placed.head.kind.name
             rule = f"must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
             raise SettingError("draft", rule, settings.draft.name)
-        pair = session.pair
-        module: Any = (
-            pair.draft.model if pair.head is None and pair.draft is not None else pair.head
-        )
-        if pair.head is not None:
-            module.to(
-                pair.target.input_device
-            )  # where it is trained; a GPU with more room may have been found for it
+        module = _trained_module(session.pair)
         dtype = next(module.parameters()).dtype
         if settings.draft.method == "new_head":
             torch.manual_seed(settings.seed)
-            initialise(module, pair.target.model)
+            initialise(module, session.pair.target.model)
         before.measure(session)
-
-        texts = self._answers(session, token_ids, longest)
-        names = ("epochs", "texts_per_step", "learning_rate", "chain", "seed")
-        course = Course(*(getattr(settings, name) for name in names))
-        started = time.perf_counter()
-        with progress("training", course.num_steps(len(texts))) as advance, self._explained():
-            losses = train(
-                module,
-                pair.target.model,
-                texts,
-                course,
-                self.work / "state.pt",
-                vocabulary_size=pair.vocabulary_size,
-                save_every=settings.save_every,
-                advance=lambda loss: advance(f"training, loss {loss:.3f}"),
-            )
-        tail = losses[-max(1, len(losses) // 10) :]
-        self.figures = {
-            "num_texts": len(texts),
-            "num_learned_tokens": settings.epochs
-            * sum(len(text.tokens) - text.prompt_length for text in texts),
-            "num_steps": len(losses),
-            "loss": sum(tail) / len(tail),
-            "training_s": time.perf_counter() - started,
-        }
+        self._train(session, module, self._texts(session, token_ids, longest))
         # Measure the weights as they are stored.
         cast(module, torch.bfloat16, dtype)
         self._save(session, module)
@@ -120,20 +88,53 @@ class Distill(Experiment):
                 rows.append(DistillRow(**(asked | measured | figures)))
         return rows
 
-    def _answers(
+    def _train(self, session: Session, module: Any, texts: Sequence[TrainingText]) -> None:
+        settings = self.settings
+        course = Course(
+            epochs=settings.epochs,
+            batch_size=settings.texts_per_step,
+            learning_rate=settings.learning_rate,
+            chain=settings.chain,
+            seed=settings.seed,
+        )
+        state = self.work / "state.pt"
+        started = time.perf_counter()
+        with progress("training", course.num_steps(len(texts))) as advance:
+            try:
+                losses = train(
+                    module,
+                    session.pair.target.model,
+                    texts,
+                    course,
+                    state,
+                    vocabulary_size=session.pair.vocabulary_size,
+                    save_every=settings.save_every,
+                    advance=lambda loss: advance(f"training, loss {loss:.3f}"),
+                )
+            except DamagedStateError as error:
+                raise self._damaged(state) from error
+        tail = losses[-max(1, len(losses) // 10) :]
+        num_tokens = sum(len(text.tokens) - text.prompt_length for text in texts)
+        self.figures = {
+            "num_texts": len(texts),
+            "num_learned_tokens": settings.epochs * num_tokens,
+            "num_steps": len(losses),
+            "loss": sum(tail) / len(tail),
+            "training_s": time.perf_counter() - started,
+        }
+
+    def _texts(
         self, session: Session, token_ids: Sequence[Sequence[int]], longest: int
     ) -> list[TrainingText]:
-        """The target's answer to each prompt at each temperature; those that are there already are read."""
+        """Every prompt with the target's answer at each temperature; answers that are stored already are read."""
         settings, file = self.settings, self.work / "answers.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        # A line has the answers of a batch; a kill may leave half of one.
-        kept = [line for line in lines if line.endswith("\n")]
-        indices = in_batches(range(len(token_ids)), settings.texts_per_step)
+        places = in_batches(range(len(token_ids)), settings.texts_per_step)
         batches = [
-            (temperature, batch) for temperature in settings.temperatures for batch in indices
+            (temperature, batch) for temperature in settings.temperatures for batch in places
         ]
+        kept = _complete_lines(file)
         try:
-            answered = [
+            answers = [
                 _read_answers(line, len(batch), session.pair.vocabulary_size)
                 for line, (_, batch) in zip(kept, batches[: len(kept)], strict=True)
             ]
@@ -147,86 +148,85 @@ class Distill(Experiment):
         ):
             store.writelines(kept)
             for number, (temperature, batch) in enumerate(batches):
-                if number >= len(answered):
+                if number >= len(kept):
                     # Each answer has its own random numbers, apart from those of the measured prompts.
                     first = settings.num_prompts + number * settings.texts_per_step
+                    streams = range(first, first + len(batch))
+                    prompts = [token_ids[place] for place in batch]
                     how = dataclasses.replace(decoding, temperature=temperature)
-                    prompts, streams = (
-                        [token_ids[index] for index in batch],
-                        range(first, first + len(batch)),
-                    )
-                    tokens = generate(
-                        engine, engine.arms[0], session.ask(prompts, streams, how)
-                    ).tokens
-                    answered.append(tokens)
-                    store.write(json.dumps(tokens) + "\n")
+                    question = session.ask(prompts, streams, how)
+                    answers.append(generate(engine, engine.arms[0], question).tokens)
+                    store.write(json.dumps(answers[-1]) + "\n")
                     store.flush()
                 advance(None)
         return [
-            TrainingText([*token_ids[index], *answer], len(token_ids[index]))
-            for (_, batch), answers in zip(batches, answered, strict=True)
-            for index, answer in zip(batch, answers, strict=True)
+            TrainingText([*token_ids[place], *answer], len(token_ids[place]))
+            for (_, batch), of_batch in zip(batches, answers, strict=True)
+            for place, answer in zip(batch, of_batch, strict=True)
         ]
 
     def _save(self, session: Session, module: Any) -> None:
+        draft = self.work / "draft"
         if session.pair.head is None:
-            # A directory that is only half written does not look complete: the configuration comes last.
-            module.save_pretrained(self.work / "draft")
-            session.tokenizer.save_pretrained(self.work / "draft")
+            module.save_pretrained(draft)
+            session.tokenizer.save_pretrained(draft)
         else:
             assert session.placed is not None
             assert session.placed.head is not None
-            save_head(session.placed.head, module, self.work / "draft", torch.bfloat16)
-        for file in sorted(
-            (self.work / "draft").iterdir(), key=lambda file: file.name == "config.json"
-        ):
+            save_head(session.placed.head, module, draft, torch.bfloat16)
+        # A directory that is only half written does not look complete: the configuration comes last.
+        for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.output / file.name)
         (self.work / "answers.jsonl").replace(self.output / "answers.jsonl")
         shutil.rmtree(self.work)
-        say(
-            f"trained draft: draft=./{self.output}"
-            if not self.output.is_absolute()
-            else f"draft={self.output}"
-        )
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except DamagedStateError as error:
-            raise self._damaged(self.work / "state.pt") from error
+        if self.output.is_absolute():
+            say(f"draft={self.output}")
+        else:
+            say(f"trained draft: draft=./{self.output}")
 
     def _damaged(self, file: Path) -> SettingError:
-        rule = (
-            f"holds an unfinished training whose {file.name} is damaged: resume=false begins again"
-        )
-        return SettingError("output", rule, str(self.output))
+        problem = f"holds an unfinished training whose {file.name} is damaged"
+        return SettingError("output", f"{problem}: resume=false begins again", str(self.output))
 
     def _claim(self) -> None:
         """Take the output directory, or go on with the same training that it holds."""
-        taken = [path for path in (self.output, *self.output.parents) if path.is_file()]
-        if taken:
-            raise SettingError(
-                "output", f"must be a directory; {taken[0]} is a file", str(self.output)
-            )
-        if (self.output / "config.json").exists():
-            raise SettingError(
-                "output", "holds a draft already: choose another directory", str(self.output)
-            )
-        settings = dataclasses.asdict(self.settings)
-        digest = hashlib.sha256(
-            json.dumps(
-                [settings[name] for name in self.settings.LEARNED], default=str, sort_keys=True
-            ).encode()
-        ).hexdigest()
+        output, settings = self.output, self.settings
+        for path in (output, *output.parents):
+            if path.is_file():
+                raise SettingError("output", f"must be a directory; {path} is a file", str(output))
+        if (output / "config.json").exists():
+            rule = "holds a draft already: choose another directory"
+            raise SettingError("output", rule, str(output))
+        values = dataclasses.asdict(settings)
+        learned = [values[name] for name in settings.LEARNED]
+        text = json.dumps(learned, default=str, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         file = self.work / "settings"
-        if self.settings.resume and file.exists() and file.read_text(encoding="utf-8") != digest:
-            rule = "holds an unfinished training with other settings: choose another directory, or resume=false"
-            raise SettingError("output", rule, str(self.output))
-        if not self.settings.resume:
+        if not settings.resume:
             shutil.rmtree(self.work, ignore_errors=True)
+        elif file.exists() and file.read_text(encoding="utf-8") != digest:
+            rule = "holds an unfinished training with other settings: choose another directory, or resume=false"
+            raise SettingError("output", rule, str(output))
         self.work.mkdir(parents=True, exist_ok=True)
         file.write_text(digest, encoding="utf-8")
+
+
+def _trained_module(pair: Pair) -> Any:
+    """The head of the pair or its draft model, on the device where it is trained."""
+    if pair.head is None:
+        assert pair.draft is not None
+        return pair.draft.model
+    # A GPU with more room may have been found for it.
+    module: Any = pair.head
+    return module.to(pair.target.input_device)
+
+
+def _complete_lines(file: Path) -> list[str]:
+    """The lines of a file, each with the answers of a batch; a kill may leave half of one."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
 
 
 def _read_answers(line: str, num_answers: int, vocabulary_size: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.run import RunSettings
@@ -42,6 +42,7 @@ class Command(Record):
             shows.
         sweeps: whether it may have several jobs.
         repeats: whether `repeats=5` measures a job several times and pools its rows.
+        regresses: whether `regress` compares its runs, by `changes`.
     """
 
     summary: ClassVar[str] = ""
@@ -56,6 +57,7 @@ class Command(Record):
     measures: ClassVar[bool] = True
     sweeps: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
+    regresses: ClassVar[bool] = False
 
     @property
     def module(self) -> str:
@@ -105,4 +107,24 @@ class Command(Record):
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """Sentences at the beginning of a report."""
+        return []
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """Plots of a report, by name: figures of matplotlib, which only `report` needs."""
+        return {}
+
+    def changes(
+        self,
+        before: Sequence[Any],
+        after: Sequence[Any],
+        margin: float,
+        noise: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """What became of each figure of a measurement, as `Compared` in `report/regression.py`.
+
+        Args:
+            before, after: runs with the same settings.
+            margin: a change for the worse up to this share is tolerated.
+            noise: how far apart identical runs are, by the name of the figure.
+        """
         return []

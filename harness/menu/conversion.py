@@ -116,26 +116,17 @@ def _fitting(kinds: Sequence[Any], value: Any) -> Any:
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
-    """`value` as the type `hint`, or a SettingError. Integers pass as floats, numbers as text."""
+    """`value` as the type `hint`, or a SettingError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if type(None) in arguments:
         return None if value is None else _convert(_fitting(arguments, value), value, setting)
     if origin is typing.Union:
-        # A number, or one of a few words.
-        words = [word for part in arguments for word in typing.get_args(part)]
-        if value in words:
-            return value
-        if isinstance(value, str):
-            plain = "true, false" if arguments[0] is bool else "a whole number"
-            raise SettingError(setting, f"must be {plain} or {', '.join(words)}", value)
-        return _convert(arguments[0], value, setting)
+        return _number_or_word(arguments, value, setting)
     if origin is Literal:
         if value not in arguments:
-            raise SettingError(
-                setting,
-                f"must be one of {', '.join(arguments)}{nearest(str(value), arguments)}",
-                value,
-            )
+            suggestion = nearest(str(value), arguments)
+            rule = f"must be one of {', '.join(arguments)}{suggestion}"
+            raise SettingError(setting, rule, value)
         return value
     if origin is tuple:
         if type(value) is int:
@@ -143,27 +134,46 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         if not isinstance(value, list | tuple):
             raise SettingError(setting, "must be a list", value)
         return tuple(_convert(arguments[0], item, setting) for item in value)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise SettingError(setting, "must be a group of settings", value)
-        # `draft=none` arrives as a mapping whose name says so.
-        if issubclass(typing.cast(type, hint), ModelSettings) and value.get("name") == "none":
-            return None
-        kind = hint
-        if hint is DraftSettings:
-            kind = records.draft_settings(value)
-        elif hint is EngineSettings:
-            kind = records.engine_settings(value)
-        return from_config(typing.cast(type, kind), value, setting + ".")
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise SettingError(setting, "must be a mapping", value)
         return dict(value)
-    if hint in (float, str) and type(value) in (int, float):
-        value = hint(value)
-    if type(value) is not hint or (hint is float and not math.isfinite(value)):
+    if dataclasses.is_dataclass(hint):
+        return _group(typing.cast(type, hint), value, setting)
+    return _scalar(hint, value, setting)
+
+
+def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
+    """A number (or a bool), or one of a few words."""
+    words = [word for part in parts for word in typing.get_args(part)]
+    if value in words:
+        return value
+    if isinstance(value, str):
+        plain = "true, false" if parts[0] is bool else "a whole number"
+        raise SettingError(setting, f"must be {plain} or {', '.join(words)}", value)
+    return _convert(parts[0], value, setting)
+
+
+def _group(kind: type, value: Any, setting: str) -> Any:
+    """A group of settings; None for `draft=none`, which arrives as a mapping whose name says so."""
+    if not isinstance(value, Mapping):
+        raise SettingError(setting, "must be a group of settings", value)
+    if issubclass(kind, ModelSettings) and value.get("name") == "none":
+        return None
+    if kind is DraftSettings:
+        kind = records.draft_settings(value)
+    elif kind is EngineSettings:
+        kind = records.engine_settings(value)
+    return from_config(kind, value, setting + ".")
+
+
+def _scalar(kind: Any, value: Any, setting: str) -> Any:
+    """A number, text or a bool. Integers pass as floats, numbers as text."""
+    if kind in (float, str) and type(value) in (int, float):
+        value = kind(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
         wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        raise SettingError(setting, f"must be {wanted[hint]}", value)
-    if hint is int and abs(value) > _MOST:
+        raise SettingError(setting, f"must be {wanted[kind]}", value)
+    if kind is int and abs(value) > _MOST:
         raise SettingError(setting, "must be below 2^63", value)
     return value

@@ -15,13 +15,12 @@ from harness.menu.records import COMMANDS, commands
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
-from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.runs import Run, measuring, read
-from harness.report.table import Document, Line, without_empty
+from harness.report.table import Document, Line, Table, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
-from harness.results.schema import EvalRow, LatencyRow
 
 TITLE = "Speculative decoding: what was measured"
+_DEFAULT = Path("results")
 _NO_PLOTS = "pip install 'harness[report]'"
 
 _HELP = """\
@@ -53,15 +52,12 @@ class Report:
     Attributes:
         headlines: sentences to begin with.
         parts: tables and sentences, in reading order.
-        pairs, accuracy: what is plotted: pairs of `latency`, runs of `eval`.
-        others: what other tools measured.
+        shown: commands with their runs.
     """
 
     headlines: Document
     parts: Document
-    pairs: Sequence[MeasuredPair]
-    accuracy: Sequence[Run]
-    others: Sequence[LatencyRow] = ()
+    shown: Sequence[tuple[Command, Sequence[Run]]]
 
 
 def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
@@ -75,22 +71,24 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
     """
     known = measuring([*commands(), *further])
     found = read([Path(path) for path in paths], known)
-    shown = [part for command in known for part in command.report(found.of(command.row))]
-    document = [
-        *shown,
+    shown = [(command, found.of(command.row)) for command in known]
+    headlines: list[Table | Line] = []
+    parts: list[Table | Line] = []
+    for command, runs in shown:
+        headlines += command.headlines(runs)
+        parts += command.report(runs)
+    parts += [
         others_table(found.others),
         failures_table(found.failures),
         environment_table(found.runs),
         files_table(found.files),
-        *(Line(note, "warning") for note in found.notes),
     ]
-    headlines = [line for command in known for line in command.headlines(found.of(command.row))]
+    parts += [Line(note, "warning") for note in found.notes]
     if counts := Counter(failure.status for failure in found.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"Without a full result: {unfinished}; the reasons are listed below."
         headlines.append(Line(text, "strong"))
-    pairs, accuracy = latency_pairs(found.of(LatencyRow)), found.of(EvalRow)
-    return Report(headlines, without_empty(document), pairs, accuracy, found.others)
+    return Report(headlines, without_empty(parts), shown)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -104,22 +102,26 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     if unknown := [word for word in arguments if word.startswith("-")]:
-        raise SettingError(
-            "report",
-            f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)",
-        )
-    for word in arguments:
-        if (rule := rule_of_paths(word.removeprefix("output="))) is not None:
-            raise SettingError(word, rule)
-    outputs = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
-    words = [word for word in arguments if not word.startswith("output=")]
+        rule = f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)"
+        raise SettingError("report", rule)
+    words: list[str] = []
+    output: Path | None = None
+    for argument in arguments:
+        word = argument.removeprefix("output=")
+        mistake = rule_of_paths(word)
+        if mistake is not None:
+            raise SettingError(argument, mistake)
+        if word != argument:
+            output = Path(word)
+        else:
+            words.append(word)
     further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
-    paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [Path("results")]
-    if not paths[0].exists() and paths == [Path("results")]:
-        raise SettingError(
-            "results", "no such directory here; name CSV files or directories, or measure first"
-        )
-    output = Path(outputs[-1]) if outputs else paths[0] if paths[0].is_dir() else Path()
+    paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [_DEFAULT]
+    if paths == [_DEFAULT] and not _DEFAULT.exists():
+        rule = "no such directory here; name CSV files or directories, or measure first"
+        raise SettingError(str(_DEFAULT), rule)
+    if output is None:
+        output = paths[0] if paths[0].is_dir() else Path()
     report = build(paths, further)
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
@@ -134,18 +136,17 @@ def write(report: Report, output: Path) -> list[Path]:
         SettingError: a place where no file can be written.
         RunError: a disk that fails or is full.
     """
+    drawn: dict[str, list[str]] = {}
+    note = Line("The plots are in report.html.", "dim")
     try:
         from harness.report.plots import plots
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
-        drawn, note = {}, Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
+        note = Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
     else:
-        drawn, note = (
-            plots(report.pairs, report.accuracy),
-            Line("The plots are in report.html.", "dim"),
-        )
+        drawn = plots(report.shown)
     contents = {
         output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
         output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),

@@ -107,6 +107,16 @@ def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:
     return any(row.shortest_answer != row.max_new_tokens for row in known)
 
 
+def result_line(row: LatencyRow) -> str:
+    """`2.31× (2.18 to 2.42)`, or the time of an arm alone; empty where nothing was measured."""
+    if row.ms_per_token is None:
+        return ""
+    if not row.speedup:
+        return f"{row.ms_per_token:.2f} ms/token"
+    bounds = speedup_bounds(row)
+    return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
+
+
 def speedup_bounds(row: LatencyRow) -> str | None:
     """`2.18 to 2.42`; None where there is no interval."""
     return interval(row.speedup_low, row.speedup_high)

@@ -13,6 +13,7 @@ import matplotlib
 import matplotlib.style
 from matplotlib.figure import Figure
 
+from harness.menu.command import Command
 from harness.report.accuracy import merged_rows, named_runs
 from harness.report.drawing import (
     AUTO,
@@ -27,7 +28,7 @@ from harness.report.drawing import (
     top_of,
     wrapped,
 )
-from harness.report.pairs import MeasuredPair, k_series
+from harness.report.pairs import MeasuredPair, k_series, latency_pairs
 from harness.report.predicted_curve import predicted_curve
 from harness.report.runs import Run
 from harness.report.table import grouped
@@ -36,40 +37,44 @@ from harness.report.table import grouped
 _MOST_PANELS = 12
 
 
-def plots(pairs: Sequence[MeasuredPair], accuracy: Sequence[Run]) -> dict[str, list[str]]:
-    """SVGs by the name of their plot, for those that have something to show."""
+def plots(shown: Iterable[tuple[Command, Sequence[Run]]]) -> dict[str, list[str]]:
+    """SVGs by the name of their plot, of commands with their runs, where there is something to show."""
     # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    drawn = {}
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The browser has the letters that are missing in matplotlib's font.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         # A user's own matplotlibrc is for other pictures.
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
-        drawn = {}
-        for name, figures in _figures(pairs, accuracy).items():
-            if figures:
-                drawn[name] = [
-                    svg(f"{name}-{number}", figure) for number, figure in enumerate(figures, 1)
-                ]
-        return drawn
+        for command, runs in shown:
+            for name, figures in command.plots(runs).items():
+                if figures:
+                    numbered = enumerate(figures, 1)
+                    drawn[name] = [svg(f"{name}-{number}", figure) for number, figure in numbered]
+    return drawn
 
 
-def _figures(pairs: Sequence[MeasuredPair], accuracy: Sequence[Run]) -> dict[str, list[Figure]]:
+def latency_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """Speed-ups, times and acceptance of pairs."""
+    pairs = latency_pairs(runs)
+    speedup = "speed-up (1 = as fast as regular decoding)"
+    times = "ms per token ± standard deviation over prompts"
     return {
-        "speedup": dot_plot(
-            _speedups(pairs), "speed-up (1 = as fast as regular decoding)", reference=1
-        ),
-        "times": dot_plot(
-            _times(pairs), "ms per token ± standard deviation over prompts", from_zero=True
-        ),
+        "speedup": dot_plot(_speedups(pairs), speedup, reference=1),
+        "times": dot_plot(_times(pairs), times, from_zero=True),
         "categories": _by_category(pairs),
         "num_draft_tokens": _against_k(pairs),
         "load": _against_load(pairs),
         "throughput": _throughputs(pairs),
         "positions": _by_position(pairs),
-        "accuracy": dot_plot(_accuracies(accuracy), "correct answers, %, with 95 % Wald bounds"),
     }
+
+
+def accuracy_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """Correct answers of `eval`."""
+    return {"accuracy": dot_plot(_accuracies(runs), "correct answers, %, with 95 % Wald bounds")}
 
 
 def _measured(pair: MeasuredPair, x: float = 0) -> Point:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.config.errors import SettingError, VerdictError, nearest
+from harness.menu.records import commands
 from harness.report.regression import (
     Compared,
     compared_runs,
@@ -94,8 +95,8 @@ def document(
         Column("figure", of=lambda one: one.figure.name, text=True),
         Column("before", "{:.4g}".format, lambda one: one.means and one.means[0]),
         Column("after", "{:.4g}".format, lambda one: one.means and one.means[1]),
-        Column("change", of=_change),
-        Column("95 % interval", of=_interval),
+        Column("change", of="change"),
+        Column("95 % interval", of="interval"),
         Column("would show", "{:.1%}".format, "visible"),
         Column("verdict", of="in_words", text=True),
     ]
@@ -139,13 +140,14 @@ def _margin(text: str) -> float:
 
 
 def _runs(name: str, path: str) -> list[Run]:
-    """The complete runs of `latency` and `eval` under a path."""
+    """The complete runs under a path of the commands that are compared."""
     if not path:
         raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
-    found = every_run(Path(path))
-    runs = [run for run in found.runs if run.command in ("latency", "eval") and run.status == "ok"]
+    names = [command.name for command in commands() if command.regresses]
+    found = every_run(Path(path)).runs
+    runs = [run for run in found if run.command in names and run.status == "ok"]
     if not runs:
-        raise SettingError(name, "holds no complete run of latency or eval", path)
+        raise SettingError(name, f"holds no complete run of {' or '.join(names)}", path)
     return runs
 
 
@@ -188,29 +190,12 @@ def _short(name: str, value: str | None) -> str:
     return short_commit(value) if name == "commit" else value
 
 
-def _change(one: Compared) -> str | None:
-    if one.comparison is None:
-        return None
-    change = one.comparison.change.estimate
-    if one.figure.name == "accuracy":
-        return f"{change:+.1%}"
-    return f"{change - 1:+.1%}"
-
-
-def _interval(one: Compared) -> str | None:
-    change = one.comparison and one.comparison.change
-    if not change or math.isnan(change.low):
-        return None
-    shift = 0 if one.figure.name == "accuracy" else 1
-    return f"{change.low - shift:+.1%} to {change.high - shift:+.1%}"
-
-
 def _judge(compared: Sequence[Compared]) -> None:
     """Raise a VerdictError unless nothing is worse."""
     worse = [one for one in compared if one.verdict == "worse"]
     unknown = [one for one in compared if one.verdict == "cannot tell"]
     if worse:
-        texts = [f"{one.figure.name} {_change(one)} for {pair_name(one.after)}" for one in worse]
+        texts = [f"{one.figure.name} {one.change} for {pair_name(one.after)}" for one in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
     if unknown:
         names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.menu.records import COMMANDS
 from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.results.files import read_answers
@@ -46,14 +48,25 @@ class Figure:
         better: the direction that is good.
         words: what it is called when the figure is better, and when it is worse.
         timed: whether it differs between identical runs.
-        of: its value for each unit of a run; empty where the run does not have it.
+        unchanged: the change of a figure that stays as it is: 1 for a ratio, 0 for a difference.
     """
 
     name: str
     better: Direction
     words: tuple[str, str]
-    timed: bool
-    of: Callable[[Sequence[LatencyPromptRow]], Values]
+    timed: bool = False
+    unchanged: float = 1.0
+
+
+@dataclass(frozen=True)
+class FigureOfPrompts(Figure):
+    """A figure that every prompt has.
+
+    Args:
+        of: its value for each unit of a run; empty where the run does not have it.
+    """
+
+    of: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,21 @@ class Compared:
     reason: str = ""
 
     @property
+    def change(self) -> str | None:
+        """`+2.0%`; None where nothing was compared."""
+        if self.comparison is None:
+            return None
+        return self._in_percent(self.comparison.change.estimate)
+
+    @property
+    def interval(self) -> str | None:
+        """The 95 % interval of the change."""
+        change = self.comparison and self.comparison.change
+        if not change or math.isnan(change.low):
+            return None
+        return f"{self._in_percent(change.low)} to {self._in_percent(change.high)}"
+
+    @property
     def in_words(self) -> str:
         """`faster`, `slower`, `no worse`, `cannot tell`."""
         better, worse = self.figure.words
@@ -87,6 +115,9 @@ class Compared:
         if not estimate or not estimate.has_interval:
             return None
         return visible_difference(estimate)
+
+    def _in_percent(self, change: float) -> str:
+        return f"{change - self.figure.unchanged:+.1%}"
 
 
 def settings_key(run: Run) -> str:
@@ -115,51 +146,67 @@ def compared_runs(
         margin: a change for the worse up to this share is tolerated.
         noise: runs of one program, whose differences are noise.
     """
-    sides = grouped(before, settings_key), grouped(after, settings_key)
-    found: list[Compared] = []
-    for key in sides[0]:
-        if key in sides[1]:
-            found += _compared_pair(sides[0][key], sides[1][key], margin, noise)
+    by_settings = grouped(after, settings_key)
+    noises = noise_by_figure(noise)
+    compared: list[Compared] = []
+    for key, first in grouped(before, settings_key).items():
+        second = by_settings.get(key)
+        if second:
+            compared += COMMANDS[first[0].command].changes(first, second, margin, noises)
     adjusted: list[Compared] = []
-    for of_figure in grouped(found, lambda one: one.figure.name).values():
+    for of_figure in grouped(compared, lambda one: one.figure.name).values():
         adjusted += _adjusted(of_figure)
-    order = {one.before.run: number for number, one in enumerate(found)}
+    order = {one.before.run: number for number, one in enumerate(compared)}
     return sorted(adjusted, key=lambda one: order[one.before.run])
 
 
 def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
     """How far apart identical runs are, for each figure that is timed."""
-    found = {}
-    for figure in FIGURES:
+    measured = {}
+    for figure in _OF_PROMPTS:
         if not figure.timed:
             continue
-        groups = [_by_run(of_one, figure) for of_one in grouped(runs, settings_key).values()]
-        matrices = [_matrix(group, _common_units(group)) for group in groups if len(group) > 1]
-        usable = [matrix for matrix in matrices if matrix.size]
-        if usable:
-            found[figure.name] = noise_of_runs(usable)
-    return found
+        matrices = []
+        for alike in grouped(runs, settings_key).values():
+            values = _by_run(alike, figure)
+            units = _common_units(values)
+            if len(values) > 1 and units:
+                matrices.append(_matrix(values, units))
+        if matrices:
+            measured[figure.name] = noise_of_runs(matrices)
+    return measured
 
 
-def _compared_pair(
-    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Sequence[Run]
+def changes_by_prompt(
+    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Mapping[str, Noise]
 ) -> list[Compared]:
-    if before[0].command == "eval":
-        return [_compared_answers(before, after, margin)]
-    noises = noise_by_figure(noise)
-    compared = [
-        _compared_figure(figure, before, after, margin, noises.get(figure.name))
-        for figure in FIGURES
-    ]
-    kept = [one for one in compared if one is not None]
-    if kept:
-        return kept
+    """The figures of `latency` that both sides have; see `Command.changes`."""
+    compared = []
+    for figure in _OF_PROMPTS:
+        change = _compared_figure(figure, before, after, margin, noise.get(figure.name))
+        if change is not None:
+            compared.append(change)
+    if compared:
+        return compared
     reason = "the files of the prompts are gone (column directory)"
-    return [Compared(before[-1].last, after[-1].last, FIGURES[0], reason=reason)]
+    return [Compared(before[-1].last, after[-1].last, _OF_PROMPTS[0], reason=reason)]
+
+
+def change_of_accuracy(before: Sequence[Run], after: Sequence[Run], margin: float) -> Compared:
+    """The accuracy of `eval` over the questions that both sides were asked; see `Command.changes`."""
+    pair = Compared(before[-1].last, after[-1].last, _ACCURACY)
+    first, second = _correct(before), _correct(after)
+    questions = sorted(set(first) & set(second))
+    if not questions:
+        return replace(pair, reason="no question was answered on both sides")
+    answers = [first[key] for key in questions], [second[key] for key in questions]
+    comparison = compare_proportions(*answers, margin)
+    means = sum(answers[0]) / len(questions), sum(answers[1]) / len(questions)
+    return replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
 
 
 def _compared_figure(
-    figure: Figure,
+    figure: FigureOfPrompts,
     before: Sequence[Run],
     after: Sequence[Run],
     margin: float,
@@ -186,18 +233,6 @@ def _compared_figure(
     return pair
 
 
-def _compared_answers(before: Sequence[Run], after: Sequence[Run], margin: float) -> Compared:
-    pair = Compared(before[-1].last, after[-1].last, ACCURACY)
-    first, second = _correct(before), _correct(after)
-    keys = sorted(set(first) & set(second))
-    if not keys:
-        return replace(pair, reason="no question was answered on both sides")
-    answers = [first[key] for key in keys], [second[key] for key in keys]
-    comparison = compare_proportions(*answers, margin)
-    means = sum(answers[0]) / len(keys), sum(answers[1]) / len(keys)
-    return replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
-
-
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
     """Without the differences that are not significant once all pairs are counted."""
     p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
@@ -210,7 +245,7 @@ def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
     return found
 
 
-def _by_run(runs: Iterable[Run], figure: Figure) -> list[Values]:
+def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     values = [figure.of(run.prompts) for run in runs]
     return [of_run for of_run in values if of_run]
 
@@ -275,9 +310,9 @@ def _acceptance_length(prompts: Sequence[LatencyPromptRow]) -> Values:
     }
 
 
-FIGURES = (
-    Figure("ms per token", "lower", ("faster", "slower"), True, ms_per_token),
-    Figure("speed-up", "higher", ("higher", "lower"), True, _speedup),
-    Figure("tokens per iteration", "higher", ("more", "fewer"), False, _acceptance_length),
+_OF_PROMPTS = (
+    FigureOfPrompts("ms per token", "lower", ("faster", "slower"), True, of=ms_per_token),
+    FigureOfPrompts("speed-up", "higher", ("higher", "lower"), True, of=_speedup),
+    FigureOfPrompts("tokens per iteration", "higher", ("more", "fewer"), of=_acceptance_length),
 )
-ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), False, lambda prompts: {})
+_ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), unchanged=0.0)

@@ -140,8 +140,8 @@ def train(
     losses: list[float] = []
     if checkpoint.exists():
         losses = _restore(checkpoint, module, optimizer, device)
-        for loss in losses:
-            advance(loss)
+        for past_loss in losses:
+            advance(past_loss)
     loss_function = loss_of(module, target, course.chain)
     lessons = _Lessons(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
     num_steps = course.num_steps(len(texts))
@@ -150,17 +150,23 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            step_loss = loss_function(lessons.of_step(step, device))
-        step_loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(step_loss.item())
+            loss = loss_function(lessons.of_step(step, device))
+        _descend(loss, optimizer, parameters)
+        losses.append(loss.item())
         advance(losses[-1])
         if (step + 1) % save_every == 0 or step + 1 == num_steps:
             _save(checkpoint, module, optimizer, losses)
     module.eval().requires_grad_(False)
     return losses
+
+
+def _descend(
+    loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+) -> None:
+    loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _save(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.menu.records import COMMANDS
 from harness.report.command import build
 from harness.report.pair_tables import pairs_table
 from harness.report.pairs import latency_pairs
@@ -41,7 +42,7 @@ def test_requests_per_second_and_in_flight_are_on_different_axes() -> None:
     rows = [row for load in (1, 4) for row in latency_run(batch_size=load, **SERVER)]
     rates = (2.0, 8.0)
     rows += [row for rate in rates for row in latency_run(request_rate=rate, **SERVER)]
-    drawn = plots(latency_pairs(group(rows)), [])
+    drawn = plots([(COMMANDS["latency"], group(rows))])
     in_flight, per_second = drawn["load"]
     assert "requests in flight" in in_flight
     assert "requests per second" not in in_flight
@@ -56,6 +57,6 @@ def test_a_unit_is_not_shortened(name: str) -> None:
         for rate in (2.0, 8.0)
         for row in latency_run(model=name, request_rate=rate, **SERVER)  # type: ignore[arg-type]
     ]
-    (picture,) = plots(latency_pairs(group(rows)), [])["speedup"]
+    (picture,) = plots([(COMMANDS["latency"], group(rows))])["speedup"]
     assert "8 requests/s" in picture or "…" in picture
     assert "8 s<" not in picture

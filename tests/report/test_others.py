@@ -11,6 +11,7 @@ import pytest
 from harness.config.errors import SettingError
 from harness.engines.requests import RequestError, RequestRecord
 from harness.report.command import build
+from harness.report.runs import read
 from harness.report.table import Line, Table
 from report_files import latency_run, write
 
@@ -56,7 +57,7 @@ def test_what_vllms_benchmark_saves_is_read_next_to_our_rows(tmp_path: Path) -> 
     (row,) = cells(tmp_path)
     assert list(row[1:5]) == ["vllm bench serve", "meta-llama/Llama-3.1-8B", "16", "100"]
     assert list(row[5:]) == ["30.0 / – / 80.0", "5.5 / – / 9.0", "9.80", "627.2", "", "2", ""]
-    assert len(build([tmp_path]).pairs) == 1
+    assert len(read([tmp_path]).runs) == 1
 
 
 def test_what_vllms_benchmark_appends_is_read_run_by_run(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_what_aiperf_0_13_writes_is_read_under_any_name(tmp_path: Path) -> None:
     file = tmp_path / "artifacts" / "tiny-openai-chat-concurrency2" / "chosen.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text(REAL.read_text())
-    (row,) = build([tmp_path / "artifacts"]).others
+    (row,) = read([tmp_path / "artifacts"]).others
     records = [json.loads(line) for line in REAL.read_text().splitlines()]
     answered = [record for record in records[1:] if "error" not in record]
     assert len(answered) == 2
@@ -134,7 +135,7 @@ def test_a_damaged_line_of_aiperf_does_not_end_the_report(
     more = [json.dumps(record), json.dumps(instant), "[" * 10_000, '{"metadata": {"request_st']
     (tmp_path / "profile_export.jsonl").write_text("\n".join([*lines, *more]))
     report = build([tmp_path])
-    assert report.others[0].num_prompts == 3 + (metric is None)
+    assert read([tmp_path]).others[0].num_prompts == 3 + (metric is None)
     notes = [part.text for part in report.parts if isinstance(part, Line)]
     assert len(notes) == 4 - (metric is None)
     assert any("line 6: the request took no time; left out" in note for note in notes)
@@ -150,7 +151,7 @@ def test_a_damaged_file_of_vllm_is_a_note(tmp_path: Path, name: str, value: obje
     used = not name.startswith("mean_")
     notes = [part.text for part in report.parts if isinstance(part, Line)]
     assert (f"{file}: {name} is no number: {value}; left out" in notes) == used
-    assert len(report.others) == (not used)
+    assert len(read([tmp_path]).others) == (not used)
 
 
 def test_files_without_a_measurement_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def drawn(report: Report) -> Plots:
-    return plots(report.pairs, report.accuracy)
+    return plots(report.shown)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
-    drawn = plots(report.pairs, report.accuracy)
+    drawn = plots(report.shown)
     page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
     assert page.opened.count("svg") == len(drawn) == 4
     assert "Speculative decoding is 2.00× faster" in page.text
@@ -144,7 +144,7 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
         for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
         for engine in ("local", "server")
     ]
-    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])
+    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)
     (load,) = drawn["load"]
     # A curve for each engine over all loads, and one plot each of what its users get.
     texts = ElementTree.fromstring(load.encode()).itertext()
@@ -158,7 +158,7 @@ def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> Non
     runs.append(
         latency_run(num_draft_tokens="auto", draft="68M")
     )  # there is no curve to compare it with
-    (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).pairs, [])["num_draft_tokens"]
+    (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)["num_draft_tokens"]
     assert "K=auto" in svg
     assert "nan" not in svg.lower()
 
@@ -171,13 +171,13 @@ def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     write(tmp_path / "latency.csv", run)
     write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
     report = build([tmp_path])
-    (svg,) = plots(report.pairs, report.accuracy)["categories"]
+    (svg,) = plots(report.shown)["categories"]
     texts = {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
     assert {"2.00× story (8)", "4.00× sums (8)"} <= texts
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
-    assert plots(report.pairs, report.accuracy) == drawn
+    assert plots(report.shown) == drawn
     assert html_page(TITLE, report.headlines, report.parts, drawn) == html
 
 
@@ -188,7 +188,7 @@ def test_without_plots_the_tables_remain(report: Report) -> None:
 
 
 def test_plots_of_nothing_are_none() -> None:
-    assert plots([], []) == {}
+    assert plots([]) == {}
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:

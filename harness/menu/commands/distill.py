@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import Abilities
 from harness.config.settings import require, require_at_least, require_possible_path
-from harness.menu.commands.latency import Latency, LatencySettings
+from harness.menu.command import Command
+from harness.menu.commands.latency import LatencySettings
 from harness.results.schema import DistillRow
 
 if TYPE_CHECKING:
-    from harness.report.table import Document, Line
+    from harness.report.table import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ class DistillSettings(LatencySettings):
         )
 
 
-class Distill(Latency):
+class Distill(Command):
     """Trains a draft between two measurements of latency."""
 
     name = "distill"
@@ -135,22 +136,18 @@ class Distill(Latency):
     settings = DistillSettings
     experiment = "harness.experiments.distill"
     row = DistillRow
-    repeats = False
-    further_rows = ()
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`: the speed-up after the training."""
+        from harness.report.latency import result_line
+
+        return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
         """See `Command.tables`."""
         from harness.report.distill import trained_table
 
         return [trained_table([row for run in runs for row in run.rows])]
-
-    def report(self, runs: Sequence[Any]) -> Document:
-        """See `Command.report`."""
-        return self.tables(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`."""
-        return []
 
 
 RECORD = Distill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,6 +81,7 @@ class Eval(Command):
     settings = EvalSettings
     experiment = "harness.experiments.evaluation"
     row = EvalRow
+    regresses = True
     further_rows = (AnswerRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
@@ -102,6 +103,24 @@ class Eval(Command):
         from harness.report.table import Line
 
         return [Line(text, "strong") for text in accuracy_losses(runs)]
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """See `Command.plots`."""
+        from harness.report.plots import accuracy_plots
+
+        return accuracy_plots(runs)
+
+    def changes(
+        self,
+        before: Sequence[Any],
+        after: Sequence[Any],
+        margin: float,
+        noise: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """See `Command.changes`: accuracy, question by question."""
+        from harness.report.regression import change_of_accuracy
+
+        return [change_of_accuracy(before, after, margin)]
 
 
 RECORD = Eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -97,20 +97,14 @@ class Latency(Command):
     experiment = "harness.experiments.latency"
     row = LatencyRow
     repeats = True
+    regresses = True
     further_rows: ClassVar[Sequence[type[Row]]] = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
         """See `Command.line`: the speed-up."""
-        from harness.report.latency import speedup_bounds
-        from harness.report.table import times
+        from harness.report.latency import result_line
 
-        row = rows[-1]
-        if row.ms_per_token is None:
-            return ""
-        if not row.speedup:
-            return f"{row.ms_per_token:.2f} ms/token"
-        bounds = speedup_bounds(row)
-        return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
+        return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
         """See `Command.tables`."""
@@ -141,6 +135,24 @@ class Latency(Command):
         from harness.report.pairs import fastest, latency_pairs
 
         return fastest(latency_pairs(runs))
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """See `Command.plots`."""
+        from harness.report.plots import latency_plots
+
+        return latency_plots(runs)
+
+    def changes(
+        self,
+        before: Sequence[Any],
+        after: Sequence[Any],
+        margin: float,
+        noise: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """See `Command.changes`: times and acceptance, prompt by prompt."""
+        from harness.report.regression import changes_by_prompt
+
+        return changes_by_prompt(before, after, margin, noise)
 
 
 RECORD = Latency()

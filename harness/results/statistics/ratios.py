@@ -12,7 +12,6 @@ from scipy import stats
 
 from harness.results.statistics.interval import (
     FEWEST_FOR_INTERVAL,
-    NAN,
     Floats,
     Interval,
     counted,
@@ -69,8 +68,11 @@ def ratio_of_totals(
     """
     tops, bottoms = _paired(numerators, denominators)
     covers = counted(tops.size, unit)
+    if not tops.size:
+        return Interval(covers=covers)
+    ratio = float(tops.sum() / bottoms.sum())
     if tops.size < FEWEST_FOR_INTERVAL:
-        return Interval(float(tops.sum() / bottoms.sum()) if tops.size else NAN, covers=covers)
+        return Interval(ratio, covers=covers)
     bounds = stats.bootstrap(
         (tops, bottoms),
         lambda tops, bottoms, axis: tops.sum(axis=axis) / bottoms.sum(axis=axis),
@@ -82,7 +84,6 @@ def ratio_of_totals(
         confidence_level=_expanded(confidence, tops.size),
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    ratio = float(tops.sum() / bottoms.sum())
     return Interval(ratio, float(bounds.low), float(bounds.high), covers)
 
 
