@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from harness.report.latency import ACCEPTED, ARM
-from harness.report.names import Name, told_apart
+from harness.report.names import Name, Named, named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, interval, number
+from harness.report.table import Column, Document, Line, Table, interval, number, sentences
 from harness.report.words import (
     common_settings,
     lossy_warning,
+    pair_name,
     settings_line,
     smaller_batch,
     title,
@@ -20,15 +20,8 @@ from harness.report.words import (
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.schema import EvalRow
 
-
-class Named(NamedTuple):
-    """A run and one of its rows, with what distinguishes the run from others."""
-
-    name: Name
-    run: Run
-    row: EvalRow
-
-
+# p-values below this count as a difference.
+_SIGNIFICANT = 0.05
 # In percent.
 _bounds = functools.partial(interval, digits=1, scale=100)
 
@@ -40,32 +33,42 @@ def eval_document(rows: Sequence[EvalRow]) -> Document:
         return []
     # Without what a single seed has no room for in 80 columns.
     table = _table(_alone(Run(list(rows))), without={"K", "difference", "McNemar p"})
-    return [
-        Line(title(merged[0]), "strong"),
-        Line(settings_line(rows), "dim"),
-        table,
-        *_sentences(merged),
-    ]
+    heading = Line(title(merged[0]), "strong")
+    return [heading, Line(settings_line(rows), "dim"), table, *_sentences(merged)]
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
     """One run with all its seeds, or several, each merged over its seeds."""
-    lines = [
-        named._replace(row=row) for named in named_runs(runs) for row in merged_rows(named.run.rows)
-    ]
-    lines = _alone(runs[0]) if len(runs) == 1 else lines
+    lines = []
+    if len(runs) == 1:
+        lines = _alone(runs[0])
+    else:
+        for named in named_runs(runs):
+            lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
     common = common_settings([line.row for line in lines])
     about = f"{common}. Difference: speculative minus regular, percentage points."
     return _table(lines, {"parsed"}, "Accuracy", about)
 
 
-def named_runs(runs: Sequence[Run]) -> list[Named]:
-    """By pair and K."""
-    lasts = [run.last for run in runs]
-    return sorted(
-        map(Named, told_apart(lasts), runs, lasts),
-        key=lambda named: (named.name.group, named.name.k_order),
-    )
+def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
+    """Whether the arms' accuracies differ, over all runs."""
+    num_compared, differing = 0, []
+    for run in runs:
+        for row in merged_rows(run.rows) if run.status == "ok" else ():
+            if row.difference is None:
+                continue
+            num_compared += 1
+            if (row.mcnemar_p_value or 0) < _SIGNIFICANT:
+                differing.append(f"{pair_name(row)} by {100 * row.difference:+.1f} points")
+    if differing:
+        pairs = "; ".join(differing)
+        text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
+        return [Line(text, "strong")]
+    if not num_compared:
+        return []
+    evaluations = f"{num_compared} evaluation{'s' * (num_compared > 1)}"
+    text = f"No significant difference in accuracy between the arms ({evaluations})."
+    return [Line(text, "strong")]
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -80,14 +83,11 @@ def _alone(run: Run) -> list[Named]:
 
 
 def _table(lines: Sequence[Named], without: set[str], title: str = "", about: str = "") -> Table:
-    with_seeds = len({row.seed for _, _, row in lines}) > 1
-    columns = (
+    with_seeds = len({line.row.seed for line in lines}) > 1
+    columns = [
         Column("pair", text=True, of="name.cell", optional=True, once=True),
         Column("K", of="row.num_draft_tokens", optional=True, names=True),
         ARM[0].at("row"),
-        Column(
-            "seed", of=lambda line: line.row.seed if with_seeds else None, optional=True, names=True
-        ),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=lambda line: _bounds(line.row.wilson_low, line.row.wilson_high)),
@@ -96,13 +96,11 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
         ACCEPTED.at("row"),
-        Column(
-            "pub-\nlished %",
-            lambda value: f"{100 * value:.1f}",
-            "row.published_accuracy",
-            optional=True,
-        ),
-    )
+        Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
+    ]
+    if with_seeds:
+        columns.insert(3, Column("seed", of="row.seed", names=True))
+    has_published = any(line.row.published_accuracy is not None for line in lines)
     return Table.of(
         "accuracy",
         title,
@@ -111,61 +109,63 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         strong=lambda line: with_seeds and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
         about=about,
-        notes=(MULTIPLICATION_NOTE,)
-        if any(row.published_accuracy is not None for _, _, row in lines)
-        else (),
+        notes=(MULTIPLICATION_NOTE,) if has_published else (),
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _with_margin(line: Named) -> str | None:
     """`42.5 ± 3.1`, in percent."""
     rate, high = line.row.accuracy, line.row.wald_high
-    return None if rate is None or high is None else f"{100 * rate:.1f} ± {100 * (high - rate):.1f}"
+    if rate is None or high is None:
+        return None
+    return f"{_percent(rate)} ± {_percent(high - rate)}"
 
 
 def _difference(line: Named) -> str | None:
+    if line.row.difference is None:
+        return None
     bounds = _bounds(line.row.difference_low, line.row.difference_high)
-    return None if line.row.difference is None else f"{100 * line.row.difference:+.1f}\n{bounds}"
+    return f"{100 * line.row.difference:+.1f}\n{bounds}"
 
 
 def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
-    row, lines = merged[-1], []
+    row = merged[-1]
+    lines = []
     if row.status == "failed":
         lines.append(Line(f"No verdict: {row.error}.", "warning"))
     elif row.difference is not None and row.mcnemar_p_value is not None:
-        found = "No significant difference between the arms: speculative minus regular is"
-        if row.mcnemar_p_value < 0.05:
-            found = "The speculative arm differs:"
+        verdict = "No significant difference between the arms: speculative minus regular is"
+        if row.mcnemar_p_value < _SIGNIFICANT:
+            verdict = "The speculative arm differs:"
         bounds = _bounds(row.difference_low, row.difference_high)
         figures = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
-        lines.append(
-            Line(f"{found} {100 * row.difference:+.1f} percentage points ({figures}).", "strong")
-        )
+        points = f"{100 * row.difference:+.1f} percentage points"
+        lines.append(Line(f"{verdict} {points} ({figures}).", "strong"))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
-    num_answers, num_resumed = (
-        sum(getattr(r, name) for r in merged) for name in ("num_prompts", "num_resumed")
-    )
+    resumed = partial = None
+    num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
-        taken = f"{num_resumed} of {num_answers} answers, with their times, are from earlier runs of this command"
-        lines.append(Line(f"{taken}; resume=false measures again.", "warning"))
-    lines += [
-        Line(warning, "warning") for warning in (lossy_warning(row), smaller_batch(row)) if warning
-    ]
+        answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
+        earlier = "with their times, are from earlier runs of this command"
+        resumed = f"{answers}, {earlier}; resume=false measures again."
     if row.status != "ok":
-        lines.append(
-            Line(f"{row.status}: the figures cover {row.num_prompts} questions only.", "warning")
-        )
-    return lines
+        partial = f"{row.status}: the figures cover {row.num_prompts} questions only."
+    return lines + sentences("warning", resumed, lossy_warning(row), smaller_batch(row), partial)
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:
+    questions = f"{row.num_prompts} questions"
     if not num_differing:
-        return f"The greedy answers of both arms are identical on all {row.num_prompts} questions."
+        return f"The greedy answers of both arms are identical on all {questions}."
     exact = row.dtype == "float32" and row.quantization == "none"
-    why = (
-        "In float32 they must not."
-        if exact
-        else "In this number format ties may break differently."
+    expected = "In this number format ties may break differently."
+    if exact:
+        expected = "In float32 they must not."
+    return (
+        f"The greedy answers of the two arms differ on {num_differing} of {questions}. {expected}"
     )
-    return f"The greedy answers of the two arms differ on {num_differing} of {row.num_prompts} questions. {why}"

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any, NamedTuple
 
+from harness.report.runs import Run
 from harness.report.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.schema import RunRow
 
@@ -57,6 +59,14 @@ class Name:
         return separator.join([self.pair, *k, *self.details])
 
 
+class Named(NamedTuple):
+    """A run and one of its rows, with what distinguishes the run from others."""
+
+    name: Name
+    run: Run
+    row: Any
+
+
 def name_of(row: RunRow) -> Name:
     """The name of a row that nothing else has to be distinguished from."""
     return Name(pair_name(row), row.num_draft_tokens if row.draft else None)
@@ -79,6 +89,13 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     for column in circumstances:
         _add_if_different(column, rows, names, Name.label, part="circumstances")
     return names
+
+
+def named_runs(runs: Sequence[Run]) -> list[Named]:
+    """Runs by pair and K."""
+    rows = [run.last for run in runs]
+    named = map(Named, told_apart(rows), runs, rows)
+    return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
 
 
 def _add_if_different(

@@ -14,7 +14,7 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from harness.menu.command import Command
-from harness.report.accuracy import merged_rows, named_runs
+from harness.report.accuracy import merged_rows
 from harness.report.drawing import (
     AUTO,
     MEASURED,
@@ -28,6 +28,7 @@ from harness.report.drawing import (
     top_of,
     wrapped,
 )
+from harness.report.names import named_runs
 from harness.report.pairs import MeasuredPair, k_series, latency_pairs
 from harness.report.predicted_curve import predicted_curve
 from harness.report.runs import Run

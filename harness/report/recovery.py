@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.report.accuracy import merged_rows, named_runs
+from harness.report.names import named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Style, Table, percent
+from harness.report.table import Column, Document, Line, Style, Table, percent, sentences
 from harness.report.words import (
     common_settings,
     labels,
@@ -30,33 +30,107 @@ _HEADLINES = {
 
 
 class Summary(NamedTuple):
-    """`lossless`, `lossy`, `undecided` or the status of an unfinished run; the reason, and in one line for an error."""
+    """The result of a run.
+
+    Attributes:
+        verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
+        sentence: the verdict with its reason.
+        in_short: the same in one line for an error.
+    """
 
     verdict: str
     sentence: str
     in_short: str
 
 
+class Checks:
+    """The checks of a run.
+
+    Attributes:
+        greedy, sampled: those of greedy texts, and those of draws.
+        overall: those of all prompts together.
+        tested: of the draws, those with a degree of freedom; others show nothing.
+        num_draws: over all prompts.
+    """
+
+    def __init__(self, rows: Sequence[RecoveryRow]) -> None:
+        self.greedy = [row for row in rows if row.check == "greedy"]
+        self.sampled = [row for row in rows if row.check == "sampled"]
+        self.overall = [row for row in rows if row.prompt_index is None]
+        self.tested = [row for row in self.sampled if row.degrees_of_freedom]
+        self.num_draws = sum(row.num_draws or 0 for row in rows if row.prompt_index is not None)
+
+    @property
+    def smallest_p_value(self) -> float | None:
+        return _least(row.p_value for row in self.sampled)
+
+    @property
+    def power(self) -> float | None:
+        """The least power of the tests that the verdict rests on."""
+        return _least(row.power for row in self.overall)
+
+    def findings(self) -> str:
+        """The figures of the checks, in words."""
+        findings = [_greedy_findings(row) for row in self.greedy]
+        if self.sampled:
+            findings.append(self._sampled_findings())
+        return "; ".join(findings)
+
+    def _sampled_findings(self) -> str:
+        draws = f"{self.num_draws:,} sampled continuations"
+        num_tests = len(self.tested)
+        if not num_tests:
+            return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
+        smallest = f"smallest p-value {_p_value(self.smallest_p_value or 0)}"
+        num_failed = sum(row.verdict == "lossy" for row in self.tested)
+        if num_failed:
+            against = f"fail {num_failed} of {num_tests} tests against"
+            return f"{draws} {against} the target's exact distribution ({smallest})"
+        overall = [row for row in self.overall if row.check == "sampled"]
+        decided = all(row.verdict == "lossless" for row in overall)
+        agree = "follow" if decided else "show no difference from"
+        number = f"of {num_tests} test{'s' * (num_tests > 1)}"
+        if num_tests < len(self.sampled):
+            number += f"; {len(self.sampled) - num_tests} more tested nothing"
+        return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
+
+    def fine_print(self) -> list[Line]:
+        """What the tests can see."""
+        if not self.sampled:
+            text = "At temperature 0 the output has one possible value; nothing was sampled."
+            return [Line(text, "dim")]
+        if not self.tested:
+            return []
+        row = self.sampled[0]
+        text = (
+            f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
+            f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} in a token's distribution is seen with a"
+            f" chance of {_share(self.power)}."
+        )
+        rounding = max(row.rounding or 0 for row in self.sampled)
+        attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
+        return sentences("dim", text, attributed if rounding >= 0.01 else None)
+
+
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
-    row, findings, status = rows[0], _findings(rows), rows[-1].status or "ok"
+    row, checks = rows[0], Checks(rows)
+    status, findings = rows[-1].status or "ok", checks.findings()
     if status != "ok":
-        return Summary(
-            status,
-            f"{status}: these checks were finished, and no verdict follows from them.",
-            status,
-        )
+        sentence = f"{status}: these checks were finished, and no verdict follows from them."
+        return Summary(status, sentence, status)
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
-        rule = "rule typical" if row.rule == "typical" else f"lenience {row.lenience:g}"
-        has_coin = row.synthetic_acceptance is not None
-        what = f"acceptance by a coin ({synthetic_in_words(row)})" if has_coin else rule
-        why = f"{what} is lossy by definition, although these checks do not show it"
-        return Summary("lossy", f"Lossy: {why}; {findings}.", f"lossy: {why}")
-    if undecided := [row for row in _of_all_prompts(rows) if row.verdict == "undecided"]:
-        why = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
-        return Summary("undecided", f"Cannot tell: {findings}. {why}.", f"undecided: {why}")
+        cause = "rule typical" if row.rule == "typical" else f"lenience {row.lenience:g}"
+        if row.synthetic_acceptance is not None:
+            cause = f"acceptance by a coin ({synthetic_in_words(row)})"
+        reason = f"{cause} is lossy by definition, although these checks do not show it"
+        return Summary("lossy", f"Lossy: {reason}; {findings}.", f"lossy: {reason}")
+    undecided = [row for row in checks.overall if row.verdict == "undecided"]
+    if undecided:
+        reason = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
+        return Summary("undecided", f"Cannot tell: {findings}. {reason}.", f"undecided: {reason}")
     return Summary("lossless", f"Lossless: {findings}.", "lossless")
 
 
@@ -65,21 +139,20 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
     if any(row.check == "greedy" for row in undecided):
         return "greedy texts differ, and no logits say whether rounding explains it"
     weakest = min(undecided, key=lambda row: row.power or 0)
-    untested = not weakest.degrees_of_freedom
-    advice = f"raise num_draws{'' if untested else ', shift'} or decoding.temperature"
+    draws = f"{weakest.num_draws:,} draws"
+    if weakest.num_draft_tokens:
+        draws += f" with K={weakest.num_draft_tokens}"
+    problem = f"{draws} have only one outcome that is expected often enough to test"
+    advice = "raise num_draws or decoding.temperature"
+    if weakest.degrees_of_freedom:
+        shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
+        problem = f"{shift} with a chance of only {_share(weakest.power)}"
+        advice = "raise num_draws, shift or decoding.temperature"
     if num_draws_needed:
         # To two digits, upwards.
         unit = 10 ** (len(str(num_draws_needed)) - 2)
         advice = f"num_draws={-(-num_draws_needed // unit) * unit} would be enough"
-    draws = f"{weakest.num_draws:,} draws"
-    if weakest.num_draft_tokens:
-        draws += f" with K={weakest.num_draft_tokens}"
-    if untested:
-        return f"{draws} have only one outcome that is expected often enough to test; {advice}"
-    return (
-        f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
-        f" with a chance of only {_share(weakest.power)}; {advice}"
-    )
+    return f"{problem}; {advice}"
 
 
 def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
@@ -91,49 +164,40 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     asked = dataclasses.replace(
         rows[-1], num_prompts=row.num_prompts, num_draft_tokens=row.num_draft_tokens
     )
-    settings = f"{settings_line([asked])} · seed {row.seed}"
+    planted = made_up = None
+    if row.fault != "none":
+        planted = f"A control: fault={row.fault} was planted, and the checks must find it."
+    if row_labels := labels(row):
+        made_up = f"With {' and '.join(row_labels)}: this says nothing about the pair itself."
+    summary = summarise(rows)
     document: list[Table | Line] = [
         Line(title(row), "strong"),
-        Line(settings, "dim"),
+        Line(f"{settings_line([asked])} · seed {row.seed}", "dim"),
         _checks(rows),
+        *sentences("warning", planted, made_up, too_long_warning(row)),
+        Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
     ]
-    if row.fault != "none":
-        document.append(
-            Line(
-                f"A control: fault={row.fault} was planted, and the checks must find it.", "warning"
-            )
-        )
-    if made_up := labels(row):
-        document.append(
-            Line(
-                f"With {' and '.join(made_up)}: this says nothing about the pair itself.", "warning"
-            )
-        )
-    if cut := too_long_warning(row):
-        document.append(Line(cut, "warning"))
-    summary = summarise(rows)
-    fine_print = _fine_print(rows) if summary.verdict in _STYLES else []
-    return [*document, Line(summary.sentence, _STYLES.get(summary.verdict, "warning")), *fine_print]
+    if summary.verdict in _STYLES:
+        document += Checks(rows).fine_print()
+    return document
 
 
 def recovery_table(runs: Sequence[Run]) -> Table:
     """The checks of one run, or one row per run."""
     if len(runs) == 1:
-        about, said = common_settings(runs[0].rows), f"Verdict: {_in_words(runs[0])}."
-        return dataclasses.replace(_checks(runs[0].rows), title=_TITLE, about=about, notes=(said,))
+        [run] = runs
+        verdict = f"Verdict: {_in_words(run)}."
+        about = common_settings(run.rows)
+        return dataclasses.replace(_checks(run.rows), title=_TITLE, about=about, notes=(verdict,))
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", names=True),
         Column("verdict", text=True, of=lambda named: _in_words(named.run)),
-        Column(
-            "greedy texts identical",
-            of=lambda named: next(map(_identical, _of(named.run.rows, "greedy")), None),
-        ),
-        Column("draws", "{:,}".format, lambda named: _num_draws(named.run.rows) or None),
-        Column("smallest p-value", _p_value, lambda named: _least("p_value", named.run.rows)),
-        Column("power", percent, lambda named: _least("power", _of_all_prompts(named.run.rows))),
+        Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
+        Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
+        Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
+        Column("power", percent, lambda named: Checks(named.run.rows).power),
     )
-    about = "Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests."
     shifts = {row.shift for run in runs for row in run.rows} - {None}
     note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
     return Table.of(
@@ -143,56 +207,40 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         columns,
         strong=lambda named: summarise(named.run.rows).verdict == "lossy",
         faint=lambda named: named.run.status != "ok",
-        about=about,
+        about="Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests.",
         notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
     )
 
 
-def _control(run: Run) -> bool:
+def losses(runs: Sequence[Run]) -> list[Line]:
+    """The pairs by verdict; controls are no verdict on a pair."""
+    pairs: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINES}
+    for run in runs:
+        if run.status == "ok" and not _is_control(run):
+            pairs[summarise(run.rows).verdict].append(pair_name(run.last))
+    return [
+        Line(f"{_HEADLINES[verdict]}: {', '.join(dict.fromkeys(names))}.", "strong")
+        for verdict, names in pairs.items()
+        if names
+    ]
+
+
+def _is_control(run: Run) -> bool:
     """Whether a fault was planted, so that the checks must fail."""
     return run.last.fault not in (None, "none")
 
 
-def losses(runs: Sequence[Run]) -> list[str]:
-    """Sentences about loss: what `recovery` found."""
-    found = []
-    tested = [run for run in runs if not _control(run) and run.status == "ok"]
-    for word, said in _HEADLINES.items():
-        if pairs := dict.fromkeys(
-            pair_name(run.last) for run in tested if summarise(run.rows).verdict == word
-        ):
-            found.append(f"{said}: {', '.join(pairs)}.")
-    return found
-
-
-def accuracy_losses(runs: Sequence[Run]) -> list[str]:
-    """Sentences about loss: what `eval` found."""
-    found = []
-    finished = [row for run in runs if run.status == "ok" for row in merged_rows(run.rows)]
-    compared = [
-        (row, row.difference, row.mcnemar_p_value or 0)
-        for row in finished
-        if row.difference is not None
-    ]
-    differing = [
-        f"{pair_name(row)} by {100 * points:+.1f} points" for row, points, p in compared if p < 0.05
-    ]
-    if differing:
-        found.append(
-            f"The speculative arm's accuracy differs (McNemar p < 0.05): {'; '.join(differing)}."
-        )
-    elif compared:
-        evaluations = f"{len(compared)} evaluation{'s' * (len(compared) > 1)}"
-        found.append(f"No significant difference in accuracy between the arms ({evaluations}).")
-    return found
-
-
 def _in_words(run: Run) -> str:
     """The verdict; of a control, whether the fault was found."""
-    found = summarise(run.rows).verdict
-    if not _control(run) or run.status != "ok":
-        return found
-    return f"{found} (a planted fault{'' if found == 'lossy' else ' that was missed'})"
+    verdict = summarise(run.rows).verdict
+    if not _is_control(run) or run.status != "ok":
+        return verdict
+    return f"{verdict} (a planted fault{'' if verdict == 'lossy' else ' that was missed'})"
+
+
+def _identical_texts(run: Run) -> str | None:
+    greedy = Checks(run.rows).greedy
+    return _identical(greedy[0]) if greedy else None
 
 
 def _checks(rows: Sequence[RecoveryRow]) -> Table:
@@ -200,10 +248,7 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", names=True),
-        Column(
-            "tokens",
-            of=lambda row: f"{'' if row.check == 'greedy' else 'first '}{row.num_tokens:,}",
-        ),
+        Column("tokens", of=_tokens),
         Column("draws", "{:,}".format, "num_draws"),
         Column("accepted", "{:.0%}".format, "acceptance_rate"),
         Column("outcome", of=_outcome),
@@ -218,99 +263,41 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
 
 
 def _check(row: RecoveryRow) -> str:
-    of = (
-        f", {row.num_prompts} prompts"
-        if row.prompt_index is None
-        else f", prompt {row.prompt_index}"
-    )
-    return f"{row.check}{'' if row.check == 'greedy' else of}"
+    if row.check == "greedy":
+        return "greedy"
+    if row.prompt_index is None:
+        return f"{row.check}, {row.num_prompts} prompts"
+    return f"{row.check}, prompt {row.prompt_index}"
+
+
+def _tokens(row: RecoveryRow) -> str:
+    return f"{row.num_tokens:,}" if row.check == "greedy" else f"first {row.num_tokens:,}"
 
 
 def _outcome(row: RecoveryRow) -> str:
-    chi_square = f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
-    return f"{_identical(row)} identical" if row.check == "greedy" else chi_square
+    if row.check == "greedy":
+        return f"{_identical(row)} identical"
+    return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
 
 
 def _identical(row: RecoveryRow) -> str:
     return f"{row.identical_prompts} of {row.num_prompts}"
 
 
-def _of(rows: Sequence[RecoveryRow], check: str) -> list[RecoveryRow]:
-    return [row for row in rows if row.check == check]
-
-
-def _of_all_prompts(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
-    return [row for row in rows if row.prompt_index is None]
-
-
-def _num_draws(rows: Sequence[RecoveryRow]) -> int:
-    return sum(row.num_draws or 0 for row in rows if row.prompt_index is not None)
-
-
-def _least(name: str, rows: Sequence[RecoveryRow]) -> float | None:
-    return min((value for row in rows if (value := getattr(row, name)) is not None), default=None)
-
-
-def _findings(rows: Sequence[RecoveryRow]) -> str:
-    """The figures of a check, in words."""
-    findings = []
-    for row in _of(rows, "greedy"):
-        tokens = f"({row.num_tokens:,} tokens)"
-        found = (
-            f"greedy output of both arms is identical token for token on {_identical(row)} prompts"
-            f" {tokens}"
-        )
-        if row.logit_margin is not None:
-            explained = "within" if row.verdict == "lossless" else "beyond"
-            found += (
-                f"; where it differs most, at token {row.divergence_position}, the logit margin"
-                f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g}"
-            )
-        findings.append(found)
-    if sampled := _of(rows, "sampled"):
-        findings.append(_sampled_findings(sampled))
-    return "; ".join(findings)
-
-
-def _sampled_findings(sampled: Sequence[RecoveryRow]) -> str:
-    """The result of the draws. A test without a degree of freedom shows nothing."""
-    draws = f"{_num_draws(sampled):,} sampled continuations"
-    tested = _tested(sampled)
-    if not tested:
-        return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
-    smallest = f"smallest p-value {_p_value(_least('p_value', tested) or 0)}"
-    if failed := sum(row.verdict == "lossy" for row in tested):
-        against = f"fail {failed} of {len(tested)} tests against"
-        return f"{draws} {against} the target's exact distribution ({smallest})"
-    decided = all(row.verdict == "lossless" for row in _of_all_prompts(sampled))
-    agree = "follow" if decided else "show no difference from"
-    number = f"of {len(tested)} test{'s' * (len(tested) > 1)}"
-    if len(tested) < len(sampled):
-        number += f"; {len(sampled) - len(tested)} more tested nothing"
-    return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
-
-
-def _tested(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
-    return [row for row in rows if row.degrees_of_freedom]
-
-
-def _fine_print(rows: Sequence[RecoveryRow]) -> list[Line]:
-    sampled = _of(rows, "sampled")
-    if not sampled:
-        return [
-            Line("At temperature 0 the output has one possible value; nothing was sampled.", "dim")
-        ]
-    if not _tested(sampled):
-        return []
-    row, weakest = sampled[0], _least("power", _of_all_prompts(sampled))
-    text = (
-        f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
-        f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} in a token's distribution is seen with a"
-        f" chance of {_share(weakest)}."
+def _greedy_findings(row: RecoveryRow) -> str:
+    identical = "greedy output of both arms is identical token for token"
+    text = f"{identical} on {_identical(row)} prompts ({row.num_tokens:,} tokens)"
+    if row.logit_margin is None:
+        return text
+    explained = "within" if row.verdict == "lossless" else "beyond"
+    return (
+        f"{text}; where it differs most, at token {row.divergence_position}, the logit margin"
+        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g}"
     )
-    rounding = max(row.rounding or 0 for row in sampled)
-    attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
-    return [Line(text, "dim"), *([Line(attributed, "dim")] if rounding >= 0.01 else [])]
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _rounding(row: RecoveryRow) -> str:

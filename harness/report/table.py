@@ -129,6 +129,11 @@ class Line:
     style: Style = "plain"
 
 
+def sentences(style: Style, *texts: str | None) -> list[Line]:
+    """Sentences of one style; empty ones and None are left out."""
+    return [Line(text, style) for text in texts if text]
+
+
 def _value(item: Any, of: Of) -> Any:
     for step in (of,) if callable(of) else map(attrgetter, of.split(".")):
         item = None if item is None else step(item)

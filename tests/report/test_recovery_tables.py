@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.report.accuracy import accuracy_losses
 from harness.report.recovery import (
-    accuracy_losses,
     losses,
     recovery_document,
     recovery_table,
@@ -172,19 +172,20 @@ def test_several_runs_are_one_row_each() -> None:
 def test_losses_are_said_of_real_checks_alone() -> None:
     control = Run(rows({}, {"verdict": "lossy"}, fault="lenience"))
     assert losses([control]) == []
-    assert losses([control, Run(rows())]) == ["Lossless in every check: tiny with tiny_draft."]
-    assert losses([Run(rows({"verdict": "lossy"}))]) == ["Lossy: tiny with tiny_draft."]
+    (lossless,) = losses([control, Run(rows())])
+    assert lossless.text == "Lossless in every check: tiny with tiny_draft."
+    (lossy,) = losses([Run(rows({"verdict": "lossy"}))])
+    assert lossy.text == "Lossy: tiny with tiny_draft."
     evaluated = EvalRow(
         model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
     )
     compared = dataclasses.replace(evaluated, difference=-0.021, mcnemar_p_value=0.3)
     assert accuracy_losses([Run([evaluated])]) == []
-    assert accuracy_losses([Run([compared])]) == [
-        "No significant difference in accuracy between the arms (1 evaluation)."
-    ]
+    (same,) = accuracy_losses([Run([compared])])
+    assert same.text == "No significant difference in accuracy between the arms (1 evaluation)."
     differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
     (sentence,) = accuracy_losses([Run([differing]), Run([compared])])
-    assert mentions(sentence, "differs", "p < 0.05", "13B with 7B", "-2.1 points")
+    assert mentions(sentence.text, "differs", "p < 0.05", "13B with 7B", "-2.1 points")
 
 
 def test_the_verdict_has_its_colour() -> None:

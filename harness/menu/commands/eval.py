@@ -99,10 +99,9 @@ class Eval(Command):
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """See `Command.headlines`: whether the arms' accuracies differ."""
-        from harness.report.recovery import accuracy_losses
-        from harness.report.table import Line
+        from harness.report.accuracy import accuracy_losses
 
-        return [Line(text, "strong") for text in accuracy_losses(runs)]
+        return accuracy_losses(runs)
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
         """See `Command.plots`."""

@@ -129,9 +129,8 @@ class Recovery(Command):
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """See `Command.headlines`: the pairs by verdict."""
         from harness.report.recovery import losses
-        from harness.report.table import Line
 
-        return [Line(text, "strong") for text in losses(runs)]
+        return losses(runs)
 
 
 RECORD = Recovery()
