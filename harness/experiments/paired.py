@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from harness.engines.timing import Generation
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
-from harness.results.statistics.power import units_needed, visible_difference
+from harness.results.statistics import power
+from harness.results.statistics.interval import Floats
 from harness.results.statistics.ratios import drift, totals_by_unit
 from harness.results.statistics.runs import ratio_over_runs
 
@@ -46,13 +46,12 @@ def paired_times(regular: Sequence[Generation], speculative: Sequence[Generation
 
 
 def reach_columns(times: PairedTimes) -> dict[str, Any]:
-    """The columns about how small a difference would show; none where there is no interval."""
-    if times.regular.size < FEWEST_FOR_INTERVAL:
+    """The columns about how small a difference would show."""
+    if not times.regular.size:
         return {}
-    estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
-    visible = visible_difference(estimate)
-    enough = units_needed(estimate, visible / 2) if visible > 0 else None
-    return {"visible_difference": visible, "units_for_half": enough}
+    return power.reach_columns(
+        ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
+    )
 
 
 def drift_columns(times: PairedTimes) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Ca
     each_is_timed = row.batch_size == 1 or row.requests_per_second is not None
     if row.arm == "regular" or not each_is_timed:
         return []
-    timed = [prompt for prompt in prompts if _is_timed(prompt) and prompt.category]
+    timed = [prompt for prompt in prompts if prompt.is_timed and prompt.category]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
     speculative = [prompt for prompt in timed if prompt.arm == row.arm]
     in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
@@ -40,16 +40,15 @@ def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Ca
     return categories
 
 
-def _is_timed(prompt: LatencyPromptRow) -> bool:
-    return bool(prompt.time_ms and prompt.num_tokens and not prompt.error)
-
-
 def _category(
     name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
 ) -> Category:
     """Compares the same prompts in both arms."""
     speedup = ratio_of_totals(
-        _ms_per_token(regular), _ms_per_token(speculative), _NUM_RESAMPLES, seed=0
+        [prompt.ms_per_token for prompt in regular],
+        [prompt.ms_per_token for prompt in speculative],
+        _NUM_RESAMPLES,
+        seed=0,
     )
     num_iterations, num_proposed, num_accepted = 0, 0.0, 0
     for prompt in speculative:
@@ -65,7 +64,3 @@ def _category(
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
         mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,
     )
-
-
-def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> list[float]:
-    return [(prompt.time_ms or 0) / (prompt.num_tokens or 1) for prompt in prompts]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,7 +280,7 @@ def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[Lat
     return {
         tuple(sorted(row.prompt_index or 0 for row in of_unit)): of_unit
         for of_unit in members.values()
-        if all(row.time_ms and row.num_tokens and not row.error for row in of_unit)
+        if all(row.is_timed for row in of_unit)
     }
 
 
@@ -291,8 +292,7 @@ def ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
     """
     arm = arm or ("speculative" if any(row.arm == "speculative" for row in prompts) else "regular")
     return {
-        unit: float(np.mean([(row.time_ms or 0.0) / (row.num_tokens or 1) for row in rows]))
-        for unit, rows in _units(prompts, arm).items()
+        unit: fmean(row.ms_per_token for row in rows) for unit, rows in _units(prompts, arm).items()
     }
 
 
@@ -304,7 +304,7 @@ def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
 
 def _acceptance_length(prompts: Sequence[LatencyPromptRow]) -> Values:
     return {
-        unit: float(np.mean([row.mean_acceptance_length or 0.0 for row in rows]))
+        unit: fmean(row.mean_acceptance_length or 0.0 for row in rows)
         for unit, rows in _units(prompts, "speculative").items()
         if all(row.mean_acceptance_length for row in rows)
     }

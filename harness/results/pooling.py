@@ -14,9 +14,8 @@ import numpy as np
 from harness.results.environment import new_run_id
 from harness.results.files import read_file
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-from harness.results.statistics.power import units_needed, visible_difference
-from harness.results.statistics.runs import RatioEstimate, ratio_over_runs
+from harness.results.statistics.power import reach_columns
+from harness.results.statistics.runs import ratio_over_runs
 from harness.results.work import judged
 
 # Figures of which a pooled row has the largest, or says whether all runs have it; of others it has
@@ -115,15 +114,7 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
     columns["speedup_covers"] = f"{estimate.covers}{seeds}"
-    return columns | _reach(estimate)
-
-
-def _reach(estimate: RatioEstimate) -> dict[str, Any]:
-    if estimate.num_units < FEWEST_FOR_INTERVAL:
-        return {"visible_difference": None, "units_for_half": None}
-    visible = visible_difference(estimate)
-    enough = units_needed(estimate, visible / 2) if visible > 0 else None
-    return {"visible_difference": visible, "units_for_half": enough}
+    return columns | reach_columns(estimate)
 
 
 def _unit_name(row: LatencyRow) -> str:
@@ -135,35 +126,33 @@ def _unit_name(row: LatencyRow) -> str:
 def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
     """Times of one run, from its prompts file; empty where that is gone."""
     file = Path(rows[0].directory or "") / "latency_prompts.csv"
-    prompts = []
+    arms: dict[str | None, list[LatencyPromptRow]] = {"regular": [], "speculative": []}
     if rows[0].directory and file.is_file():
-        prompts = [row for row in read_file(file).rows if isinstance(row, LatencyPromptRow)]
-    answered = [
-        row
-        for row in prompts
-        if row.unit is not None and row.time_ms and row.num_tokens and not row.error
-    ]
-    arms = {arm: [row for row in answered if row.arm == arm] for arm in ("regular", "speculative")}
-    in_both = set.intersection(*({row.prompt_index for row in arm} for arm in arms.values()))
+        for row in read_file(file).rows:
+            if isinstance(row, LatencyPromptRow) and row.unit is not None and row.is_timed:
+                arms.setdefault(row.arm, []).append(row)
+    regular, speculative = arms["regular"], arms["speculative"]
+    in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
     was_served = rows[-1].requests_per_second is not None
-    regular, speculative = (
+    times = [
         _by_unit([row for row in arm if row.prompt_index in in_both], was_served)
-        for arm in arms.values()
-    )
-    return UnitTimes(regular, speculative)
+        for arm in (regular, speculative)
+    ]
+    return UnitTimes(*times)
 
 
 def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
     """Milliseconds per token by unit: a sum over the requests of a lap, or the time of a batch's row."""
-    members: dict[int, list[tuple[float, int]]] = {}
+    members: dict[int, list[LatencyPromptRow]] = {}
     for row in prompts:
-        members.setdefault(row.unit or 0, []).append((row.time_ms or 0.0, row.num_tokens or 1))
+        members.setdefault(row.unit or 0, []).append(row)
     if was_served:
-        return {unit: sum(ms / tokens for ms, tokens in rows) for unit, rows in members.items()}
-    return {
-        unit: sum(ms for ms, _ in rows) / sum(tokens for _, tokens in rows)
-        for unit, rows in members.items()
-    }
+        return {unit: sum(row.ms_per_token for row in rows) for unit, rows in members.items()}
+    times = {}
+    for unit, rows in members.items():
+        num_tokens = sum(row.num_tokens or 1 for row in rows)
+        times[unit] = sum(row.time_ms or 0.0 for row in rows) / num_tokens
+    return times
 
 
 def _digest(measurements: Iterable[str | None]) -> str:

@@ -496,6 +496,15 @@ class LatencyPromptRow(Row):
         "logit of the regular arm's token minus that of this arm's, at that place"
     )
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it was answered, and how long that took is known."""
+        return bool(self.time_ms and self.num_tokens and not self.error)
+
+    @property
+    def ms_per_token(self) -> float:
+        return (self.time_ms or 0.0) / (self.num_tokens or 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRow(DecodedRow):

@@ -50,4 +50,5 @@ def test_half_of_a_visible_difference_takes_about_four_times_the_prompts() -> No
     columns = reach_columns(paired_times(arm(slow), arm([1.0] * 16)))
     assert 0.02 < columns["visible_difference"] < 0.06
     assert columns["units_for_half"] == pytest.approx(64, abs=8)
-    assert reach_columns(paired_times(arm([2.0] * 7), arm([1.0] * 7))) == {}
+    few = reach_columns(paired_times(arm([2.0] * 7), arm([1.0] * 7)))
+    assert set(few.values()) == {None}

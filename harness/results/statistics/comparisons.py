@@ -65,22 +65,6 @@ class Comparison:
     estimate: RatioEstimate | None = None
 
 
-def noise_of(ratios: ArrayLike) -> Noise:
-    """Noise from A/A runs: pairs of identical runs, none of which belongs to two pairs.
-
-    Args:
-        ratios: [num_pairs], one run's figure over the other's, positive.
-
-    Raises:
-        ValueError: without a pair, or for a ratio that is not positive.
-    """
-    values = np.asarray(ratios, dtype=np.float64)
-    if values.ndim != 1 or not values.size or not (values > 0).all():
-        raise ValueError("ratios of identical runs must be a list of positive numbers")
-    # Their mean is known to be 0, so that it costs no degree of freedom.
-    return Noise(math.sqrt(float(np.mean(np.log(values) ** 2))), values.size)
-
-
 def noise_of_runs(groups: Sequence[ArrayLike]) -> Noise:
     """Noise from several runs of the same program, in one group or more.
 

@@ -76,3 +76,12 @@ def units_needed(
         else:
             too_few = middle
     return enough
+
+
+def reach_columns(estimate: RatioEstimate) -> dict[str, float | None]:
+    """The columns about how small a difference would show; None where there is no interval."""
+    if not estimate.has_interval:
+        return {"visible_difference": None, "units_for_half": None}
+    visible = visible_difference(estimate)
+    enough = units_needed(estimate, visible / 2) if visible > 0 else None
+    return {"visible_difference": visible, "units_for_half": enough}

@@ -26,21 +26,6 @@ from harness.results.statistics.interval import (
 
 
 @dataclass(frozen=True)
-class VarianceComponents:
-    """Standard deviations of the log of a ratio: 0.013 is about 1.3 %.
-
-    Args:
-        run: from run to run, common to all units; nan with one run.
-        unit: from unit to unit, the same in every run; with one run this includes `residual`.
-        residual: of one unit in one run; nan with one run.
-    """
-
-    run: float
-    unit: float
-    residual: float
-
-
-@dataclass(frozen=True)
 class RatioEstimate:
     """The log of a ratio, and the parts of its variance, which shrink with different numbers.
 
@@ -160,22 +145,6 @@ def ratio_over_runs(
         num_runs - 1,
         _in_words(covers),
     )
-
-
-def variance_components(numerators: ArrayLike, denominators: ArrayLike) -> VarianceComponents:
-    """How much the log of a ratio varies between runs, between units, and otherwise.
-
-    Args:
-        numerators, denominators: as for `ratio_over_runs`.
-    """
-    tops, bottoms = _by_run_and_unit(numerators), _by_run_and_unit(denominators)
-    num_runs, num_units = tops.shape
-    squares = MeanSquares.of(_linearised(tops, bottoms))
-    unit = math.sqrt(max(squares.of_units - squares.residual, 0.0) / num_runs)
-    if num_runs == 1:
-        return VarianceComponents(NAN, unit, NAN)
-    run = math.sqrt(max(squares.of_runs - squares.residual, 0.0) / num_units)
-    return VarianceComponents(run, unit, math.sqrt(squares.residual))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from harness.results.statistics.comparisons import (
     Noise,
     compare,
     compare_proportions,
-    noise_of,
+    noise_of_runs,
 )
 from harness.results.statistics.power import chance_to_see, visible_difference
 
@@ -130,14 +130,14 @@ def test_prompts_are_paired() -> None:
 
 def test_noise_is_that_of_identical_runs() -> None:
     rng = np.random.default_rng(0)
-    noise = noise_of(np.exp(rng.normal(0, 0.02, 500)))
+    noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (500, 2, 1))))
     assert noise.deviation == pytest.approx(0.02, rel=0.1)
     assert noise.degrees_of_freedom == 500
     assert noise.threshold() == pytest.approx(0.04, rel=0.1)
     # Of few pairs it is less certain, and the threshold is higher for that.
     assert Noise(0.02, 3).threshold() > 1.5 * noise.threshold()
     with pytest.raises(ValueError, match="positive"):
-        noise_of([1.0, 0.0])
+        noise_of_runs([[[1.0], [0.0]]])
 
 
 def test_proportions_of_the_same_questions() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from simulated_runs import Floats, Simulated, two_level_percentile_interval
 
-from harness.results.statistics.runs import ratio_over_runs, variance_components
+from harness.results.statistics.runs import ratio_over_runs
 
 NUMBER = 1000
 # A quiet machine whose prompts differ, runs that vary as seen, and runs that vary most.
@@ -135,19 +135,6 @@ def test_few_units_have_no_interval() -> None:
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
     assert not interval.excludes(1)
-
-
-def test_variance_components_are_what_was_simulated() -> None:
-    kind = Simulated(0.03, 0.05, 0.02, num_runs=40, num_units=400, hardness=0.0)
-    tops, bottoms = kind.draw(1, seed=3)
-    found = variance_components(tops[0], bottoms[0])
-    assert found.run == pytest.approx(0.03, rel=0.3)
-    assert found.unit == pytest.approx(0.05, rel=0.1)
-    assert found.residual == pytest.approx(0.02, rel=0.02)
-    alone = variance_components(tops[0, :1], bottoms[0, :1])
-    assert math.isnan(alone.run)
-    assert math.isnan(alone.residual)
-    assert alone.unit == pytest.approx(math.hypot(0.05, 0.02), rel=0.1)
 
 
 @pytest.mark.parametrize(
