@@ -113,18 +113,10 @@ class Command(Record):
         """Plots of a report, by name: figures of matplotlib, which only `report` needs."""
         return {}
 
-    def changes(
-        self,
-        before: Sequence[Any],
-        after: Sequence[Any],
-        margin: float,
-        noise: Mapping[str, Any],
-    ) -> Sequence[Any]:
-        """What became of each figure of a measurement, as `Compared` in `report/regression.py`.
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """What became of each figure of a measurement, for `regress`: `Compared` in `report/regression.py`.
 
         Args:
-            before, after: runs with the same settings.
-            margin: a change for the worse up to this share is tolerated.
-            noise: how far apart identical runs are, by the name of the figure.
+            sides: runs before and after, `Sides` in the same file.
         """
         return []

@@ -170,6 +170,11 @@ def departures(command: str) -> Mapping[str, Any]:
     return found
 
 
+def sentence(summary: str) -> str:
+    """A record's summary as a sentence."""
+    return f"{summary[:1].upper()}{summary[1:]}."
+
+
 def document() -> str:
     """`docs/settings.md`."""
     parts = [
@@ -184,7 +189,7 @@ def document() -> str:
     for command in commands():
         if command.settings is None or not COMMANDS.is_built_in(command.name):
             continue
-        parts += [f"## {command.name}", f"{command.summary[:1].upper()}{command.summary[1:]}."]
+        parts += [f"## {command.name}", sentence(command.summary)]
         own = of_command(command.settings)
         if own:
             parts.append(_table(own))
@@ -195,12 +200,12 @@ def document() -> str:
     parts.append("## What drafts")
     for name, method in METHODS.all().items():
         title = f"draft={name}" if method.named else name
-        parts += [f"### {title}", f"{method.summary[:1].upper()}{method.summary[1:]}."]
+        parts += [f"### {title}", sentence(method.summary)]
         if own := of_method(method.settings):
             parts.append(_table(own))
     parts.append("## Engines")
     for name, engine in ENGINES.all().items():
-        parts += [f"### engine={name}", f"{engine.summary[:1].upper()}{engine.summary[1:]}."]
+        parts += [f"### engine={name}", sentence(engine.summary)]
         parts.append(_table(of_engine(engine.settings)))
     return "\n\n".join(parts) + "\n"
 

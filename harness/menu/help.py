@@ -32,7 +32,7 @@ def template(root: DictConfig) -> str:
 def help_of(command: Command, config: DictConfig) -> str:
     """The help of a command: examples, presets, and each setting with its value."""
     kind = command.settings or RunSettings
-    parts = [_wrapped(f"{command.summary[:1].upper()}{command.summary[1:]}.")]
+    parts = [_wrapped(documentation.sentence(command.summary))]
     parts.append("\n".join(_examples(command)))
     if command.notes:
         parts.append(command.notes if "\n" in command.notes else _wrapped(command.notes))
@@ -46,7 +46,7 @@ def help_of(command: Command, config: DictConfig) -> str:
     for title, settings in sections:
         group = settings[0].name.partition(".")[0] if settings else ""
         if settings and ("." not in settings[0].name or group in config):
-            parts.append("\n".join([title, *_lines(settings, config)]))
+            parts.append("\n".join([title, *(_line(setting, config) for setting in settings)]))
     parts.append(_wrapped(_FOOTER))
     return "\n\n".join(parts)
 
@@ -83,12 +83,20 @@ def _presets(config: DictConfig) -> list[str]:
         "                  directory, a GGUF file or a hub repository",
     ]
     for family in _families(models):
-        lines.append(_paragraph(" ".join(family), "    "))
+        lines.append(
+            textwrap.fill(
+                " ".join(family),
+                _WIDTH,
+                initial_indent="    ",
+                subsequent_indent="      ",
+                break_on_hyphens=False,
+            )
+        )
     lines.append("  draft=")
-    methods = {name: method for name, method in METHODS.all().items() if method.named}
-    for name, summary in {"none": "the model alone"}.items():
-        lines.append(_entry(name, summary))
-    lines += [_entry(name, method.summary) for name, method in methods.items()]
+    lines.append(_entry("none", "the model alone"))
+    for name, method in METHODS.all().items():
+        if method.named:
+            lines.append(_entry(name, method.summary))
     lines.append("  engine=")
     lines += [_entry(name, engine.summary) for name, engine in ENGINES.all().items()]
     groups = ["decoding", "placement", *(["prompts"] if "prompts" in config else [])]
@@ -111,10 +119,6 @@ def _families(names: Iterable[str]) -> list[list[str]]:
         # Sizes alone, `7B`, are one family.
         families.setdefault(family[0] if letters[0] else "", []).append(name)
     return list(families.values())
-
-
-def _lines(settings: Iterable[Setting], config: DictConfig) -> list[str]:
-    return [_line(setting, config) for setting in settings]
 
 
 def _line(setting: Setting, config: DictConfig) -> str:
@@ -149,16 +153,6 @@ def _entry(name: str, text: str, indent: str = "    ") -> str:
     if len(first) >= _NAME_WIDTH:
         return "\n".join([first, *(margin + line for line in lines)])
     return "\n".join([first.ljust(_NAME_WIDTH) + lines[0], *(margin + line for line in lines[1:])])
-
-
-def _paragraph(text: str, indent: str) -> str:
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_on_hyphens=False,
-    )
 
 
 def _wrapped(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.errors import HarnessError
-from harness.report.pairs import latency_pairs
+from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.runs import read
 from harness.results.schema import LatencyRow
 
@@ -19,24 +19,19 @@ _FIGURES = (
 
 def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
     """Pairs as `report` orders them, those of one group in a row; notes say what could not be read."""
-    found = [path for path in paths if path.exists()]
-    if not found:
-        return {
-            "pairs": [],
-            "notes": [f"nothing has been measured yet: there is no {path}" for path in paths],
-        }
+    there = [path for path in paths if path.exists()]
+    if not there:
+        absent = [f"nothing has been measured yet: there is no {path}" for path in paths]
+        return {"pairs": [], "notes": absent}
     try:
-        findings = read(found)
+        findings = read(there)
     except HarnessError as error:
         return {"pairs": [], "notes": [str(error)]}
-    pairs = [
-        {
-            "name": pair.name.label(", "),
-            "group": " · ".join(filter(None, pair.name.group)),
-            "best": pair.best,
-        }
-        | {name: getattr(pair.row, name, None) for name in _FIGURES}
-        for pair in latency_pairs(findings.of(LatencyRow))
-        if pair.row.speedup is not None and not pair.partial
-    ]
-    return {"pairs": pairs, "notes": findings.notes}
+    shown = [pair for pair in latency_pairs(findings.of(LatencyRow)) if pair.complete]
+    return {"pairs": [_pair(pair) for pair in shown], "notes": findings.notes}
+
+
+def _pair(pair: MeasuredPair) -> dict[str, Any]:
+    group = " · ".join(filter(None, pair.name.group))
+    names = {"name": pair.name.label(", "), "group": group, "best": pair.best}
+    return names | {name: getattr(pair.row, name) for name in _FIGURES}

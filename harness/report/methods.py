@@ -32,7 +32,7 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
     """Methods by speed-up, with what each costs and what limits it."""
     row = group[0].row
     columns = (
-        Column("method", text=True, of=_method),
+        Column("method", text=True, of="method"),
         Column("K", of="name.num_draft_tokens", names=True),
         SPEEDUP.at("row"),
         BOUNDS.at("row"),
@@ -56,10 +56,6 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
         ),
         notes=tuple(rivals_lines(group)),
     )
-
-
-def _method(pair: MeasuredPair) -> str:
-    return " · ".join([str(pair.row.draft), *pair.name.details])
 
 
 def _costs(pair: MeasuredPair) -> Costs | None:

@@ -35,6 +35,11 @@ class MeasuredPair:
     chosen: bool = False
 
     @property
+    def method(self) -> str:
+        """The way to draft, with what distinguishes it from the same way in other runs."""
+        return " · ".join([str(self.row.draft), *self.name.details])
+
+    @property
     def partial(self) -> bool:
         return self.run.status != "ok"
 

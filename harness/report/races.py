@@ -15,6 +15,7 @@ from harness.report.table import (
     grouped,
     interval,
     percent,
+    sentences,
     times,
     visible,
 )
@@ -29,28 +30,24 @@ def verdict(row: CompareRow) -> Document:
 
     No more than labels after a race of one arm.
     """
-    lines = [
-        Line(f"{label}: acceptance and texts say nothing about the pair", "warning")
-        for label in labels(row)
-    ]
+    made_up = [f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)]
     no_verdict = why_no_verdict_of_race(row)
     if row.speedup is None and no_verdict is None:
-        return lines
+        return sentences("warning", *made_up)
     accepted = "nothing was drafted"
     if is_elsewhere(row.engine):
         accepted = "the server does not tell how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
         accepted += f", {row.mean_acceptance_length:.2f} tokens per iteration"
-    if lossy := lossy_warning(row):
-        lines.insert(0, Line(lossy, "warning"))
-    if no_verdict is not None and not row.ignore_eos:
-        lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
-    return [
+    lines = [
         Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
         Line(_identity(row), "dim"),
-        *lines,
+        *sentences("warning", lossy_warning(row), *made_up),
     ]
+    if no_verdict is not None and not row.ignore_eos:
+        lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
+    return lines
 
 
 def _headline(row: CompareRow, no_verdict: str | None) -> str:
@@ -86,19 +83,19 @@ def rejections(found: Sequence[Rejection] | None) -> Document:
 
 def races_table(rows: Sequence[CompareRow]) -> Table:
     """One row per pair and settings, over all races that were timed."""
-    lines = []
     timed = [row for row in rows if row.regular_ms_per_token is not None]
+    lines = []
     for (pair, k), races in grouped(timed, lambda row: (_name(row), row.num_draft_tokens)).items():
         compared = [row for row in races if why_no_verdict_of_race(row) is None]
         speedups = [row.speedup for row in compared if row.speedup is not None]
         rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
-        median = statistics.median(speedups) if speedups else None
-        spread = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
-        lines.append(
-            TableRow(
-                (pair, k, len(races), median, spread, statistics.fmean(rates) if rates else None)
-            )
-        )
+        median = spread = None
+        if speedups:
+            median = statistics.median(speedups)
+        if len(speedups) > 1:
+            spread = interval(min(speedups), max(speedups))
+        accepted = statistics.fmean(rates) if rates else None
+        lines.append(TableRow((pair, k, len(races), median, spread, accepted)))
     columns = (
         Column("pair", text=True),
         Column("K", names=True),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,25 @@ class FigureOfPrompts(Figure):
     """
 
     of: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+
+
+class Sides(NamedTuple):
+    """Two measurements with the same settings.
+
+    Attributes:
+        before, after: the runs of each, repetitions of one another.
+        margin: a change for the worse up to this share is tolerated.
+        noise: how far apart identical runs are, by the name of the figure.
+    """
+
+    before: Sequence[Run]
+    after: Sequence[Run]
+    margin: float
+    noise: Mapping[str, Noise]
+
+    def compared(self, figure: Figure) -> Compared:
+        """A figure about which nothing is known yet."""
+        return Compared(self.before[-1].last, self.after[-1].last, figure)
 
 
 @dataclass(frozen=True)
@@ -153,7 +173,8 @@ def compared_runs(
     for key, first in grouped(before, settings_key).items():
         second = by_settings.get(key)
         if second:
-            compared += COMMANDS[first[0].command].changes(first, second, margin, noises)
+            sides = Sides(first, second, margin, noises)
+            compared += COMMANDS[first[0].command].changes(sides)
     adjusted: list[Compared] = []
     for of_figure in grouped(compared, lambda one: one.figure.name).values():
         adjusted += _adjusted(of_figure)
@@ -178,60 +199,51 @@ def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
     return measured
 
 
-def changes_by_prompt(
-    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Mapping[str, Noise]
-) -> list[Compared]:
-    """The figures of `latency` that both sides have; see `Command.changes`."""
-    compared = []
-    for figure in _OF_PROMPTS:
-        change = _compared_figure(figure, before, after, margin, noise.get(figure.name))
-        if change is not None:
-            compared.append(change)
-    if compared:
-        return compared
+def changes_by_prompt(sides: Sides) -> list[Compared]:
+    """The figures of `latency` that both sides have."""
+    compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
+    known = [one for one in compared if one is not None]
+    if known:
+        return known
     reason = "the files of the prompts are gone (column directory)"
-    return [Compared(before[-1].last, after[-1].last, _OF_PROMPTS[0], reason=reason)]
+    return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
 
 
-def change_of_accuracy(before: Sequence[Run], after: Sequence[Run], margin: float) -> Compared:
-    """The accuracy of `eval` over the questions that both sides were asked; see `Command.changes`."""
-    pair = Compared(before[-1].last, after[-1].last, _ACCURACY)
-    first, second = _correct(before), _correct(after)
+def change_of_accuracy(sides: Sides) -> Compared:
+    """The accuracy of `eval` over the questions that both sides were asked."""
+    pair = sides.compared(_ACCURACY)
+    first, second = _correct(sides.before), _correct(sides.after)
     questions = sorted(set(first) & set(second))
     if not questions:
         return replace(pair, reason="no question was answered on both sides")
-    answers = [first[key] for key in questions], [second[key] for key in questions]
-    comparison = compare_proportions(*answers, margin)
-    means = sum(answers[0]) / len(questions), sum(answers[1]) / len(questions)
+    before = [first[question] for question in questions]
+    after = [second[question] for question in questions]
+    comparison = compare_proportions(before, after, sides.margin)
+    means = fmean(before), fmean(after)
     return replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
 
 
-def _compared_figure(
-    figure: FigureOfPrompts,
-    before: Sequence[Run],
-    after: Sequence[Run],
-    margin: float,
-    noise: Noise | None,
-) -> Compared | None:
+def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     """One figure of one pair; None where a side does not have it."""
-    sides = _by_run(before, figure), _by_run(after, figure)
-    if not all(sides):
+    before, after = _by_run(sides.before, figure), _by_run(sides.after, figure)
+    if not before or not after:
         return None
-    units = _common_units([*sides[0], *sides[1]])
-    pair = Compared(before[-1].last, after[-1].last, figure)
+    pair = sides.compared(figure)
+    units = _common_units([*before, *after])
     if not units:
         return replace(pair, reason="no prompt was answered on both sides")
-    first, second = _matrix(sides[0], units), _matrix(sides[1], units)
-    comparison = compare(first, second, figure.better, margin, noise, unit=_unit_name(units))
+    first, second = _matrix(before, units), _matrix(after, units)
+    noise = sides.noise.get(figure.name)
+    unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
+    comparison = compare(first, second, figure.better, sides.margin, noise, unit=unit)
     means = float(first.mean()), float(second.mean())
     pair = replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
+    reason = ""
     if len(units) < FEWEST_FOR_INTERVAL:
         reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
-        return replace(pair, verdict="cannot tell", reason=reason)
-    if figure.timed and noise is None and len(first) == len(second) == 1:
+    elif figure.timed and noise is None and len(first) == len(second) == 1:
         reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
-        return replace(pair, verdict="cannot tell", reason=reason)
-    return pair
+    return replace(pair, verdict="cannot tell", reason=reason) if reason else pair
 
 
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
@@ -257,10 +269,6 @@ def _common_units(runs: Sequence[Values]) -> list[Unit]:
 
 def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
     return np.array([[values[unit] for unit in units] for values in runs])
-
-
-def _unit_name(units: Sequence[Unit]) -> str:
-    return "prompt" if all(len(unit) == 1 for unit in units) else "lap"
 
 
 def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:

@@ -27,7 +27,7 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
     if times is None:
         return []
     best, *others = ranking(*times, _NUM_RESAMPLES, seed=0)
-    name = _name(pairs[best.index])
+    name = pairs[best.index].method
     alike = [_in_words(pairs, one) for one in others if not one.worse]
     slower = [_in_words(pairs, one) for one in others if one.worse]
     lines = []
@@ -68,9 +68,8 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
     units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
     if len(units) < FEWEST_FOR_INTERVAL:
         return None
-    regular = np.array([[of_pair[unit][0] for unit in units] for of_pair in times])
-    speculative = np.array([[of_pair[unit][1] for unit in units] for of_pair in times])
-    return regular, speculative
+    both = np.array([[of_pair[unit] for unit in units] for of_pair in times])
+    return both[..., 0], both[..., 1]
 
 
 def _times(pair: MeasuredPair) -> dict[tuple[int, ...], tuple[float, float]]:
@@ -80,11 +79,7 @@ def _times(pair: MeasuredPair) -> dict[tuple[int, ...], tuple[float, float]]:
     return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
 
 
-def _name(pair: MeasuredPair) -> str:
-    return " · ".join([str(pair.row.draft), *pair.name.details])
-
-
 def _in_words(pairs: Sequence[MeasuredPair], one: Ranked) -> str:
     share = one.of_best
     bounds = f"{share.low:.2f} to {share.high:.2f}"
-    return f"{_name(pairs[one.index])} ({share.estimate:.2f}; {bounds})"
+    return f"{pairs[one.index].method} ({share.estimate:.2f}; {bounds})"

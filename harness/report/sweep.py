@@ -23,9 +23,9 @@ Rows = Sequence[Any]
 def job_line(command: str, rows: Rows) -> str:
     """The result of a job, in a few words."""
     record = COMMANDS[command]
-    for row in rows:
-        if row.status != "ok":
-            return record.failure(row)
+    failed = [row for row in rows if row.status != "ok"]
+    if failed:
+        return record.failure(failed[0])
     result = record.line(rows) if rows else ""
     return ", ".join([result, *labels(rows[-1])]) if result else "done"
 
@@ -42,7 +42,7 @@ def print_sweep(
         # One measurement, which happens to be a sweep.
         print_document(COMMANDS[command].pooled(pooled[0]), plain_console(WIDE))
     elif rows:
-        everything = [*rows, *(row for of_job in pooled for row in of_job)]
+        everything = [row for of_job in (rows, *pooled) for row in of_job]
         print_document(sweep_document(command, everything), plain_console(WIDE))
     num_done = len({row.job for row in rows})
     num_failed = len({row.job for row in rows if row.status != "ok"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar
 
 # Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, where None stays None.
@@ -87,14 +86,10 @@ class Table:
         **details: Any,
     ) -> Self:
         """A table with a row for each item, whose cells are what the columns have of it."""
-        rows = [
-            TableRow(
-                tuple(_value(item, c.of) for c in columns),
-                _value(item, strong),
-                _value(item, faint),
-            )
-            for item in items
-        ]
+        rows = []
+        for item in items:
+            cells = tuple(_value(item, column.of) for column in columns)
+            rows.append(TableRow(cells, _value(item, strong), _value(item, faint)))
         return cls(key, title, tuple(columns), tuple(rows), **details)
 
     @classmethod
@@ -102,23 +97,20 @@ class Table:
         """Names and values."""
         return cls(key, "", (Column("", text=True),) * 2, tuple(map(TableRow, lines)), look="lines")
 
-    def shown(self) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
+    def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
-        kept = []
-        for column, values in zip(
-            self.columns, zip(*(row.cells for row in self.rows), strict=True), strict=False
-        ):
-            texts = ["" if value is None else column.form(value) for value in values]
+        columns, texts = [], []
+        for place, column in enumerate(self.columns):
+            values = [row.cells[place] for row in self.rows]
+            cells = ["" if value is None else column.form(value) for value in values]
+            if column.optional and not any(cells):
+                continue
             if column.once:
-                texts = [
-                    "" if text == above else text
-                    for text, above in zip(texts, [None, *texts], strict=False)
-                ]
-            if not column.optional or any(texts):
-                kept.append((column, texts))
-        return tuple(column for column, _ in kept), list(
-            zip(*(texts for _, texts in kept), strict=True)
-        )
+                pairs = zip(cells, ["", *cells], strict=False)
+                cells = ["" if cell == above else cell for cell, above in pairs]
+            columns.append(column)
+            texts.append(cells)
+        return columns, list(zip(*texts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -135,17 +127,19 @@ def sentences(style: Style, *texts: str | None) -> list[Line]:
 
 
 def _value(item: Any, of: Of) -> Any:
-    for step in (of,) if callable(of) else map(attrgetter, of.split(".")):
-        item = None if item is None else step(item)
+    if callable(of):
+        return None if item is None else of(item)
+    for name in of.split("."):
+        item = None if item is None else getattr(item, name)
     return item
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in their order."""
-    found: dict[Key, list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 # In reading order.
@@ -158,9 +152,9 @@ def without_empty(document: Document) -> Document:
 
 
 # ESC becomes ␛. The last ones are the delete character, and the controls that begin sequences on some terminals.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
-    range(127, 160), "␡"
-)
+_PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
+_PICTURES |= dict.fromkeys(range(127, 160), "␡")
+_PICTURES |= {ord(space): space for space in "\n\t"}
 
 
 def visible(text: str) -> str:

@@ -50,11 +50,8 @@ def prepare_streams() -> None:
     os.close(descriptor)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(
-                sys,
-                name,
-                os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False),
-            )
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -103,43 +100,51 @@ def _print_table(table: Table, console: Console) -> None:
         _print_text(table.about, "dim", console)
     columns, rows = table.shown()
     if table.look == "lines":
-        lines = RichTable.grid(padding=(0, 2))
-        lines.add_column(style="dim", no_wrap=True)
-        lines.add_column()
-        for cells in rows:
-            lines.add_row(*(Text(visible(cell)) for cell in cells))
-        console.print(lines)
+        _print_lines(rows, console)
     else:
-        wants = [
-            _widths(column, [cells[place] for cells in rows])
-            for place, column in enumerate(columns)
-        ]
-        room = console.width - 1
-        for part in _parts(columns, [least for least, _ in wants], room):
-            widths = _shared(room, [wants[place] for place in part])
-            drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
-            for place, width in zip(part, widths, strict=True):
-                justify: JustifyMethod = "left" if columns[place].text else "right"
-                drawn.add_column(
-                    Text(columns[place].heading), justify=justify, overflow="fold", width=width
-                )
-            for row, cells in zip(table.rows, rows, strict=True):
-                style = "bold" if row.strong else "dim" if row.faint else None
-                drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
-            console.print(drawn)
+        _print_parts(table, columns, rows, console)
     for note in table.notes:
         _print_text(note, "dim", console)
+
+
+def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Names and values."""
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for cells in rows:
+        grid.add_row(*(Text(visible(cell)) for cell in cells))
+    console.print(grid)
+
+
+def _print_parts(
+    table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
+) -> None:
+    """A table with headings, in as many parts below each other as the console's width takes."""
+    wants = [
+        _widths(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)
+    ]
+    room = console.width - 1
+    for part in _parts(columns, [least for least, _ in wants], room):
+        drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
+        widths = _shared(room, [wants[place] for place in part])
+        for place, width in zip(part, widths, strict=True):
+            column = columns[place]
+            justify: JustifyMethod = "left" if column.text else "right"
+            drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
+        for row, cells in zip(table.rows, rows, strict=True):
+            style = "bold" if row.strong else "dim" if row.faint else None
+            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
+        console.print(drawn)
 
 
 def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
     """Characters that a column cannot do without, so that numbers and words in headings stay whole; and all it has."""
     longest = max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
-    least = max(
-        min(longest, _LEAST_TEXT if column.text else _UNBROKEN),
-        *map(len, column.heading.split()),
-        0,
-    )
-    return least, max(longest, *map(len, column.heading.split("\n")))
+    unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
+    words = max(map(len, column.heading.split()), default=0)
+    lines = max(map(len, column.heading.split("\n")))
+    return max(unbroken, words), max(longest, lines)
 
 
 def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
@@ -155,18 +160,17 @@ def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
     """Columns that fit side by side, by place, each time behind those that say what a row is."""
     widths = [width + _FRAME for width in least]
-    names = list(
-        takewhile(lambda place: columns[place].text or columns[place].names, range(len(columns)))
-    )
+    naming = takewhile(lambda column: column.text or column.names, columns)
+    names = [place for place, _ in enumerate(naming)]
     # Long names leave as much room for something to be said about them.
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
         names.pop()
     parts = [list(names)]
     for place in range(len(names), len(columns)):
-        if (
-            len(parts[-1]) > len(names)
-            and sum(widths[other] for other in (*parts[-1], place)) > room
-        ):
-            parts.append(list(names))
-        parts[-1].append(place)
+        part = parts[-1]
+        is_full = sum(widths[other] for other in (*part, place)) > room
+        if is_full and len(part) > len(names):
+            part = list(names)
+            parts.append(part)
+        part.append(place)
     return parts

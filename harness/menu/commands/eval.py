@@ -109,17 +109,11 @@ class Eval(Command):
 
         return accuracy_plots(runs)
 
-    def changes(
-        self,
-        before: Sequence[Any],
-        after: Sequence[Any],
-        margin: float,
-        noise: Mapping[str, Any],
-    ) -> Sequence[Any]:
+    def changes(self, sides: Any) -> Sequence[Any]:
         """See `Command.changes`: accuracy, question by question."""
         from harness.report.regression import change_of_accuracy
 
-        return [change_of_accuracy(before, after, margin)]
+        return [change_of_accuracy(sides)]
 
 
 RECORD = Eval()

@@ -142,17 +142,11 @@ class Latency(Command):
 
         return latency_plots(runs)
 
-    def changes(
-        self,
-        before: Sequence[Any],
-        after: Sequence[Any],
-        margin: float,
-        noise: Mapping[str, Any],
-    ) -> Sequence[Any]:
+    def changes(self, sides: Any) -> Sequence[Any]:
         """See `Command.changes`: times and acceptance, prompt by prompt."""
         from harness.report.regression import changes_by_prompt
 
-        return changes_by_prompt(before, after, margin, noise)
+        return changes_by_prompt(sides)
 
 
 RECORD = Latency()
