@@ -12,6 +12,7 @@ from scipy import stats
 
 from harness.results.statistics.interval import (
     FEWEST_FOR_INTERVAL,
+    NAN,
     Floats,
     Interval,
     counted,
