@@ -50,7 +50,7 @@ def read_chunk(event: Any) -> Chunk:
     token_ids: list[int] = []
     for choice in _list(event.get("choices"), "choices"):
         choice = _mapping(choice, "a choice")
-        text += _text(choice.get("text"))
+        text += _text(choice.get("text")) + _text_of_chat(choice)
         token_ids += _counts(choice, "token_ids")
         finished = finished or choice.get("finish_reason") is not None
     counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
@@ -172,6 +172,15 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise AnswerError(f"a text is {_shown(value)}")
     return value
+
+
+def _text_of_chat(choice: Mapping[str, Any]) -> str:
+    """What a chat's event adds: to the answer, or to the thoughts before it, under one of two names."""
+    delta = _mapping(choice.get("delta"), "delta")
+    names = ("reasoning_content", "reasoning", "content")
+    # Some servers send thoughts under both names.
+    texts = dict.fromkeys(_text(delta.get(name)) for name in names)
+    return "".join(texts)
 
 
 def _list(value: Any, name: str) -> Sequence[Any]:

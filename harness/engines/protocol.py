@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -26,6 +26,8 @@ class Question:
         decoding: how tokens are chosen and how many; a row ends with `max_new_tokens`,
         stop_tokens: or with the first of these; none to generate exactly `max_new_tokens`.
         seed, indices: of each prompt; together they determine its random numbers, in any batch.
+        chats: the messages behind each prompt, for servers that apply the template themselves; none where they are
+            not known.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -33,6 +35,7 @@ class Question:
     seed: int
     indices: Sequence[int]
     stop_tokens: frozenset[int] = frozenset()
+    chats: Sequence[Sequence[Mapping[str, str]]] = ()
 
     def seed_of(self, index: int) -> int:
         """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them take."""

@@ -131,7 +131,7 @@ class ServerArm(Arm):
         row come at its end: the tokens of a piece of text depend on where it was cut.
         """
         pairs = list(zip(question.indices, question.prompts, strict=True))
-        bodies = [self._body(question, prompt, index) for index, prompt in pairs]
+        bodies = [self._body(question, row) for row in range(len(pairs))]
         self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
         arrivals = _Arrivals(self.loop)
         self._before = self._page.read()
@@ -198,9 +198,10 @@ class ServerArm(Arm):
         question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
         for self._takes_ids, self._takes_extensions in _WAYS:
             request = RequestRecord(0, len(ids))
-            await self._ask(self._body(question, ids, 0), request, lambda tokens: None)
+            await self._ask(self._body(question, 0), request, lambda tokens: None)
             if request.error is None:
-                self.tells_tokens = self._takes_ids and not request.from_text
+                takes_ids = self._takes_ids or self.settings.chat
+                self.tells_tokens = takes_ids and not request.from_text
                 return
             if request.error.code not in (400, 404, 422):
                 break
@@ -211,22 +212,18 @@ class ServerArm(Arm):
         )
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
-    def _body(self, question: Question, prompt: Sequence[int], index: int) -> dict[str, Any]:
+    def _body(self, question: Question, row: int) -> dict[str, Any]:
         """The client's arguments. Every parameter is set that a server may have a default for."""
-        decoding, ids = question.decoding, list(prompt)
+        decoding, index = question.decoding, question.indices[row]
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": ids,
+            **self._prompt(question, row),
             "max_tokens": decoding.max_new_tokens,
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if not self._takes_ids:
-            # The server's own tokenizer adds the first token.
-            ids = ids[1:] if ids[0] == self.tokenizer.bos_token_id else ids
-            body["prompt"] = self.tokenizer.decode(ids, skip_special_tokens=False)
         if self._takes_extensions:
             body["extra_body"] = {
                 "top_k": decoding.top_k or -1,  # keeps all; not every server takes 0 for that
@@ -245,6 +242,20 @@ class ServerArm(Arm):
                 "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
             )
         return body
+
+    def _prompt(self, question: Question, row: int) -> dict[str, Any]:
+        """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
+        ids = list(question.prompts[row])
+        if not self.settings.chat and self._takes_ids:
+            return {"prompt": ids}
+        # The server's own tokenizer adds the first token.
+        ids = ids[1:] if ids[0] == self.tokenizer.bos_token_id else ids
+        text = self.tokenizer.decode(ids, skip_special_tokens=self.settings.chat)
+        if not self.settings.chat:
+            return {"prompt": text}
+        if question.chats:
+            return {"messages": [dict(message) for message in question.chats[row]]}
+        return {"messages": [{"role": "user", "content": text}]}
 
     async def _ask_all(
         self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals
@@ -300,7 +311,10 @@ class ServerArm(Arm):
         _sent.set(request)
         request.started_ns, started = time.time_ns(), time.perf_counter()
         try:
-            async with self.client.completions.with_streaming_response.create(**body) as response:
+            completions = (
+                self.client.chat.completions if self.settings.chat else self.client.completions
+            )
+            async with completions.with_streaming_response.create(**body) as response:
                 async for event in _events(response):
                     self._last_event = time.perf_counter()
                     chunk = read_chunk(event)

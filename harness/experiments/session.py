@@ -77,6 +77,7 @@ class Session:
         self._measurement: Measurement | None = None
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._origin_said = False
+        self._chats: dict[int, list[dict[str, str]]] = {}
         self._keeper = keeper or PairKeeper()
 
     @contextmanager
@@ -149,6 +150,7 @@ class Session:
 
     def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Encode prompts without a look at the context; see `encode`."""
+        self._chats |= {prompt.index: prompt.chat() for prompt in prompts}
         return encode(self.tokenizer, prompts, self.settings.chat_template)
 
     def encode_set(
@@ -171,6 +173,7 @@ class Session:
             prompts,
             new_tokens,
         )
+        self._chats |= {prompt.index: prompt.chat() for prompt in kept}
         return kept, token_ids
 
     def place(
@@ -271,9 +274,10 @@ class Session:
         decoding = decoding or self.settings.decoding
         if not decoding.ignore_eos:
             stop_tokens = stop_tokens | self.end_tokens()
-        return Question(
-            token_ids, decoding, self.settings.seed if seed is None else seed, indices, stop_tokens
-        )
+        chats = [self._chats[index] for index in indices if index in self._chats]
+        known = len(chats) == len(indices)
+        seed = self.settings.seed if seed is None else seed
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats if known else ())
 
     def race(
         self,

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from in_process import Harness, results
+from in_process import Harness, only, results
 from wording import mentions
 
 QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=500"]
@@ -76,3 +76,18 @@ def test_bursts_and_goodput_are_told(harness: Harness) -> None:
             <= row["time_to_first_token_p95_ms"]
             <= row["time_to_first_token_p99_ms"]
         )
+
+
+def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    with ExitStack() as stack:
+        harness("latency", *QUICK, *addresses(stack, *servers), "engine.chat=true", "num_prompts=2")
+    rows = results()
+    assert list(rows["num_tokens"]) == [16, 16]
+    assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
+    for server in servers:
+        assert all("prompt" not in body for body in server.bodies)
+        (message,) = server.bodies[-1]["messages"]
+        assert message["role"] == "user"
+    asked = {body["messages"][0]["content"] for body in servers[0].bodies[-2:]}
+    assert asked == set(pd.read_csv(only("latency_prompts.csv"))["prompt"])

@@ -421,15 +421,16 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
         "batch_size=3",
     ]
     rows = []
-    for settings in ([], server):
+    for settings in ([], server, [*server, "engine.chat=true"]):
         directory = tmp_path / f"run-{len(rows)}"
         harness(*common, *settings, f"hydra.run.dir={directory}")
         prompts = pd.read_csv(directory / "latency_prompts.csv")
         rows.append(
             (pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"]))
         )
-    (local, local_prompts), (served_rows, served_prompts) = rows
+    (local, local_prompts), (served_rows, served_prompts), (_, chat_prompts) = rows
     assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
+    assert local_prompts["completion"].tolist() == chat_prompts["completion"].tolist()
     for column in (
         "acceptance_rate",
         "mean_acceptance_length",

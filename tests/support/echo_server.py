@@ -153,7 +153,7 @@ class EchoServer:
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer one request; False to close the connection."""
-        if self.dialect == "openai" and ("top_k" in body or not isinstance(body["prompt"], str)):
+        if self.dialect == "openai" and ("top_k" in body or isinstance(body.get("prompt"), list)):
             self._send(writer, 400, {"error": {"message": "unknown parameter"}})
             return True
         self.bodies.append(body)
@@ -190,8 +190,9 @@ class EchoServer:
         return True
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
+        messages = body.get("messages")
         prompt, count, width = (
-            body["prompt"],
+            body["prompt"] if messages is None else messages[-1]["content"],
             min(body["max_tokens"], self.stop_after),
             1 + (self.num_draft_tokens or 0) // 2,
         )
@@ -209,6 +210,8 @@ class EchoServer:
                 "text": text,
                 "finish_reason": "length" if step is steps[-1] else None,
             }
+            if messages is not None:
+                choice["delta"] = {"content": choice.pop("text")}
             if self.dialect.startswith("vllm") and body.get("return_token_ids"):
                 choice["token_ids"] = step
             yield {"object": "text_completion", "choices": [choice]}
