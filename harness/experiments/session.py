@@ -150,7 +150,7 @@ class Session:
 
     def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Encode prompts without a look at the context; see `encode`."""
-        self._chats |= {prompt.index: prompt.chat() for prompt in prompts}
+        self._note_chats(prompts)
         return encode(self.tokenizer, prompts, self.settings.chat_template)
 
     def encode_set(
@@ -173,8 +173,14 @@ class Session:
             prompts,
             new_tokens,
         )
-        self._chats |= {prompt.index: prompt.chat() for prompt in kept}
+        if not self._counts["num_truncated"]:
+            self._note_chats(kept)
         return kept, token_ids
+
+    def _note_chats(self, prompts: Sequence[Prompt]) -> None:
+        """Keep the messages of prompts that are read whole."""
+        whole = [prompt for prompt in prompts if prompt.num_tokens is None]
+        self._chats |= {prompt.index: prompt.chat() for prompt in whole}
 
     def place(
         self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None
