@@ -50,7 +50,7 @@ def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
     assert end_columns([], {END})["share_after_end"] is None
 
 
-QUICK = ["latency", "num_prompts=8", "decoding.max_new_tokens=64"]
+QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=48"]
 
 
 def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:
@@ -71,6 +71,7 @@ def test_answers_of_a_chat_model_end_by_themselves(
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     model = save_model("llama", "chat", tokenizer=tokenizer)
     asked = ["latency", f"model={model.name}", "draft=none", "prompts=prompts.txt", "num_prompts=2"]
+    asked += ["decoding.max_new_tokens=8", "num_warmup=0"]
     harness(*asked)
     harness(*asked, "chat_template=never")
     harness(*asked, "decoding.ignore_eos=true")

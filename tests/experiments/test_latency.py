@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,10 @@ import pandas as pd
 import pytest
 
 from architectures import RECURRENT
+from forked import Forked, run, start
 from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
-from processes import end, run, start
+from processes import end
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -202,7 +202,7 @@ def test_a_failed_run_is_a_row(harness: Harness, pair: list[str]) -> None:
 
 
 @pytest.fixture
-def running(pair: list[str], tmp_path: Path) -> subprocess.Popen[str]:
+def running(pair: list[str], tmp_path: Path) -> Forked:
     """A run of 500 prompts, of which some are measured."""
     (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
     many = ["prompts=prompts.txt", "num_prompts=500", "decoding.max_new_tokens=8"]
@@ -210,7 +210,7 @@ def running(pair: list[str], tmp_path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(running: subprocess.Popen[str], harness: Harness) -> None:
+def test_ctrl_c_keeps_what_was_measured(running: Forked, harness: Harness) -> None:
     stdout, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
     rows = results()
@@ -222,7 +222,7 @@ def test_ctrl_c_keeps_what_was_measured(running: subprocess.Popen[str], harness:
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_whole_rows(running: subprocess.Popen[str], harness: Harness) -> None:
+def test_a_kill_leaves_whole_rows(running: Forked, harness: Harness) -> None:
     time.sleep(0.2)
     end(running, signal.SIGKILL, -signal.SIGKILL)
     prompts = pd.read_csv(only("latency_prompts.csv"))

@@ -38,7 +38,9 @@ from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
 FAULTS = [fault for fault in get_args(Fault) if fault != "none"]
-NUM_DRAWS = 16_000
+NUM_DRAWS = 8000
+# The verdict of the mildest fault with one draft token hangs on more.
+MANY_DRAWS = 16_000
 BATCH = 5000
 CPU = torch.device("cpu")
 
@@ -62,16 +64,19 @@ def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEn
 
 
 @functools.cache
-def outcomes(decoding: DecodingSettings, dtype: torch.dtype) -> Outcomes:
+def outcomes(
+    decoding: DecodingSettings, dtype: torch.dtype, num_draws: int = NUM_DRAWS
+) -> Outcomes:
     return exact_outcomes(
         engine(dtype=dtype).reference,
         PROMPT,
         decoding,
         num_tokens=5,
-        min_probability=MIN_EXPECTED / NUM_DRAWS,
+        min_probability=MIN_EXPECTED / num_draws,
     )
 
 
+@functools.cache
 def sample(
     fault: Fault = "none",
     num_draft_tokens: int = 1,
@@ -94,7 +99,7 @@ def sample(
             yield generate(faulty, tested, Question([PROMPT] * len(streams), decoding, 0, streams))
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
-    exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype)
+    exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype, max(num_draws, NUM_DRAWS))
     return SampledTest(num_tokens, significance_level=1e-9, shift=0.15).check(draws(), exact)
 
 
@@ -129,7 +134,7 @@ def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: i
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_planted_fault_is_caught(fault: Fault) -> None:
-    assert sample(fault).verdict == "lossy"
+    assert sample(fault, num_draws=MANY_DRAWS).verdict == "lossy"
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from text_drafters import lookup_drafter
 
 PROMPTS = [[5, 17, 44, 8, 61, 5, 17], [9, 30], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
 GREEDY = Warp(0.0)
-NEW_TOKENS = 30
+NEW_TOKENS = 20
 
 
 def request(prompts: list[list[int]]) -> Request:
