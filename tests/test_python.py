@@ -16,7 +16,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import harness
+from forked import fork_worker
 from harness.menu.names import CONF, PACKAGE
+from harness.sweep import worker
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
 
@@ -24,6 +26,7 @@ SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new
 @pytest.fixture(autouse=True)
 def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(worker, "start_process", fork_worker)
 
 
 def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

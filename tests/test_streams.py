@@ -34,7 +34,6 @@ ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 @pytest.mark.parametrize(
     ("command", "variables", "shown"),
     [
-        (QUICK, ASCII, "2 prompts (tiny) ? 4 new tokens"),
         ("compare prompt='7 * 8 =' json=true", ASCII, '"status": "ok"'),
         (f"{QUICK} >&-", {}, ""),
         (f"{QUICK} 2>&-", {}, "ms/token"),
@@ -50,6 +49,9 @@ def test_whatever_stdout_is_the_run_succeeds(
     assert "Traceback" not in done.stderr
     assert "harness: " not in done.stderr
     assert list((tmp_path / "results").glob("*.csv"))
+    # What a job of a sweep prints.
+    for log in tmp_path.glob("multirun/*/*/*/*/log.txt"):
+        assert "2 prompts (tiny) ? 4 new tokens" in log.read_text()
 
 
 @pytest.mark.slow

@@ -246,7 +246,7 @@ def test_acceptance_far_below_what_greedy_texts_explain_is_a_fault_of_the_engine
 ) -> None:
     """A draft that is simply bad is bad greedily too, and one that is good is not looked into."""
     servers = EchoServer(), EchoServer(num_draft_tokens=4, rejects_at=rejects_at)
-    sampled = ["num_prompts=8", "batch_size=4", "decoding.temperature=0.7"]
+    sampled = ["num_prompts=20", "batch_size=4", "decoding.temperature=0.7"]
     shown = harness("latency", *QUICK, *serve(*servers), *sampled).stdout
     row = results().iloc[-1]
     shown = " ".join(shown.split())

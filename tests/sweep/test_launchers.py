@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pandas as pd
 import pytest
 
+import forked
 from harness.config.machine import num_usable_cores
 from processes import run
 from sweep_pairs import FATAL_WIDTH, save_wicked
@@ -31,8 +33,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def sweep(
-    directory: Path, *arguments: str
-) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
+    directory: Path, *arguments: str, run: Callable[..., CompletedProcess[str]] = run
+) -> tuple[CompletedProcess[str], pd.DataFrame]:
     result = run(
         "latency", "-m", *arguments, cwd=directory, code=None, HF_HOME=str(directory / "hub")
     )
@@ -67,17 +69,12 @@ def test_a_killed_job_is_a_row_and_the_others_run(
     assert "ray" in plugin or set(rows["num_threads"].dropna()) == {max(1, NUM_CORES // 2)}, (
         "they share the cores"
     )
-
-
-@pytest.mark.slow
-def test_a_job_on_a_share_of_the_cores_is_found_again(pair: list[str], tmp_path: Path) -> None:
-    """The number of threads determines the figures; it is known before a job runs."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    joblib = ["+launcher=joblib", "hydra.launcher.n_jobs=2", *pair, "draft=none", "seed=1,2"]
-    _, rows = sweep(tmp_path, *joblib)
-    (tmp_path / "again").mkdir()
-    _, again = sweep(tmp_path / "again", *joblib, f"results.file={tmp_path}/results/latency.csv")
-    assert set(again["run"]) == set(rows["run"])
+    if "joblib" in plugin:
+        # The number of threads determines the figures; it is known before a job runs.
+        (tmp_path / "again").mkdir()
+        one = ["decoding.num_draft_tokens=2", f"results.file={tmp_path}/results/latency.csv"]
+        _, again = sweep(tmp_path / "again", *preset, *pair, *one)
+        assert set(again["run"]) == set(rows["run"][rows["status"] == "ok"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
@@ -92,7 +89,8 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path:
 @pytest.mark.slow
 def test_optuna_searches_for_the_best_speed_up(pair: list[str], tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    result, rows = sweep(tmp_path, "+sweeper=optuna", "hydra.sweeper.n_trials=4", *pair)
+    optuna = ["+sweeper=optuna", "hydra.sweeper.n_trials=4"]
+    result, rows = sweep(tmp_path, *optuna, *pair, run=forked.run)
     assert result.returncode == 0, result.stderr
     assert rows["job"].nunique() == 4
     assert rows["num_draft_tokens"].dropna().between(1, 8).all()

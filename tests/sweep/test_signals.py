@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from harness.sweep import signals
 from processes import HARNESS, TIMEOUT_S, end, start
 
@@ -128,7 +129,7 @@ ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
-    run = start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
+    run = forked.start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
     time.sleep(1)
     end(run, number, 130)
     (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
