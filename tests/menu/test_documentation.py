@@ -17,21 +17,6 @@ from in_process import Harness
 
 ROOT = Path(__file__).parents[2]
 WITH_SETTINGS = [command for command in commands() if command.settings is not None]
-# What commands mean otherwise than all commands do, on purpose.
-OTHERWISE: dict[str, dict[str, Any]] = {
-    "latency": {"decoding.ignore_eos": "auto"},
-    "compare": {"decoding.ignore_eos": False},
-    "eval": {
-        "batch_size": 64,
-        "chat_template": "never",
-        "decoding.max_new_tokens": 8,
-        "decoding.ignore_eos": False,
-    },
-    "recovery": {"batch_size": 512},
-    "distill": {"decoding.ignore_eos": False},
-    "plan": {},
-    "serve": {"batch_size": 16, "decoding.ignore_eos": False},
-}
 
 
 def every_setting() -> list[Setting]:
@@ -66,12 +51,6 @@ def test_configurations_and_classes_have_the_same_defaults(command: Command) -> 
         default = setting.default
         if "${" not in str(written):
             assert written == (list(default) if isinstance(default, tuple) else default)
-    departures = {
-        name: value
-        for name, value in documentation.departures(command.name).items()
-        if not name.startswith("results.")
-    }
-    assert departures == OTHERWISE[command.name]
 
 
 def test_what_all_commands_share_has_the_same_defaults() -> None:
