@@ -156,6 +156,13 @@ def _layers_marked(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def end_part() -> None:
+    """End a part of the call that is traced, if one is: equal parts are compiled once."""
+    mode = get_proxy_mode()
+    if mode is not None:
+        _mark(f"part {len(mode.tracer.graph.nodes)}")
+
+
 def _mark(layer: str | None) -> None:
     """Mark all nodes since the last call."""
     mode = get_proxy_mode()

@@ -23,6 +23,7 @@ from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.menu.head_kind import HeadKind
+from harness.runners.regions import end_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +134,18 @@ class EagleDrafter(HeadDrafter):
             states = self.read(unread, num_masks=uniforms.shape[1] - 1)
             return self.draw(self._logits(head.norm(states)), uniforms)
         states = self.read(unread)
-        next_slots = unread.starts + unread.counts
+        most = uniforms.shape[1]
+        ahead = torch.arange(most, device=states.device)
+        slots = (unread.starts + unread.counts).unsqueeze(1) + ahead
         drawn: list[Draft] = []
-        for numbers in uniforms.unbind(1):
-            if drawn:
-                self.cache.place(next_slots, 1)
-                next_slots = next_slots + 1
-                embedded = self._embed(drawn[-1].tokens.unsqueeze(1))
-                states = head(embedded, states, self.cache)
+        for slot, numbers in zip(slots.unbind(1), uniforms.unbind(1), strict=True):
+            end_part()
             normed = head.norm(states)
             drawn.append(self.draw(self._logits(normed[:, 0]), numbers))
-            states = normed if head.config.norm_output else states
+            if len(drawn) < most:
+                self.cache.place(slot, 1)
+                embedded = self._embed(drawn[-1].tokens.unsqueeze(1))
+                states = head(embedded, normed if head.config.norm_output else states, self.cache)
         return stacked(drawn)
 
     def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
