@@ -164,3 +164,12 @@ class PromptedSettings(RunSettings):
     """Settings of the commands that decode a prompt set."""
 
     prompts: PromptSettings
+
+    # Whether the command answers all turns of a conversation.
+    ANSWERS_TURNS: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "all is for latency; this command answers first turns"
+        first = self.prompts.turns == "first"
+        require(self.ANSWERS_TURNS or first, "prompts.turns", rule, self.prompts.turns)

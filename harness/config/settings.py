@@ -288,6 +288,8 @@ class PromptSettings:
         system: a system prompt before every prompt.
         lengths: cut texts of the set, one after another, to so many tokens, to measure contexts of these
             lengths; without a chat template.
+        turns: answers the first turn of a conversation alone, or `all`: each arm goes on from its own
+            answers.
         seed: takes prompts of each category at random; None takes the first.
         licence: of the texts; each run says it.
         source: where a file comes from that the hub does not have; said where it is absent.
@@ -303,6 +305,7 @@ class PromptSettings:
     template: str | None = None
     system: str | None = None
     lengths: tuple[int, ...] = ()
+    turns: Literal["first", "all"] = "first"
     seed: int | None = None
     licence: str | None = None
     source: str | None = None
@@ -319,6 +322,8 @@ class PromptSettings:
         fits = all(length > 0 for length in self.lengths)
         fits = fits and len(set(self.lengths)) == len(self.lengths)
         require(fits, "lengths", rule, list(self.lengths))
+        rule = "cannot be combined with prompts.lengths, which cuts texts"
+        require(self.turns == "first" or not self.lengths, "turns", rule, self.turns)
 
     @property
     def files(self) -> tuple[str, ...]:

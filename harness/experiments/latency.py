@@ -16,6 +16,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
+from harness.experiments.conversations import Conversations
 from harness.experiments.experts import ExpertsRead, experts_read
 from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
@@ -66,7 +67,8 @@ class Latency(Experiment):
         self.identical: dict[str, float | None] = {}
         self.quietness: Quietness | None = None
         self.experts: ExpertsRead | None = None
-        self.num_units = 0
+        # The unit of each question: a batch or a lap, with all turns of its conversations.
+        self.units: list[int] = []
         self.end_tokens: frozenset[int] = frozenset()
         self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
@@ -81,18 +83,21 @@ class Latency(Experiment):
             say(self.overridden)
         batch_size = min(settings.batch_size, len(token_ids))
         lengths = [len(ids) for ids in token_ids]
-        placed = session.place(settings.batch_size, max(lengths))
-        engine = session.open(batch_size, max(lengths))
+        conversations = Conversations(session, self.prompt_set)
+        indices = [prompt.index for prompt in self.prompts]
+        conversations.follow_ups(Question(token_ids, settings.decoding, settings.seed, indices))
+        longest = max(*lengths, conversations.longest)
+        placed = session.place(settings.batch_size, longest)
+        engine = session.open(batch_size, longest)
         if settings.weights == "stored":
             self.end_tokens = session.end_tokens()
-        questions = self._questions(session, engine, token_ids)
-        self.num_units = len(questions)
+        questions = self._questions(session, engine, token_ids, conversations)
         warmup = self._warmup(session, token_ids, batch_size)
         if settings.engine.aa:
-            self._compare_identical(session, engine, questions, warmup)
-        self._race(session, engine, questions, warmup)
+            self._compare_identical(session, engine, questions, warmup, conversations)
+        self._race(session, engine, questions, warmup, conversations)
         self._check_failures()
-        self._suspect(engine, questions)
+        self._suspect(engine)
         self._write_acceptance(session)
         self.experts = experts_read(engine, questions[0])
         if placed is not None:
@@ -112,10 +117,9 @@ class Latency(Experiment):
     def _by_prompt(self) -> Measured:
         """The acceptance of each prompt that the speculative arm answered."""
         requests = self.measured["speculative"].answered
-        prompts = self.prompt_set.prompts
         return Measured(
             [Acceptance.of(request.outcomes) for request in requests],
-            [prompts[request.index].category for request in requests],
+            [self.prompt_set.at(request.index).category for request in requests],
             self.settings.num_resamples,
             self.settings.seed,
         )
@@ -142,7 +146,12 @@ class Latency(Experiment):
         )
 
     def _race(
-        self, session: Session, engine: Engine, questions: Sequence[Question], warmup: Question
+        self,
+        session: Session,
+        engine: Engine,
+        questions: Sequence[Question],
+        warmup: Question,
+        conversations: Conversations,
     ) -> None:
         """Time both arms, and what they spend their time on."""
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
@@ -153,39 +162,60 @@ class Latency(Experiment):
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
             for arm, _ in watched:
-                generate(engine, arm, question)
+                generate(engine, arm, conversations.for_arm(question, arm.name))
             if not engine.queues:
-                self._keep(session, question, generations, list(generations))
+                self._keep(session, generations, list(generations))
 
         def ended(question: Question, generations: dict[str, Generation]) -> None:
             quietness.look()
+            conversations.keep(generations)
             # A lap may take long: it must not be lost with the other arm's.
             if engine.queues:
-                self._keep(session, question, generations, list(generations)[-1:])
+                self._keep(session, generations, list(generations)[-1:])
 
         how_often = self.settings.num_warmup
-        session.race(questions, note, how_often, warmup=warmup, allow_failures=True, ended=ended)
+        session.race(
+            questions,
+            note,
+            how_often,
+            warmup=warmup,
+            allow_failures=True,
+            ended=ended,
+            for_arm=conversations.for_arm,
+        )
 
-    def _suspect(self, engine: Engine, questions: Sequence[Question]) -> None:
+    def _suspect(self, engine: Engine) -> None:
         """Ask whether another engine's sampling looks right."""
         settings = self.settings
         sampled = settings.decoding.temperature > 0
         if engine_of(settings).own_loop or not sampled or len(engine.arms) == 1:
             return
         regular, speculative = self.measured.values()
-        self.suspicion = suspicion(engine, questions, regular.generations, speculative.acceptance)
+        answers = regular.generations
+        questions = [answer.question for answer in answers if answer.question is not None]
+        self.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
 
     def _questions(
-        self, session: Session, engine: Engine, token_ids: Sequence[Sequence[int]]
+        self,
+        session: Session,
+        engine: Engine,
+        token_ids: Sequence[Sequence[int]],
+        conversations: Conversations,
     ) -> list[Question]:
-        """A question for each batch, or for each lap of an engine that queues."""
+        """A question for each batch, or for each lap of an engine that queues; for each turn, if there are several."""
         number, size = len(token_ids), self.settings.batch_size
         parts = [slice(first, first + size) for first in range(0, number, size)]
         if engine.queues:
             parts = in_laps(number, min(number, self._num_laps(engine, number)))
         indices = [prompt.index for prompt in self.prompts]
         seed = self.settings.seed_of_run
-        return [session.ask(token_ids[part], indices[part], seed=seed) for part in parts]
+        questions = []
+        for unit, part in enumerate(parts):
+            first = session.ask(token_ids[part], indices[part], seed=seed)
+            turns = [first, *conversations.follow_ups(first)]
+            questions += turns
+            self.units += [unit] * len(turns)
+        return questions
 
     def _num_laps(self, engine: Engine, num_prompts: int) -> int:
         settings = self.settings
@@ -221,7 +251,12 @@ class Latency(Experiment):
         return session.ask(prompts, indices)
 
     def _compare_identical(
-        self, session: Session, engine: Engine, questions: Sequence[Question], warmup: Question
+        self,
+        session: Session,
+        engine: Engine,
+        questions: Sequence[Question],
+        warmup: Question,
+        conversations: Conversations,
     ) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
@@ -230,10 +265,19 @@ class Latency(Experiment):
         def note(question: Question, generations: dict[str, Generation]) -> None:
             for name, generation in generations.items():
                 answers[name].append(generation)
+            conversations.keep(generations)
 
-        how_often = self.settings.num_warmup
-        session.race(questions, note, how_often, warmup=warmup, arms=twins, allow_failures=True)
-        found = self._ratio(paired_times(*answers.values()))
+        session.race(
+            questions,
+            note,
+            self.settings.num_warmup,
+            warmup=warmup,
+            arms=twins,
+            allow_failures=True,
+            for_arm=conversations.for_arm,
+        )
+        first, second = answers.values()
+        found = self._ratio(paired_times(first, second, self.units))
         self.identical = found.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
 
     def _ratio(self, times: PairedTimes) -> Interval:
@@ -248,7 +292,6 @@ class Latency(Experiment):
     def _keep(
         self,
         session: Session,
-        question: Question,
         generations: dict[str, Generation],
         new: Sequence[str],
     ) -> None:
@@ -261,8 +304,8 @@ class Latency(Experiment):
         if "regular" not in generations:
             return
         if len(generations) > 1:
-            self._compare_texts(session.engine, question, generations)
-        number = len(self.measured["regular"].generations) - 1
+            self._compare_texts(session.engine, generations)
+        number = self.units[len(self.measured["regular"].generations) - 1]
         complete = list(new) if "regular" not in new else list(generations)
         rows = [
             self._prompt_row(session, name, generations[name], request, number)
@@ -293,11 +336,12 @@ class Latency(Experiment):
             ]
             raise RunError(f"no verdict: {reason}, the first with {errors[0]}")
 
-    def _compare_texts(
-        self, engine: Engine | None, question: Question, generations: dict[str, Generation]
-    ) -> None:
-        """Greedy speculative output must be the regular one: note where the texts of a batch part."""
-        decoding = question.decoding
+    def _compare_texts(self, engine: Engine | None, generations: dict[str, Generation]) -> None:
+        """Greedy speculative output must be the regular one: note where the texts of a batch part.
+
+        A turn before which the arms' answers differ already is not compared.
+        """
+        decoding = self.settings.decoding
         if (
             decoding.temperature == 0
             and decoding.synthetic_acceptance is None
@@ -305,11 +349,15 @@ class Latency(Experiment):
         ):
             assert engine is not None
             found = self.measured["speculative"].divergences
-            requests = (generations[name].requests for name in self.measured)
-            for prompt, regular, other in zip(question.prompts, *requests, strict=True):
-                if regular.answered and other.answered:
-                    tokens = regular.token_ids, other.token_ids
-                    found[regular.index] = first_divergence(engine.reference, prompt, *tokens)
+            regular, speculative = (generations[name] for name in self.measured)
+            assert regular.question is not None
+            assert speculative.question is not None
+            prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
+            requests = zip(regular.requests, speculative.requests, strict=True)
+            for (prompt, same), (one, other) in zip(prompts, requests, strict=True):
+                if one.answered and other.answered and prompt == same:
+                    tokens = one.token_ids, other.token_ids
+                    found[one.index] = first_divergence(engine.reference, prompt, *tokens)
 
     def _prompt_row(
         self,
@@ -320,13 +368,14 @@ class Latency(Experiment):
         unit: int,
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
-        prompt = self.prompt_set.prompts[request.index]
+        prompt = self.prompt_set.at(request.index)
         parted = self.measured[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
             prompt_index=request.index,
             category=prompt.category,
+            turn=prompt.turn,
             prompt=prompt.text,
             arm=arm,
             completion=session.tokenizer.decode(request.token_ids, skip_special_tokens=False),
@@ -366,7 +415,7 @@ class Latency(Experiment):
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
         regular = self.measured["regular"]
-        paired = paired_times(regular.generations, speculative.generations)
+        paired = paired_times(regular.generations, speculative.generations, self.units)
         # With equal token counts this is the ratio of total times.
         speedup = self._ratio(paired)
         columns: dict[str, Any] = {
@@ -376,7 +425,7 @@ class Latency(Experiment):
             **drift_columns(paired),
             **speedup.columns("speedup", "speedup_low", "speedup_high"),
             "speedup_covers": speedup.covers,
-            "interleaved": self.num_units > 1,
+            "interleaved": len(set(self.units)) > 1,
             "predicted_speedup": prediction(regular, speculative),
             **length_columns(self._by_prompt()),
         }

@@ -24,23 +24,28 @@ class PairedTimes(NamedTuple):
     unit: str
 
 
-def paired_times(regular: Sequence[Generation], speculative: Sequence[Generation]) -> PairedTimes:
+def paired_times(
+    regular: Sequence[Generation],
+    speculative: Sequence[Generation],
+    units: Sequence[int] | None = None,
+) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
     Args:
         regular, speculative: answers to the same questions, in the same order; one may be missing.
+        units: the unit of each question, where several are one: turns of the same conversations.
     """
     others = _times(speculative)
     both = [
-        (number, ms, others[index])
+        (number if units is None else units[number], ms, others[index])
         for number, generation in enumerate(regular)
         for index, ms in generation.times.items()
         if index in others
     ]
-    units = [number for number, _, _ in both]
+    of_times = [unit for unit, _, _ in both]
     return PairedTimes(
-        totals_by_unit([ms for _, ms, _ in both], units),
-        totals_by_unit([ms for _, _, ms in both], units),
+        totals_by_unit([ms for _, ms, _ in both], of_times),
+        totals_by_unit([ms for _, _, ms in both], of_times),
         _unit(regular),
     )
 

@@ -1,10 +1,9 @@
 """Prompt sets, from files here or on the hub.
 
 `.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows with `prompt` (text, as
-in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and SPEED-Bench; the first is used), `messages` (a
-chat), `conversations` (as in ShareGPT; the first text of the human is used), `question` (as in GSM8K) or `instruction`
-(with `input` or `context`, as in Alpaca and Dolly), and optionally `category`. Settings name other columns, or make the
-prompt from several of them.
+in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and SPEED-Bench), `messages` (a chat),
+`conversations` (as in ShareGPT), `question` (as in GSM8K) or `instruction` (with `input` or `context`, as in Alpaca and
+Dolly), and optionally `category`. Settings name other columns, or make the prompt from several of them.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ class Prompt:
         index: its place in the prompt set, from 0; with the seed it determines the random numbers.
         line: of the file, or row of a table, from 1.
         num_tokens: to which the text is cut; None for all of it.
+        turns: what the user says in a conversation of several turns, this text first; empty for one turn.
+        turn: of a conversation, from 1; None for a prompt that is none.
     """
 
     text: str
@@ -59,6 +60,8 @@ class Prompt:
     index: int = field(default=0, compare=False)
     line: int = field(default=0, compare=False)
     num_tokens: int | None = None
+    turns: tuple[str, ...] = ()
+    turn: int | None = None
 
     def chat(self) -> list[dict[str, str]]:
         """The messages to give to a chat template; plain text is one user message."""
@@ -101,6 +104,23 @@ class PromptSet:
         )
         return tuple(itertools.islice(in_turn, count))
 
+    def index(self, place: int, turn: int) -> int:
+        """The index of a turn, from 0, of the conversation at a place in the set."""
+        return place + turn * len(self.prompts)
+
+    def place_and_turn(self, index: int) -> tuple[int, int]:
+        """The reverse of `index`."""
+        turn, place = divmod(index, len(self.prompts))
+        return place, turn
+
+    def at(self, index: int) -> Prompt:
+        """The prompt of an index, which may be a later turn."""
+        place, turn = self.place_and_turn(index)
+        prompt = self.prompts[place]
+        if not prompt.turns:
+            return prompt
+        return dataclasses.replace(prompt, text=prompt.turns[turn], index=index, turn=turn + 1)
+
     def described(self, taken: Sequence[Prompt]) -> str | None:
         """Indices of the prompts that `take` took; None where they are simply the first ones, or all."""
         categories = {prompt.category for prompt in self.prompts}
@@ -142,7 +162,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         read = _cut(read, settings)
     prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
     contents = [
-        json.dumps([prompt.text, prompt.messages, *([prompt.num_tokens] * bool(prompt.num_tokens))])
+        json.dumps([prompt.text, prompt.messages, *filter(None, (prompt.num_tokens, prompt.turns))])
         for prompt in prompts
     ]
     digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
@@ -194,6 +214,8 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     renamed = _with_known_columns(row, settings)
     category = None if renamed.get("category") is None else str(renamed["category"])
     prompt = dataclasses.replace(_prompt(renamed), category=category)
+    if settings.turns == "first" or len(prompt.turns) == 1:
+        prompt = dataclasses.replace(prompt, turns=())
     if settings.system is None:
         return prompt
     chat = prompt.chat()
@@ -249,9 +271,12 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     if key == "turns":
         if not isinstance(value, list) or not value:
             raise BadFile("must have a list of texts as turns")
-        return Prompt(_text(value[0], "the first of turns"))
+        turns = [_text(value[0], "the first of turns")]
+        turns += [_text(turn, "every one of turns") for turn in value[1:]]
+        return Prompt(turns[0], turns=tuple(turns))
     if key == "conversations":
-        return Prompt(_asked(value)[0])
+        asked = _asked(value)
+        return Prompt(asked[0], turns=tuple(asked))
     if key == "messages":
         chat = _messages(value)
         return Prompt(chat[-1]["content"], messages=chat)

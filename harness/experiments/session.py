@@ -295,6 +295,7 @@ class Session:
         arms: Sequence[Arm] | None = None,
         allow_failures: bool = False,
         ended: Callable[[Question, dict[str, Generation]], None] = lambda question, answers: None,
+        for_arm: Callable[[Question, str], Question] = lambda question, arm: question,
     ) -> None:
         """Give every arm every question, in turns, with a progress bar.
 
@@ -304,6 +305,7 @@ class Session:
             arms: the engine's by default.
             allow_failures: see `run_lap`.
             ended: gets the answers to a question so far whenever an arm has ended.
+            for_arm: the question as an arm of this name is asked it.
         """
         engine = self.engine
         assert engine is not None
@@ -323,8 +325,9 @@ class Session:
                         for _ in range(num_warmup):
                             generate(engine, arm, warmup or question, allow_failures=allow_failures)
                         warm.add(arm.name)
+                    asked = for_arm(question, arm.name)
                     generations[arm.name] = generate(
-                        engine, arm, question, allow_failures=allow_failures
+                        engine, arm, asked, allow_failures=allow_failures
                     )
                     lines = [request.aiperf() for request in generations[arm.name].requests]
                     append_lines(self.directory / f"profile_export_{arm.name}.jsonl", lines)

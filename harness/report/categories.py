@@ -1,7 +1,8 @@
-"""Speed-up and acceptance of one run by category of prompts."""
+"""Speed-up and acceptance of one run by category of prompts, and by turn of conversations."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,6 +23,16 @@ class Category(NamedTuple):
     speedup: Interval
     acceptance_rate: float | None
     mean_acceptance_length: float | None
+
+
+def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
+    """Speed-up and acceptance by turn. Empty for batches, and without conversations."""
+    named = [
+        dataclasses.replace(prompt, category=f"turn {prompt.turn}")
+        for prompt in prompts
+        if prompt.turn is not None
+    ]
+    return by_category(named, row)
 
 
 def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.config.amounts import amount
 from harness.menu.records import is_elsewhere
-from harness.report.categories import by_category
+from harness.report.categories import by_category, by_turn
 from harness.report.caveats import mean_answer_length, run_caveats
 from harness.report.costs import (
     costs_in_steps,
@@ -70,6 +70,9 @@ def latency_document(
     categories = by_category(prompts, last) if no_verdict is None else []
     if len(categories) > 1:
         document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
+    turns = by_turn(prompts, last) if no_verdict is None else []
+    if len(turns) > 1:
+        document.append(Table.of("turns", "", turns, _TURNS, look="plain"))
     if last.identical_prompts is not None:
         document += _compared_texts(last, prompts)
     warnings = run_caveats(rows, prompts)
@@ -203,6 +206,8 @@ _CATEGORIES = (
     Column("acceptance", percent, "acceptance_rate"),
     Column("tokens/iteration", number(), "mean_acceptance_length"),
 )
+
+_TURNS = (Column("turn", text=True, of="name"), *_CATEGORIES[1:])
 
 
 def _reason(regular: LatencyRow, row: LatencyRow) -> Table:

@@ -214,7 +214,7 @@ class LatencyRow(DecodedRow):
 
     seed: int | None = setting("seed of the random numbers", "seed")
     arm: str | None = figure("`regular` or `speculative`")
-    num_prompts: int | None = figure("prompts measured")
+    num_prompts: int | None = figure("prompts measured; every turn of a conversation is one")
     smallest_batch: int | None = figure(
         "rows of the smallest batch: the last one may not have been full"
     )
@@ -464,8 +464,13 @@ class LatencyPromptRow(Row):
     kind = "latency_prompts"
     signature = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
-    prompt_index: int | None = figure("place of the prompt in the prompt set, from 0")
+    prompt_index: int | None = figure(
+        "place of the prompt in the prompt set, from 0; later turns of conversations follow the set"
+    )
     category: str | None = figure("category of the prompt, where the set has them")
+    turn: int | None = figure(
+        "turn of a conversation, from 1; empty where only first turns are asked"
+    )
     prompt: str | None = figure("the prompt; the user's last message of a chat")
     arm: str | None = figure("`regular` or `speculative`")
     completion: str | None = figure("generated text")

@@ -43,6 +43,7 @@ class DistillSettings(LatencySettings):
     save_every: int = 100
 
     TRAINS = True
+    ANSWERS_TURNS = False
     # The weights depend on these, beyond the models.
     LEARNED = (
         *(

@@ -43,6 +43,7 @@ class LatencySettings(PromptedSettings):
     profile: bool = False
 
     COMPARES_TIMES = True
+    ANSWERS_TURNS = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

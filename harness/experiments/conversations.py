@@ -1,0 +1,82 @@
+"""Conversations that each arm has by itself: its own answers stand before its next prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.engines.protocol import Question
+from harness.engines.timing import Generation
+from harness.experiments.prompts import Prompt, PromptSet
+from harness.experiments.session import Session
+
+# Tokens by which an answer may grow when it is read again as text.
+_MARGIN = 8
+
+
+class Conversations:
+    """The turns of a prompt set, as questions whose prompts depend on the arm.
+
+    A turn has an index of its own: that of the conversation, and the number of prompts in the set for every turn
+    before it.
+
+    Attributes:
+        longest: the most tokens that the prompt of a later turn can have; 0 without later turns.
+    """
+
+    def __init__(self, session: Session, prompt_set: PromptSet) -> None:
+        self.longest = 0
+        self._session = session
+        self._prompt_set = prompt_set
+        # By arm and index.
+        self._answers: dict[tuple[str, int], str] = {}
+
+    def follow_ups(self, first: Question) -> list[Question]:
+        """The questions about the later turns of those conversations that a question begins.
+
+        Their prompts have empty answers until `for_arm` fills them in.
+        """
+        questions = []
+        places = list(first.indices)
+        num_turns = max(len(self._prompt_set.prompts[place].turns) for place in places)
+        for turn in range(1, num_turns):
+            indices = [
+                self._prompt_set.index(place, turn) for place in places if self._has(place, turn)
+            ]
+            prompts = [self._so_far(index, None) for index in indices]
+            new_tokens = first.decoding.max_new_tokens
+            before = turn * (new_tokens + _MARGIN)
+            token_ids = self._session.encode(prompts, new_tokens=before + new_tokens)
+            self.longest = max(self.longest, before + max(map(len, token_ids)))
+            questions.append(dataclasses.replace(first, prompts=token_ids, indices=indices))
+        return questions
+
+    def for_arm(self, question: Question, arm: str) -> Question:
+        """The question with this arm's own answers to the turns before."""
+        if self._prompt_set.at(question.indices[0]).turn in (None, 1):
+            return question
+        prompts = [self._so_far(index, arm) for index in question.indices]
+        token_ids = [ids[-self.longest :] for ids in self._session.tokens_of(prompts)]
+        return dataclasses.replace(question, prompts=token_ids)
+
+    def keep(self, generations: dict[str, Generation]) -> None:
+        """Remember what the arms have answered."""
+        tokenizer = self._session.tokenizer
+        for arm, generation in generations.items():
+            for request in generation.requests:
+                text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
+                self._answers[arm, request.index] = str(text)
+
+    def _has(self, place: int, turn: int) -> bool:
+        return turn < len(self._prompt_set.prompts[place].turns)
+
+    def _so_far(self, index: int, arm: str | None) -> Prompt:
+        """The conversation up to a turn, with the answers of an arm; with empty ones for None."""
+        place, turn = self._prompt_set.place_and_turn(index)
+        first = self._prompt_set.prompts[place]
+        chat = first.chat()
+        for number, text in enumerate(first.turns[1 : turn + 1]):
+            answered = self._prompt_set.index(place, number)
+            answer = "" if arm is None else self._answers[arm, answered]
+            chat.append({"role": "assistant", "content": answer})
+            chat.append({"role": "user", "content": text})
+        return dataclasses.replace(first, text=chat[-1]["content"], messages=tuple(chat))

@@ -1,0 +1,107 @@
+"""Conversations of several turns: each arm goes on from its own answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.config.settings import DecodingSettings, PromptSettings
+from harness.engines.protocol import Question
+from harness.experiments.conversations import Conversations
+from harness.experiments.prompts import Prompt, load_prompts
+from in_process import Harness, only, results
+
+ROWS = [
+    {"turns": ["Ann had a dog.", "It ran away.", "Bob found it."], "category": "dogs"},
+    {"turns": ["The sun rose."], "category": "days"},
+    {"turns": ["Rain fell all day.", "Then it stopped."], "category": "days"},
+]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PromptSettings:
+    """Three conversations, of three turns, one and two."""
+    file = tmp_path / "talks.jsonl"
+    file.write_text("\n".join(map(json.dumps, ROWS)))
+    return PromptSettings(name="talks", file=str(file), turns="all")
+
+
+def fake_session(asked: list[list[str]]) -> Any:
+    """A session whose tokens are the numbers of words, and which notes the chats that it encodes."""
+
+    def tokens_of(prompts: list[Prompt], **_: Any) -> list[list[int]]:
+        chats = [prompt.chat() for prompt in prompts]
+        asked.extend([message["content"] for message in chat] for chat in chats)
+        return [[len(message["content"].split()) for message in chat] for chat in chats]
+
+    def decode(tokens: list[int], **_: Any) -> str:
+        return "yes " * len(tokens)
+
+    tokenizer = SimpleNamespace(decode=decode)
+    return SimpleNamespace(tokens_of=tokens_of, encode=tokens_of, tokenizer=tokenizer)
+
+
+def answered(question: Question, length: int) -> Any:
+    requests = [SimpleNamespace(index=i, token_ids=[1] * length) for i in question.indices]
+    return SimpleNamespace(requests=requests)
+
+
+def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None:
+    asked: list[list[str]] = []
+    prompt_set = load_prompts(settings)
+    conversations = Conversations(fake_session(asked), prompt_set)
+    first = Question([[1], [1], [1]], DecodingSettings(max_new_tokens=4), 0, [0, 1, 2])
+    second, third = conversations.follow_ups(first)
+    assert (list(second.indices), list(third.indices)) == ([3, 5], [6])
+    assert [prompt_set.at(index).turn for index in (0, 1, 5, 6)] == [1, None, 2, 3]
+    assert prompt_set.at(6).text == "Bob found it."
+    for question in (first, second):
+        lengths = {"regular": 1, "speculative": 2}
+        conversations.keep({arm: answered(question, length) for arm, length in lengths.items()})
+    assert conversations.for_arm(first, "regular") is first
+    asked.clear()
+    conversations.for_arm(third, "regular")
+    conversations.for_arm(third, "speculative")
+    regular, speculative = asked
+    assert regular == ["Ann had a dog.", "yes ", "It ran away.", "yes ", "Bob found it."]
+    assert speculative[1::2] == ["yes yes ", "yes yes "]
+
+
+TALK = (
+    *("latency", "prompts=./talks.jsonl", "num_prompts=3", "chat_template=never", "num_warmup=0"),
+    *("decoding=greedy", "decoding.max_new_tokens=6"),
+)
+
+
+@pytest.mark.usefixtures("settings")
+def test_latency_answers_all_turns(harness: Harness) -> None:
+    outcome = harness(*TALK, "prompts.turns=all")
+    assert "turn 3" in outcome.stdout
+    regular, speculative = results().to_dict("records")
+    assert regular["num_prompts"] == speculative["num_prompts"] == 6
+    assert speculative["identical_prompts"] == 6
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    assert sorted(answers.turn.dropna()) == [1, 1, 2, 2, 3]
+    assert answers.groupby("unit").size().tolist() == [3, 1, 2]
+    # The same text as a single prompt has the same answer.
+    spoken = dict(zip(answers.prompt, answers.completion, strict=True))
+    dog, away = (spoken[text] for text in ROWS[0]["turns"][:2])
+    talk = f"user: Ann had a dog.\nassistant: {dog}\nuser: It ran away.\nassistant:"
+    Path("one.json").write_text(json.dumps([{"prompt": talk}]))
+    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
+    again = pd.read_csv("again/latency_prompts.csv")
+    assert set(again.completion) == {away}
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_first_turn_alone_is_the_default(harness: Harness) -> None:
+    harness(*TALK, "hydra.run.dir=first")
+    assert set(results().num_prompts) == {3}
+    assert pd.read_csv("first/latency_prompts.csv").turn.isna().all()
+    complaint = harness.refused("recovery", "prompts=./talks.jsonl", "prompts.turns=all")
+    assert complaint.startswith("prompts.turns=all: all is for latency")
