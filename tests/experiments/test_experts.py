@@ -10,7 +10,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Question
+from harness.engines.protocol import Arm, Question
 from harness.experiments.experts import ExpertsRead, experts_read
 from harness.models.experts import num_experts, watching_experts
 from harness.results.files import read_rows
@@ -53,7 +53,7 @@ def test_the_hook_sees_what_the_routers_chose() -> None:
         assert chosen.sort(-1).values.tolist() == likeliest.sort(-1).values.tolist()
 
 
-class Told:
+class Told(Arm):
     """An engine with one record, whose tokens take the experts of their own number and of the next."""
 
     tells = frozenset({"proposals"})
@@ -61,7 +61,6 @@ class Told:
     name = "speculative"
     queues = False
     devices = ()
-    last_requests = ()
 
     def __init__(self) -> None:
         self.arms, self.reference = [self], self
