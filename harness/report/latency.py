@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 from harness.config.amounts import amount
@@ -31,7 +33,8 @@ from harness.report.table import (
 )
 from harness.report.words import arm_name, settings_line, title
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, Interval, counted
+from harness.results.statistics.multiplicity import widened
 from harness.results.work import why_no_verdict
 
 # Printed in the place of an unknown figure among known ones.
@@ -120,16 +123,41 @@ def result_line(row: LatencyRow) -> str:
     return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
 
 
-def speedup_bounds(row: LatencyRow) -> str | None:
-    """`2.18 to 2.42`; None where there is no interval."""
-    return interval(row.speedup_low, row.speedup_high)
+def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
+    """`2.18 to 2.42`; None where there is no interval.
+
+    Args:
+        num_compared: pairs whose intervals are to hold all at once.
+    """
+    bounds = interval_at_once(row, num_compared)
+    return None if math.isnan(bounds.low) else interval(bounds.low, bounds.high)
 
 
-def speedup_in_words(row: LatencyRow) -> str:
-    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`."""
-    bounds = speedup_bounds(row)
+def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
+    """The interval of a speed-up, so wide that it holds together with the others compared."""
+    if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
+        return Interval()
+    own = Interval(row.speedup, row.speedup_low, row.speedup_high)
+    return widened(own, num_compared, _degrees_of_freedom(row)) if num_compared > 1 else own
+
+
+def _degrees_of_freedom(row: LatencyRow) -> int:
+    """Of whatever the interval has fewest of: `15 prompts and 5 runs` leave 4."""
+    words = (row.speedup_covers or f"{row.num_prompts or 0} prompts").split()
+    numbers = [
+        int(number)
+        for number, name in itertools.pairwise(words)
+        if number.isdigit() and not name.startswith("seed")
+    ]
+    return min(numbers) - 1
+
+
+def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
+    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`; see `speedup_bounds`."""
+    bounds = speedup_bounds(row, num_compared)
     covers = f" over {row.speedup_covers}" if row.speedup_covers else ""
-    certainty = f"95 % interval {bounds}{covers}" if bounds else no_interval(row)
+    together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
+    certainty = f"95 % interval {bounds}{covers}{together}" if bounds else no_interval(row)
     return f"{row.speedup:.2f}× ({certainty})"
 
 

@@ -8,9 +8,17 @@ from typing import NamedTuple
 from harness.report.categories import Category
 from harness.report.caveats import caveats
 from harness.report.costs import held_back, rest_ms, share_of_predicted, tokens_per_iteration
-from harness.report.latency import ACCEPTED, ARM, BOUNDS, SPEEDUP, latency_document, no_interval
+from harness.report.latency import (
+    ACCEPTED,
+    ARM,
+    BOUNDS,
+    SPEEDUP,
+    latency_document,
+    no_interval,
+    speedup_bounds,
+)
 from harness.report.methods import methods_tables
-from harness.report.pairs import MeasuredPair, k_series
+from harness.report.pairs import MeasuredPair, k_series, num_compared
 from harness.report.rivals import best_k_line
 from harness.report.table import Column, Document, Table, interval, number, percent, times
 from harness.report.words import common_settings
@@ -36,6 +44,11 @@ def latency_tables(pairs: Sequence[MeasuredPair]) -> Document:
 
 def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
     """Speed-up of each pair and K."""
+    num_pairs = num_compared(pairs)
+
+    def at_once(pair: MeasuredPair) -> str | None:
+        return speedup_bounds(pair.row, num_pairs) if num_pairs > 1 else None
+
     repeated = any(pair.run.times > 1 for pair in pairs)
     columns = (
         PAIR,
@@ -44,12 +57,17 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
         Column("spec.\nms/token", number(), _speculative_ms),
         SPEEDUP.at("row"),
         BOUNDS.at("row"),
+        Column("all at\nonce", of=at_once, optional=True),
         Column("predicted", times, "row.predicted_speedup"),
         ACCEPTED.at("row"),
         Column("", of=_remark, optional=True),
         Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
     )
-    notes = ["runs: how often this was measured; the newest is shown."] if repeated else []
+    notes = []
+    if num_pairs > 1:
+        notes.append(f"All at once: 95 % intervals that hold for all {num_pairs} together.")
+    if repeated:
+        notes.append("runs: how often this was measured; the newest is shown.")
     return Table.of(
         "pairs",
         "Speed-up",

@@ -138,6 +138,11 @@ def _place(family: Sequence[Sequence[MeasuredPair]]) -> tuple[object, ...]:
     return not top.row.real, -completeness, -speedup, top.name.group
 
 
+def num_compared(pairs: Sequence[MeasuredPair]) -> int:
+    """How many pairs have intervals, from which a reader picks the best."""
+    return sum(pair.complete and pair.row.speedup_low is not None for pair in pairs)
+
+
 def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     """The sentence about the fastest pair. Those with an interval come first and are in bold."""
     # Random weights and synthetic acceptance are no finding next to a real one.
@@ -152,7 +157,7 @@ def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     # A few prompts may show any speed-up.
     restriction = "" if best is bests[0] else " with an interval"
     name = best.name.label(", ")
-    speedup = speedup_in_words(best.row)
+    speedup = speedup_in_words(best.row, num_compared(pairs))
     several = len(k_series(pairs)) > 1
     if several and (best.row.speedup or 0) < 1:
         sentence = f"No pair{restriction} gains; the best, {name}, is at {speedup}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
-from harness.report.pairs import MeasuredPair
+from harness.report.latency import interval_at_once
+from harness.report.pairs import MeasuredPair, num_compared
 from harness.report.regression import ms_per_token
+from harness.report.table import Line
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
 
@@ -37,6 +40,33 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
         lines.append(f"Significantly slower than {name}: {', '.join(slower)}.")
     covers = best.of_best.covers
     return [*lines, f"Shares of its speed-up, with simultaneous 95 % intervals over {covers}."]
+
+
+def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
+    """Say which other pairs may be as fast as the fastest one, each at its best K.
+
+    Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all.
+    """
+    bests = [pair for pair in pairs if pair.best and pair.row.real and pair.row.speedup_low]
+    bests.sort(key=attrgetter("worth"), reverse=True)
+    if len(bests) < 2:
+        return []
+    times = _common_times(bests)
+    if times is None:
+        alike = _overlapping(bests, num_compared(pairs))
+    else:
+        _, *others = ranking(*times, _NUM_RESAMPLES, seed=0)
+        alike = [bests[one.index] for one in others if not one.worse]
+    if not alike:
+        return [Line("All other pairs are significantly slower.")]
+    names = "; ".join(pair.name.label(", ") for pair in alike)
+    return [Line(f"Cannot be told apart from the fastest: {names}.")]
+
+
+def _overlapping(bests: Sequence[MeasuredPair], number: int) -> list[MeasuredPair]:
+    """Those whose interval reaches that of the first, all being wide enough to hold together."""
+    first, *others = (interval_at_once(pair.row, number) for pair in bests)
+    return [pair for pair, one in zip(bests[1:], others, strict=True) if one.high >= first.low]
 
 
 def best_k_line(series: Sequence[MeasuredPair]) -> str | None:

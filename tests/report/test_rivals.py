@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,3 +52,34 @@ def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None
     naive, honest = (float(number) for number in re.findall(r"(\d\.\d+)×", note))
     assert honest < naive
     assert "15 prompts" in note
+
+
+def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
+    """Of pairs with these speed-ups, all ± 0.1, without files of prompts."""
+    for number, speedup in enumerate(speedups):
+        changes = {"speedup_covers": "15 prompts"} | changes
+        run = latency_run(draft=f"draft{number}", speedup=speedup, **changes)
+        append_rows(directory / "latency.csv", run)
+    return " ".join(line.text for line in build([directory]).headlines)
+
+
+def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Path) -> None:
+    """By its own interval, 1.90 to 2.10, it is faster than one of 1.72 to 1.92 would be at most."""
+    text = headlines_of(tmp_path, 2.0, 1.82, 1.2)
+    assert "draft0" in text.partition("2.00×")[0]
+    low, high = map(float, re.findall(r"interval (\d\.\d+) to (\d\.\d+)", text)[0])
+    assert low < 1.89
+    assert high > 2.11
+    assert "for 3 pairs at once" in text
+    assert re.search("Cannot be told apart from the fastest: [^;]*draft1[^;]*$", text)
+    table = next(part for part in build([tmp_path]).parts if isinstance(part, Table))
+    assert any("hold for all 3 together" in note for note in table.notes)
+
+
+def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:
+    pooled = {"repeat": "all", "repeats": 5, "speedup_covers": "15 prompts and 5 runs"}
+    few = headlines_of(tmp_path / "few", 2.0, 1.6, **pooled)
+    many = headlines_of(tmp_path / "many", 2.0, 1.6, **{**pooled, "speedup_covers": "15 prompts"})
+    reach = [float(re.findall(r"interval (\d\.\d+) to", text)[0]) for text in (few, many)]
+    assert reach[0] < reach[1] < 1.9
+    assert "All other pairs are significantly slower." in few

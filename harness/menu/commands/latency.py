@@ -132,10 +132,12 @@ class Latency(Command):
         return [*latency_tables(pairs), *published_tables(pairs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: the fastest pairs."""
+        """See `Command.headlines`: the fastest pair, and what may be as fast."""
         from harness.report.pairs import fastest, latency_pairs
+        from harness.report.rivals import rivals_of_the_fastest
 
-        return fastest(latency_pairs(runs))
+        pairs = latency_pairs(runs)
+        return [*fastest(pairs), *rivals_of_the_fastest(pairs)]
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
         """See `Command.plots`."""

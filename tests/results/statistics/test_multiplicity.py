@@ -9,10 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import (
     adjusted_p_values,
     best_of_several,
     ranking,
+    widened,
 )
 from harness.results.statistics.ratios import ratio_of_totals
 
@@ -149,3 +151,20 @@ def test_what_is_no_table_is_refused(
     for function in (ranking, best_of_several):
         with pytest.raises(ValueError, match=r"num_alternatives|positive"):
             function(numerators, denominators, 200, 0)
+
+
+def test_widened_intervals_hold_together() -> None:
+    """Six equal pairs, each with its own prompts: intervals of 95 % each miss in a quarter of the tables."""
+    rng = np.random.default_rng(0)
+    num_tables, num_pairs, num_prompts = 400, 6, 15
+    single = together = 0
+    for _ in range(num_tables):
+        logs = rng.normal(0, 0.2, (num_pairs, num_prompts))
+        means, errors = logs.mean(axis=1), stats.sem(logs, axis=1)
+        reach = stats.t.ppf(0.975, num_prompts - 1) * errors
+        own = [Interval(*np.exp([m, m - r, m + r])) for m, r in zip(means, reach, strict=True)]
+        wide = [widened(one, num_pairs, num_prompts - 1) for one in own]
+        single += any(one.excludes(1.0) for one in own)
+        together += any(one.excludes(1.0) for one in wide)
+    assert single > 0.2 * num_tables
+    assert together < 0.08 * num_tables
