@@ -13,6 +13,9 @@ from harness.engines.timing import Generation
 from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
+# Tokens of the shorter text from which times are compared up to its end.
+FEWEST_COMPARED = 8
+
 
 def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm."""
@@ -36,13 +39,41 @@ def outcome(
     reference = engine.reference if question.decoding.temperature == 0 else None
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
-        # Per token: sampled texts may differ in length by a little.
-        "speedup": regular.ms_per_token / speculative.ms_per_token,
+        **_speedup(regular, speculative),
         "acceptance": speculative.acceptance,
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,
     }
+
+
+def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
+    """Regular over speculative time: of as many tokens as the shorter text has.
+
+    Sampled texts end where they will. What comes behind the end of the shorter one has no
+    counterpart, and a long text spreads the time of its prompt over more tokens.
+    """
+    lengths = [lap.requests[0].num_tokens for lap in (regular, speculative)]
+    number = min(lengths)
+    if max(lengths) > number >= FEWEST_COMPARED:
+        slow, fast = (_seconds_until(lap, number) for lap in (regular, speculative))
+        if slow and fast:
+            return {"speedup": slow / fast, "num_compared": number}
+    return {"speedup": regular.ms_per_token / speculative.ms_per_token}
+
+
+def _seconds_until(lap: Generation, number: int) -> float | None:
+    """When so many tokens were there, those of one record evenly spread; None where records do not tell."""
+    seconds = 0.0
+    num_before = 0
+    for iteration, decided in zip(lap.iterations, lap.decided, strict=True):
+        num_new = len(iteration.tokens[0])
+        if num_before + num_new >= number:
+            share = (number - num_before) / num_new
+            return seconds + share * (decided - seconds)
+        num_before += num_new
+        seconds = decided
+    return None
 
 
 def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:

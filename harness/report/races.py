@@ -55,7 +55,16 @@ def _headline(row: CompareRow, no_verdict: str | None) -> str:
     if no_verdict is not None or row.speedup is None:
         return f"No verdict: {no_verdict}"
     pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
-    return f"{times(row.speedup)}{pays}"
+    beginning = "" if row.num_compared is None else _beginning(row)
+    return f"{times(row.speedup)}{pays}{beginning}"
+
+
+def _beginning(row: CompareRow) -> str:
+    """Which part of the texts was compared."""
+    shorter = "regular"
+    if (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0):
+        shorter = "speculative"
+    return f" over the first {row.num_compared} tokens, where the {shorter} text ends"
 
 
 def rejections(found: Sequence[Rejection] | None) -> Document:

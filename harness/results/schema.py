@@ -653,6 +653,11 @@ class CompareRow(DecodedRow):
     prompt: str | None = figure("the prompt")
     num_prompt_tokens: int | None = figure("its tokens", "tokens")
     speedup: float | None = figure("regular / speculative time per token")
+    num_compared: int | None = figure(
+        "tokens at the beginning of both texts whose times the speed-up compares, where lengths"
+        " differ",
+        "tokens",
+    )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )

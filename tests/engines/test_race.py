@@ -157,3 +157,25 @@ def test_where_texts_differ(
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
     assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
+
+
+def lap_of(name: str, sizes: Sequence[int], seconds: float) -> Generation:
+    """Records of so many tokens, as far apart from each other."""
+    iterations = [
+        Iteration([0], [[1] * size], [[Origin.TARGET] * size], [[]], [0]) for size in sizes
+    ]
+    decided = [seconds * (number + 1) for number in range(len(sizes))]
+    lap = Generation(name, iterations, decided, decided[-1])
+    lap.finish()
+    return lap
+
+
+def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() -> None:
+    """10 tokens in 10 s; of 6 iterations with 4 tokens each the first two and a half have as many, in 5 s."""
+    question = Question([[1, 2]], DecodingSettings(temperature=1.0), 0, [0])
+    laps = lap_of("regular", [1] * 10, 1.0), lap_of("speculative", [4] * 6, 2.0)
+    figures = outcome(None, question, *laps)  # type: ignore[arg-type]
+    assert figures["num_compared"] == 10
+    assert figures["speedup"] == pytest.approx(10 / 5)
+    equal = lap_of("regular", [1] * 24, 1.0), laps[1]
+    assert "num_compared" not in outcome(None, question, *equal)  # type: ignore[arg-type]

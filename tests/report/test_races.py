@@ -30,6 +30,10 @@ ROW: dict[str, Any] = {
             "No verdict: the arms did not do the same work: regular generated 64 tokens, speculative 5 ·",
         ),
         ({"regular_num_tokens": 64, "speculative_num_tokens": 60}, "2.00× faster"),
+        (
+            {"regular_num_tokens": 64, "speculative_num_tokens": 25, "num_compared": 25},
+            "2.00× faster over the first 25 tokens, where the speculative text ends ·",
+        ),
         ({}, "The texts are identical, token for token."),
         (
             {"identical": False, "parted_at": 3, "logit_margin": 1e-6},
