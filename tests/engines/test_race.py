@@ -56,6 +56,9 @@ class Engine:
             timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
         )
 
+    def counted(self) -> None:
+        """No server counts."""
+
     def stream(self, _: Question) -> Iterator[Iteration]:
         for token, taken in enumerate(self.seconds):
             self.now += taken
