@@ -739,6 +739,28 @@ class PlanRow(RunRow):
     note: str | None = figure("what else matters")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MapRow(DecodedRow):
+    """`map.csv`: one row per cell of the grid."""
+
+    kind = "map"
+    RESULTS = ("speedup",)
+    signature = ("context", "measured", "speedup")
+
+    seed: int | None = setting("seed of the random numbers", "seed")
+    context: int | None = figure("mean length of the prompts", "tokens")
+    measured: bool | None = figure("whether the cell was measured; `False` if it is interpolated")
+    speedup: float | None = figure("regular / speculative time per token, totals over prompts")
+    speedup_low: float | None = figure(
+        "lower end of its 95 % paired interval; of cells that were not measured, interpolated"
+    )
+    speedup_high: float | None = figure("upper end of the same")
+    speedup_covers: str | None = figure("what the interval is over: `8 prompts`, `4 batches`")
+    regular_ms_per_token: float | None = figure("time per token of the regular arm", "ms")
+    speculative_ms_per_token: float | None = figure("the same of the speculative arm", "ms")
+    prompts: str | None = setting("name of the prompt set", "prompts.name")
+
+
 # The kinds that this project writes; a command from elsewhere brings its own.
 KINDS: list[type[Row]] = [
     LatencyRow,
@@ -747,6 +769,7 @@ KINDS: list[type[Row]] = [
     CompareRow,
     DistillRow,
     PlanRow,
+    MapRow,
     LatencyPromptRow,
     AnswerRow,
 ]

@@ -1,0 +1,195 @@
+"""`map`: speed-ups over a grid of batch size, context and K, the schedules that follow, and where it stops paying."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.config.errors import SettingError
+from harness.engines.timing import Generation
+from harness.experiments.paired import paired_times
+from harness.experiments.progress import say
+from harness.experiments.prompts import Prompt, PromptSet, load_prompts
+from harness.experiments.session import Session
+from harness.experiments.surface import Cell, cells_of, explore, interpolated
+from harness.menu.commands.map import MapSettings
+from harness.menu.experiment import Experiment
+from harness.report.map import map_document, schedule_of
+from harness.report.table import Document
+from harness.results.acceptance import Acceptance
+from harness.results.files import replace_file
+from harness.results.schedules import schedule_files
+from harness.results.schema import MapRow
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+
+
+@dataclass
+class Encoded:
+    """The prompts of one context, and their token ids."""
+
+    prompts: tuple[Prompt, ...]
+    token_ids: list[list[int]]
+
+    @property
+    def mean_length(self) -> int:
+        return round(statistics.fmean(map(len, self.token_ids)))
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.token_ids))
+
+
+@dataclass
+class Measured:
+    """What was measured of one cell."""
+
+    speedup: Interval
+    acceptance: Acceptance
+    regular_ms_per_token: float
+    speculative_ms_per_token: float
+
+
+class Map(Experiment):
+    """Measures the cells of a grid that tell most about where speculation pays, and interpolates the others."""
+
+    def __init__(self, settings: MapSettings) -> None:
+        # Caches and memory are planned for the largest K.
+        decoding = dataclasses.replace(
+            settings.decoding, num_draft_tokens=settings.draft_tokens[-1]
+        )
+        batch_size = settings.batch_sizes[-1]
+        self.settings = dataclasses.replace(settings, decoding=decoding, batch_size=batch_size)
+        self.prompt_sets = [self._prompts(length) for length in settings.contexts or (None,)]
+        most = min(len(prompt_set.prompts) for prompt_set in self.prompt_sets)
+        if batch_size > most:
+            rule = f"must not be above the prompts of the set, which are {most}"
+            raise SettingError("batch_sizes", rule, batch_size)
+        self.encoded: list[Encoded] = []
+        self.measured: dict[Cell, Measured] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sides of the grid: batch sizes, contexts, K."""
+        settings = self.settings
+        return len(settings.batch_sizes), len(self.prompt_sets), len(settings.draft_tokens)
+
+    def measure(self, session: Session) -> None:
+        """See `Experiment.measure`."""
+        settings = self.settings = session.settled(self.settings)
+        new_tokens = settings.decoding.max_new_tokens
+        for prompt_set in self.prompt_sets:
+            taken = prompt_set.take(self._num_prompts(len(prompt_set.prompts)))
+            self.encoded.append(Encoded(*session.encode_set(prompt_set, taken, new_tokens)))
+        longest = max(encoded.longest for encoded in self.encoded)
+        session.place(settings.batch_sizes[-1], longest)
+        most_cells = math.floor(settings.share * math.prod(self.shape))
+        explore(self.shape, lambda cell: self._measure_cell(session, cell), most_cells)
+        self._write_schedules(session)
+
+    def rows(self, session: Session) -> list[MapRow]:
+        """A row for each cell; one that says why where nothing was measured."""
+        if not self.measured:
+            return [session.row(MapRow)]
+        bounds = self._surfaces()
+        return [self._row(session, cell, bounds) for cell in cells_of(self.shape)]
+
+    def document(self, rows: Sequence[MapRow]) -> Document:
+        """See `Experiment.document`."""
+        return map_document(rows)
+
+    def _prompts(self, length: int | None) -> PromptSet:
+        prompts = self.settings.prompts
+        if length is not None:
+            prompts = dataclasses.replace(prompts, lengths=(length,))
+        return load_prompts(prompts)
+
+    def _num_prompts(self, available: int) -> int:
+        """Enough for every batch size."""
+        wanted = max(self.settings.num_prompts, self.settings.batch_sizes[-1])
+        return min(wanted, available)
+
+    def _measure_cell(self, session: Session, cell: Cell) -> float:
+        """Time both arms, keep the figures, and give the speed-up."""
+        settings = self.settings
+        batch_size = settings.batch_sizes[cell[0]]
+        encoded = self.encoded[cell[1]]
+        k = settings.draft_tokens[cell[2]]
+        decoding = dataclasses.replace(settings.decoding, num_draft_tokens=k)
+        say(f"batch {batch_size}, context {encoded.mean_length}, K={k}")
+        session.open(batch_size, encoded.longest, decoding)
+        number = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size) * batch_size
+        firsts = range(0, number, batch_size)
+        indices = [prompt.index for prompt in encoded.prompts]
+        parts = [slice(first, first + batch_size) for first in firsts]
+        questions = [session.ask(encoded.token_ids[p], indices[p], decoding) for p in parts]
+        answers: dict[str, list[Generation]] = {"regular": [], "speculative": []}
+
+        def note(question: Any, generations: Mapping[str, Generation]) -> None:
+            for name, generation in generations.items():
+                answers[name].append(generation)
+
+        session.race(questions, note, settings.num_warmup)
+        measured = self.measured[cell] = self._figures(answers)
+        return measured.speedup.estimate
+
+    def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> Measured:
+        regular, speculative = answers["regular"], answers["speculative"]
+        times = paired_times(regular, speculative)
+        settings = self.settings
+        resampling = settings.num_resamples, settings.seed
+        return Measured(
+            ratio_of_totals(times.regular, times.speculative, *resampling, unit=times.unit),
+            sum((generation.acceptance for generation in speculative), Acceptance()),
+            statistics.fmean(generation.ms_per_token for generation in regular),
+            statistics.fmean(generation.ms_per_token for generation in speculative),
+        )
+
+    def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Speed-ups of all cells, and the ends of their intervals where any cell has one."""
+        found = {}
+        for name in ("estimate", "low", "high"):
+            values = {cell: getattr(one.speedup, name) for cell, one in self.measured.items()}
+            known = {cell: math.log(value) for cell, value in values.items() if value > 0}
+            if known:
+                found[name] = np.exp(interpolated(self.shape, known))
+        return found
+
+    def _row(
+        self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
+    ) -> MapRow:
+        ends = {name: float(values[cell]) for name, values in surfaces.items()}
+        measured = self.measured.get(cell)
+        figures: dict[str, Any] = {
+            "batch_size": self.settings.batch_sizes[cell[0]],
+            "context": self.encoded[cell[1]].mean_length,
+            "num_draft_tokens": self.settings.draft_tokens[cell[2]],
+            "measured": measured is not None,
+            "speedup": ends["estimate"],
+            "speedup_low": ends.get("low"),
+            "speedup_high": ends.get("high"),
+        }
+        if measured is None:
+            return session.row(MapRow, **figures)
+        figures |= measured.speedup.columns("speedup", "speedup_low", "speedup_high")
+        figures["speedup_covers"] = measured.speedup.covers
+        figures["regular_ms_per_token"] = measured.regular_ms_per_token
+        figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
+        return session.row(MapRow, measured.acceptance, **figures)
+
+    def _write_schedules(self, session: Session) -> None:
+        schedule = schedule_of(self.rows(session))
+        if not any(schedule.values()):
+            # No engine takes a schedule that never drafts.
+            return
+        for name, content in schedule_files(schedule).items():
+            replace_file(session.directory / name, content.encode())
+
+
+EXPERIMENT = Map

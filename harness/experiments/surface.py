@@ -1,0 +1,95 @@
+"""Which cells of a grid to measure, so that the line where speculation stops paying is found with few of them.
+
+What is not measured is interpolated between its neighbours, on the logarithm of the speed-up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import RBFInterpolator
+
+Cell = tuple[int, ...]
+Floats = NDArray[np.float64]
+
+# A cell is worth measuring if it is far from those that are, and near the line: log speed-ups below this are as near.
+_NEAR_THE_LINE = 0.03
+
+
+def cells_of(shape: tuple[int, ...]) -> Iterator[Cell]:
+    """Every cell of a grid."""
+    return itertools.product(*map(range, shape))
+
+
+def interpolated(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Floats:
+    """A value for every cell of a grid; exact where it is known.
+
+    Args:
+        known: by cell, at least one.
+    """
+    everywhere = _coordinates(shape, list(cells_of(shape)))
+    if len(known) == 1:
+        return np.full(shape, next(iter(known.values())))
+    places = _coordinates(shape, list(known))
+    surface = RBFInterpolator(places, np.array(list(known.values())), kernel="linear", degree=0)
+    values = np.asarray(surface(everywhere), dtype=np.float64).reshape(shape)
+    for cell, value in known.items():
+        values[cell] = value
+    return values
+
+
+def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | None:
+    """The cell to measure next: a corner of the grid, else where the sign is least certain; None if all are known.
+
+    Args:
+        known: logarithms of speed-ups by cell.
+    """
+    unknown = [cell for cell in cells_of(shape) if cell not in known]
+    if not unknown:
+        return None
+    corners = [
+        cell
+        for cell in unknown
+        if all(place in (0, size - 1) for place, size in zip(cell, shape, strict=True))
+    ]
+    if corners:
+        return corners[0]
+    values = interpolated(shape, known)
+    places = _coordinates(shape, list(known))
+
+    def doubt(cell: Cell) -> float:
+        distances = np.linalg.norm(places - _coordinates(shape, [cell]), axis=1)
+        return float(distances.min() / (abs(values[cell]) + _NEAR_THE_LINE))
+
+    return max(unknown, key=doubt)
+
+
+def explore(
+    shape: tuple[int, ...], measure: Callable[[Cell], float], most_cells: int
+) -> dict[Cell, float]:
+    """Measure at most so many cells of a grid, and the corners in any case.
+
+    Args:
+        measure: gives the speed-up of a cell.
+
+    Returns:
+        The logarithms of the speed-ups that were measured.
+    """
+    known: dict[Cell, float] = {}
+    num_corners = math.prod(min(size, 2) for size in shape)
+    while len(known) < max(most_cells, num_corners):
+        cell = next_cell(shape, known)
+        if cell is None:
+            break
+        known[cell] = math.log(measure(cell))
+    return known
+
+
+def _coordinates(shape: tuple[int, ...], cells: list[Cell]) -> Floats:
+    """Places between 0 and 1 along each side of the grid."""
+    sides = np.array([max(1, size - 1) for size in shape], dtype=np.float64)
+    return np.array(cells, dtype=np.float64) / sides

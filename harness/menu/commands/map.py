@@ -1,0 +1,98 @@
+"""`map`: where speculation pays, over batch size, context and K."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import require, require_at_least
+from harness.menu.command import Command
+from harness.results.schema import MapRow
+
+if TYPE_CHECKING:
+    from harness.report.table import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings(PromptedSettings):
+    """`map`: where speculation pays, over batch size, context and K.
+
+    Attributes:
+        batch_sizes: of the grid.
+        contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
+            are.
+        draft_tokens: the K of the grid.
+        share: of the cells that are measured at most, beyond the grid's corners; others are interpolated.
+        num_prompts: how many prompts a cell measures at least; a whole number of batches.
+        num_warmup: batches that every arm decodes first and that are not counted.
+        num_resamples: samples of the paired bootstrap.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    contexts: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] = (1, 3, 5)
+    share: float = 0.5
+    num_prompts: int = 8
+    num_warmup: int = 1
+    num_resamples: int = 2000
+
+    COMPARES_TIMES = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        for name in ("batch_sizes", "contexts", "draft_tokens"):
+            values = getattr(self, name)
+            rises = all(value >= 1 for value in values) and sorted(set(values)) == list(values)
+            require(rises, name, "must be numbers from 1 on that rise", list(values))
+        for name in ("batch_sizes", "draft_tokens"):
+            require(bool(getattr(self, name)), name, "must have a number", [])
+        require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
+        require(self.draft is not None, "draft", "must be set: without one there is no map", "none")
+        k = self.decoding.num_draft_tokens
+        rule = "must be a number: draft_tokens has the K of the grid"
+        require(k != "auto", "decoding.num_draft_tokens", rule, k)
+
+    def check_engine(self, engine: Abilities) -> None:
+        """See `RunSettings.check_engine`."""
+        rule = "must be local: other engines start again for every K"
+        require(engine.own_loop, "engine", rule, self.engine.name)
+
+
+class Map(Command):
+    """Measures some cells of a grid, and says where speculation pays."""
+
+    name = "map"
+    summary = "where speculation pays, over batch size, context and K, and schedules for engines"
+    example = "model=30B draft=7B batch_sizes=[1,4,16,64]"
+    examples: ClassVar[Sequence[tuple[str, str]]] = (
+        ("", "the shipped tiny pair"),
+        ("model=30B draft=7B batch_sizes=[1,2,4,8,16,32] draft_tokens=[1,2,4,7]", "a finer grid"),
+        ("model=30B draft=7B prompts=lengths contexts=[512,4096]", "over the context too"),
+    )
+    notes = (
+        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp into the run's directory."
+    )
+    place = 2
+    settings = MapSettings
+    experiment = "harness.experiments.map"
+    row = MapRow
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """See `Command.line`: the highest speed-up."""
+        from harness.report.map import best_of, cell_in_words
+
+        best = best_of(rows)
+        return "" if best is None else cell_in_words(best)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """See `Command.tables`."""
+        from harness.report.map import map_document
+
+        return [part for run in runs for part in map_document(run.rows)]
+
+
+RECORD = Map()

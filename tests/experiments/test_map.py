@@ -1,0 +1,95 @@
+"""`map` through the command line, and what it says about planted rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.report.map import crossing, map_document, schedule_of
+from harness.report.table import Line, Table
+from harness.results.schema import MapRow
+from in_process import Harness, only, results
+from wording import mentions
+
+QUICK = ["map", "num_prompts=3", "decoding.max_new_tokens=8", "num_resamples=200", "num_warmup=0"]
+
+
+def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
+    return MapRow(
+        model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k, context=100,
+        measured=batch_size != 4, speedup=speedup,
+        speedup_low=speedup - spread, speedup_high=speedup + spread,
+    )  # fmt: skip
+
+
+ROWS = [
+    *(row(size, 1, speedup) for size, speedup in ((1, 1.5), (4, 1.2), (16, 1.05))),
+    *(row(size, 5, speedup) for size, speedup in ((1, 2.5), (4, 1.25), (16, 0.5))),
+]
+
+
+def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
+    outcome = harness(*QUICK, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]")
+    rows = results("map")
+    assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert list(rows["num_draft_tokens"]) == [1, 2, 4] * 3
+    measured = rows[rows["measured"]]
+    assert len(measured) == 4
+    assert rows["speedup"].gt(0).all()
+    assert measured["mean_acceptance_length"].gt(1).all()
+    assert rows[~rows["measured"]]["regular_ms_per_token"].isna().all()
+    assert mentions(outcome.stdout, "4 of 9 cells")
+    assert "K=4" in outcome.stdout
+    lines = [line for line in outcome.stderr.splitlines() if line.startswith("batch ")]
+    assert len(lines) == 4
+    if "0 from batch size 1" not in outcome.stdout:
+        config = json.loads(only("schedule_vllm.json").read_text())
+        assert config["num_speculative_tokens_per_batch_size"][0][0] == 1
+
+
+def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
+    harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]")
+    rows = results("map")
+    assert list(rows["context"]) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["batch_sizes=[4,1]"], "batch_sizes=[4, 1]: must be numbers from 1 on that rise"),
+        (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
+        (["batch_sizes=[1000]"], "batch_sizes=1000: must not be above the prompts of the set"),
+        (["draft=none"], "draft=none: must be set"),
+        (["share=0"], "share=0.0: must be in (0, 1]"),
+    ],
+)
+def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:
+    assert harness.refused("map", *arguments).startswith(complaint)
+
+
+def test_the_batch_size_at_which_it_stops_paying() -> None:
+    assert crossing([1, 4], [2.0, 0.5]) == pytest.approx(2.0)
+    assert crossing([1, 4, 16], [3.0, 2.0, 1.5]) is None
+    assert crossing([1, 4], [0.9, 1.2]) == 0
+
+
+def test_what_is_said_of_planted_rows() -> None:
+    document = map_document(ROWS)
+    said = " ".join(part.text for part in document if isinstance(part, Line))
+    assert mentions(said, "K=1 pays at every batch size up to 16")
+    assert mentions(said, "K=5 pays up to a batch size of 5.6", "4.8", "6.7")
+    assert mentions(said, "highest speed-up is 2.50×", "K=5", "batch size 1")
+    assert schedule_of(ROWS) == {1: 5, 16: 1}
+    (table,) = [part for part in document if isinstance(part, Table)]
+    _, cells = table.shown()
+    assert cells == [
+        ("1", "1.50×", "2.50×"),
+        ("4", "(1.20×)", "(1.25×)"),
+        ("16", "1.05×", "0.50×"),
+    ]
+
+
+def test_a_pair_that_never_pays_drafts_nothing() -> None:
+    assert schedule_of([row(1, 1, 0.9), row(4, 1, 0.8)]) == {1: 0}
+    assert schedule_of([row(1, 1, 1.2), row(4, 1, 0.8)]) == {1: 1, 4: 0}
