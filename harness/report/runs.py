@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -133,12 +132,11 @@ def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Fi
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    kinds = Kinds(measuring(menu_commands() if commands is None else commands))
-    findings, unfinished, prompts = _collect(paths, kinds)
+    reader = _Reader(paths, menu_commands() if commands is None else commands)
+    findings = reader.findings
     findings.runs, findings.failures = merge(findings.runs)
-    findings.failures += unfinished
-    _require_results(findings, paths, kinds)
-    _attach_prompts(findings, prompts)
+    findings.failures += reader.unfinished.values()
+    reader.finish()
     return findings
 
 
@@ -148,63 +146,98 @@ def every_run(path: Path) -> Findings:
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    kinds = Kinds(measuring(menu_commands()))
-    findings, _, prompts = _collect([path], kinds)
-    _require_results(findings, [path], kinds)
+    reader = _Reader([path], menu_commands())
+    findings = reader.findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
     by_id = {str(run.last.run): run for run in sorted(single, key=_completeness)}
     findings.runs = [run for _, run in sorted(by_id.items())]
-    _attach_prompts(findings, prompts)
+    reader.finish()
     return findings
 
 
-_PromptRows = dict[str | None, list[LatencyPromptRow]]
+class _Reader:
+    """Reads files and directories.
 
+    Attributes:
+        findings: the contents of the files, every run as often as it was read.
+        unfinished: runs without a result, by the file of their configuration.
+    """
 
-def _collect(paths: Sequence[Path], kinds: Kinds) -> tuple[Findings, list[Run], _PromptRows]:
-    """Findings of the files, the runs without a result, and the rows of prompts by run."""
-    findings = Findings()
-    unfinished: dict[Path, Run] = {}
-    prompts: _PromptRows = {}
-    for path in paths:
+    def __init__(self, paths: Sequence[Path], commands: Iterable[Command]) -> None:
+        self.findings = Findings()
+        self.unfinished: dict[Path, Run] = {}
+        self._paths = paths
+        self._kinds = Kinds(measuring(commands))
+        self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
+        for path in paths:
+            self._read_path(path)
+
+    def finish(self) -> None:
+        """Give the runs of `latency` the rows of their prompts, also from their own directories.
+
+        Raises:
+            SettingError: no file has the result of a run.
+        """
+        findings = self.findings
+        if not (findings.runs or findings.failures or findings.others):
+            files = ", ".join(f"{command}.csv" for command in self._kinds.runs)
+            rule = f"holds no run's result; those are in {files}"
+            if findings.notes:
+                rule += f" ({findings.notes[0]})"
+            raise SettingError(", ".join(map(str, self._paths)), rule)
+        for run in findings.of(LatencyRow):
+            name = run.last.run
+            file = (run.directory or Path()) / "latency_prompts.csv"
+            if run.directory and name not in self._prompts and file.is_file():
+                self._keep_prompts(read_file(file).rows)
+            run.prompts = self._prompts.get(name, [])
+
+    def _read_path(self, path: Path) -> None:
+        commands = ", ".join(self._kinds.runs)
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
-        inside = list(_files(path)) if path.is_dir() else [path]
-        unfinished |= {file: run for file in inside for run in _without_result(file, kinds.runs)}
-        files = [
-            file
-            for file in inside
-            if file == path or kinds.is_file_name(file.name) or looks_like_other(file)
-        ]
-        if not files:
-            raise SettingError(str(path), f"holds no CSV file of {', '.join(kinds.runs)}")
-        for file in files:
-            rows = [] if file in findings.files else _rows(file, findings, kinds)
-            if rows is None and file == path:
-                raise SettingError(str(path), f"is no CSV file of {', '.join(kinds.runs)}")
-            findings.runs += group(rows or (), file)
-            prompts |= _prompts(rows or ())
-    return findings, list(unfinished.values()), prompts
+        has_any = False
+        for file in _files(path) if path.is_dir() else [path]:
+            run = _without_result(file, self._kinds.runs)
+            if run is not None:
+                self.unfinished[file] = run
+            if file == path or self._kinds.is_file_name(file.name) or looks_like_other(file):
+                has_any = True
+                is_ours = file in self.findings.files or self._read_file(file)
+                if file == path and not is_ours:
+                    raise SettingError(str(path), f"is no CSV file of {commands}")
+        if not has_any:
+            raise SettingError(str(path), f"holds no CSV file of {commands}")
 
+    def _read_file(self, file: Path) -> bool:
+        """Keep what a file holds; whether it is one of ours, or of a tool that we know."""
+        findings = self.findings
+        try:
+            if file.suffix in (".json", ".jsonl"):
+                others = read_other(file)
+                if others is None:
+                    return False
+                findings.others += others.rows
+                findings.notes += others.notes
+                return True
+            contents = read_file(file, [*KINDS, *self._kinds.all])
+        except OSError as error:
+            findings.notes.append(f"{file} cannot be read: {error.strerror}")
+            return True
+        findings.notes += contents.torn
+        if contents.kind not in self._kinds.all:
+            findings.notes.append(f"{file} has the columns of no command and was left out")
+            return False
+        findings.files[file] = len(contents.rows)
+        findings.notes += contents.unread
+        findings.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
+        findings.runs += group(contents.rows, file)
+        self._keep_prompts(contents.rows)
+        return True
 
-def _require_results(findings: Findings, paths: Sequence[Path], kinds: Kinds) -> None:
-    """Raise a SettingError where no file has the result of a run."""
-    if findings.runs or findings.failures or findings.others:
-        return
-    files = ", ".join(f"{command}.csv" for command in kinds.runs)
-    rule = f"holds no run's result; those are in {files}"
-    if findings.notes:
-        rule += f" ({findings.notes[0]})"
-    raise SettingError(", ".join(map(str, paths)), rule)
-
-
-def _attach_prompts(findings: Findings, prompts: _PromptRows) -> None:
-    """Give the runs of `latency` the rows of their prompts, also from their own directories."""
-    for run in findings.of(LatencyRow):
-        file = (run.directory or Path()) / "latency_prompts.csv"
-        if run.directory and run.last.run not in prompts and file.is_file():
-            prompts |= _prompts(read_file(file).rows)
-        run.prompts = prompts.get(run.last.run, [])
+    def _keep_prompts(self, rows: Sequence[Row]) -> None:
+        prompts = [row for row in rows if isinstance(row, LatencyPromptRow)]
+        self._prompts |= grouped(prompts, attrgetter("run"))
 
 
 def _completeness(run: Run) -> tuple[int, bool]:
@@ -252,30 +285,6 @@ def _measurement(run: Run) -> str:
     return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
 
 
-def _rows(file: Path, findings: Findings, kinds: Kinds) -> Sequence[Row] | None:
-    """The whole rows of one of our files, None for a foreign file. Notes and other tools' figures go to `findings`."""
-    try:
-        if file.suffix in (".json", ".jsonl"):
-            others = read_other(file)
-            if others is None:
-                return None
-            findings.others += others.rows
-            findings.notes += others.notes
-            return []
-        contents = read_file(file, [*KINDS, *kinds.all])
-    except OSError as error:
-        findings.notes.append(f"{file} cannot be read: {error.strerror}")
-        return []
-    findings.notes += contents.torn
-    if contents.kind not in kinds.all:
-        findings.notes.append(f"{file} has the columns of no command and was left out")
-        return None
-    findings.files[file] = len(contents.rows)
-    findings.notes += contents.unread
-    findings.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
-    return contents.rows
-
-
 def _implausible(rows: Sequence[Row]) -> list[str]:
     """Notes about speed-ups outside their intervals, which no run writes."""
     notes = []
@@ -289,10 +298,6 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
             f"run {row.run}: a speed-up of {speedup:g} is outside its interval, {low:g} to {high:g}"
         )
     return notes
-
-
-def _prompts(rows: Iterable[Row]) -> dict[str | None, list[LatencyPromptRow]]:
-    return grouped((row for row in rows if isinstance(row, LatencyPromptRow)), attrgetter("run"))
 
 
 def _directory(row: RunRow, file: Path | None) -> Path | None:
@@ -312,22 +317,25 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Iterator[Run]:
+def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Run | None:
     """The run whose configuration Hydra wrote to this file, if it has no rows: it is still running, or was killed."""
-    folder = file.parents[1] if file.match(".hydra/config.yaml") else None
-    if folder is None or any((folder / f"{command}.csv").exists() for command in kinds):
-        return
-    with suppress(OSError):
-        config, overrides = (
-            file.with_name(name).read_text(encoding="utf-8", errors="replace")
-            for name in (file.name, "overrides.yaml")
-        )
-        command = re.search(r"^command: (\w+)$", config, re.MULTILINE)
-        if command is not None and command[1] in kinds:
-            asked = (
-                ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
-            )
-            begun = (folder / f"{command[1]}_prompts.csv").exists()
-            written = "its prompts file has rows" if begun else "it has written nothing"
-            reason = f"{asked}: still running, or killed; {written}"
-            yield Run([kinds[command[1]](status="no result", error=reason)], directory=folder)
+    if not file.match(".hydra/config.yaml"):
+        return None
+    directory = file.parents[1]
+    if any((directory / f"{command}.csv").exists() for command in kinds):
+        return None
+    try:
+        config = file.read_text(encoding="utf-8", errors="replace")
+        overrides = file.with_name("overrides.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^command: (\w+)$", config, re.MULTILINE)
+    if match is None or match[1] not in kinds:
+        return None
+    command = match[1]
+    asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+    written = "it has written nothing"
+    if (directory / f"{command}_prompts.csv").exists():
+        written = "its prompts file has rows"
+    reason = f"{asked}: still running, or killed; {written}"
+    return Run([kinds[command](status="no result", error=reason)], directory=directory)
