@@ -126,24 +126,17 @@ class Latency(Experiment):
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
-        digest = self.prompt_set.digest
-        rows = [
-            session.row(
-                LatencyRow,
-                measured.acceptance,
-                arm=name,
-                prompts_digest=digest,
-                **self._figures(measured),
-            )
-            for name, measured in self.measured.items()
-        ]
+        rows = []
+        for measured in self.measured.values():
+            figures = self._figures(measured)
+            rows.append(session.row(LatencyRow, measured.acceptance, **figures))
         return judged(rows)
 
     def document(self, rows: Sequence[LatencyRow]) -> Document:
         """The report of this run, and its profiles."""
-        return (
-            [*latency_document(rows, self.prompt_rows), *self.profiles] if self.prompt_rows else []
-        )
+        if not self.prompt_rows:
+            return []
+        return [*latency_document(rows, self.prompt_rows), *self.profiles]
 
     def _race(
         self,
@@ -319,22 +312,18 @@ class Latency(Experiment):
     def _check_failures(self) -> None:
         """Raise a RunError where so many requests failed that no verdict follows from the others."""
         arms = []
+        failures: list[RequestRecord] = []
         for name, measured in self.measured.items():
             requests = measured.requests
             failed = [request for request in requests if not request.answered]
             if len(failed) == len(requests):
-                raise RunError(
-                    f"{name}: all {len(requests)} requests failed, the first with {failed[0].error}"
-                )
+                number = f"all {len(failed)} requests failed"
+                raise RunError(f"{name}: {number}, the first with {failed[0].error}")
             arms.append(Work(name, len(requests), len(failed), 0))
-        if (reason := too_many_failures(arms)) is not None:
-            errors = [
-                request.error
-                for measured in self.measured.values()
-                for request in measured.requests
-                if request.error is not None
-            ]
-            raise RunError(f"no verdict: {reason}, the first with {errors[0]}")
+            failures += [request for request in failed if request.error is not None]
+        reason = too_many_failures(arms)
+        if reason is not None:
+            raise RunError(f"no verdict: {reason}, the first with {failures[0].error}")
 
     def _compare_texts(self, engine: Engine | None, generations: dict[str, Generation]) -> None:
         """Greedy speculative output must be the regular one: note where the texts of a batch part.
@@ -342,22 +331,19 @@ class Latency(Experiment):
         A turn before which the arms' answers differ already is not compared.
         """
         decoding = self.settings.decoding
-        if (
-            decoding.temperature == 0
-            and decoding.synthetic_acceptance is None
-            and len(generations) > 1
-        ):
-            assert engine is not None
-            found = self.measured["speculative"].divergences
-            regular, speculative = (generations[name] for name in self.measured)
-            assert regular.question is not None
-            assert speculative.question is not None
-            prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
-            requests = zip(regular.requests, speculative.requests, strict=True)
-            for (prompt, same), (one, other) in zip(prompts, requests, strict=True):
-                if one.answered and other.answered and prompt == same:
-                    tokens = one.token_ids, other.token_ids
-                    found[one.index] = first_divergence(engine.reference, prompt, *tokens)
+        if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
+            return
+        assert engine is not None
+        divergences = self.measured["speculative"].divergences
+        regular, speculative = (generations[name] for name in self.measured)
+        assert regular.question is not None
+        assert speculative.question is not None
+        prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
+        requests = zip(regular.requests, speculative.requests, strict=True)
+        for (prompt, same), (one, other) in zip(prompts, requests, strict=True):
+            if one.answered and other.answered and prompt == same:
+                tokens = one.token_ids, other.token_ids
+                divergences[one.index] = first_divergence(engine.reference, prompt, *tokens)
 
     def _prompt_row(
         self,
@@ -392,7 +378,11 @@ class Latency(Experiment):
 
     def _figures(self, measured: MeasuredArm) -> dict[str, Any]:
         """The columns of an arm."""
-        figures: dict[str, Any] = {"seed": self.settings.seed_of_run}
+        figures: dict[str, Any] = {
+            "arm": measured.name,
+            "seed": self.settings.seed_of_run,
+            "prompts_digest": self.prompt_set.digest,
+        }
         if self.quietness is not None:
             figures |= self.quietness.columns()
         figures |= measured.columns(self.end_tokens)
