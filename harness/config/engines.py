@@ -1,4 +1,4 @@
-"""What generates: the settings that every engine has, and the abilities that commands ask about."""
+"""Engines: the settings that every one has, and the abilities that commands ask about."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineSettings:
 
 
 class Abilities:
-    """What an engine can do.
+    """Abilities of an engine.
 
     Attributes:
         own_loop: whether it runs this project's own decoding loop, and so has every runner, rule of

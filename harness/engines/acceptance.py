@@ -42,7 +42,7 @@ def acceptance_of(decoding: DecodingSettings, fault: Fault) -> Acceptance:
 def decisions_of(
     decoding: DecodingSettings, fault: Fault, widths: Sequence[int], *, deterministic: bool
 ) -> dict[int, Decision]:
-    """What the loops decide after extensions of these widths, if every row is offered all tokens.
+    """The decisions of the loops after extensions of these widths, if every row is offered all tokens.
 
     Args:
         deterministic: whether proposals come without probabilities.

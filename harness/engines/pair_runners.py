@@ -28,7 +28,7 @@ _PREPARED = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Demanded:
-    """What runners are prepared for.
+    """The shapes and decisions that runners are prepared for.
 
     Attributes:
         decoding: of the questions.
@@ -63,7 +63,7 @@ class Demanded:
 
 @dataclass(frozen=True, kw_only=True)
 class PairRunners:
-    """What a loaded pair decodes with.
+    """The runners and drafters of a loaded pair.
 
     Attributes:
         target: the target's runner.

@@ -222,7 +222,7 @@ def _fit_together(arms: Sequence[VllmArm], opening: Opening) -> bool:
 
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
-    """What `draft=` names, in vLLM's words. Its own default draws draft tokens greedily."""
+    """The draft in vLLM's words. Its own default draws draft tokens greedily."""
     draft = planned.drafting
     assert draft is not None
     words = method_of(draft).vllm(planned, draft) | _coin(decoding)
@@ -265,7 +265,7 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
 
 
 def _arguments(opening: Opening) -> dict[str, Any]:
-    """Of vLLM's `EngineArgs`, those that both arms have."""
+    """The `EngineArgs` of vLLM that both arms have."""
     settings, planned = opening.settings, opening.planned
     model = settings.model
     engine: Any = settings.engine

@@ -1,4 +1,4 @@
-"""What one arm did in a run of `latency`, and the columns that follow from it."""
+"""One arm in a run of `latency`: its answers, and the columns that follow from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MeasuredArm:
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:
-        """What the server's counters tell: traffic of others, and acceptance if answers tell no iterations."""
+        """The columns from the server's counters: traffic of others, and acceptance if answers tell no iterations."""
         counted = total([generation.counted for generation in self.generations])
         if counted is None:
             return {}
@@ -113,7 +113,7 @@ class MeasuredArm:
         }
 
     def _phase_columns(self) -> dict[str, Any]:
-        """What the stopwatches showed, and for a draft what followed from its proposals."""
+        """The columns from the stopwatches, and for a draft those about its proposals."""
         phases = self.phases
         pass_ms = phases.mean_ms("forward")
         if self.name == "regular":

@@ -49,7 +49,7 @@ class _NumberTest(NamedTuple):
 
 
 class _DrawPlan(NamedTuple):
-    """What is drawn: after each context, for each test, so many continuations."""
+    """The draws: after each context, for each test, so many continuations."""
 
     decoding: DecodingSettings
     contexts: Sequence[Context]

@@ -106,7 +106,7 @@ class Session:
 
     @property
     def measurement(self) -> Measurement:
-        """What is measured, as it was found before the weights loaded.
+        """The identity of the measurement, determined before the weights load.
 
         Two measurements are the same if the same was asked for: the command's own changes do not
         count.

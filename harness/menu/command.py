@@ -66,7 +66,7 @@ class Command(Record):
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The stem of its files' names."""
         return re.sub(r"\W+", "_", self.name) if self.row is None else self.row.kind
 
     def begin(self, settings: Any) -> Any:
@@ -102,7 +102,7 @@ class Command(Record):
         return []
 
     def report(self, runs: Sequence[Any]) -> Document:
-        """What `report` shows of the runs in some files: by default the same."""
+        """The tables and sentences of `report` about the runs in some files: by default the same."""
         return self.tables(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
@@ -114,7 +114,7 @@ class Command(Record):
         return {}
 
     def changes(self, sides: Any) -> Sequence[Any]:
-        """What became of each figure of a measurement, for `regress`: `Compared` in `report/regression.py`.
+        """Each figure of a measurement before and after a change, for `regress`: `Compared` in `report/regression.py`.
 
         Args:
             sides: runs before and after, `Sides` in the same file.

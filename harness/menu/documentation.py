@@ -66,7 +66,7 @@ def as_typed(value: Any) -> str:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """What the fields of a dataclass mean, from the `Attributes:` of its docstring and of its bases'."""
+    """The meanings of a dataclass's fields, from the `Attributes:` of its docstring and of its bases'."""
     found: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
         if dataclasses.is_dataclass(ancestor):

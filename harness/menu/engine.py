@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What an engine is opened with.
+    """Arguments for opening an engine.
 
     Attributes:
         settings: of the run.

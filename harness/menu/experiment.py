@@ -1,4 +1,4 @@
-"""What a command's measurement offers, without torch, so that a command can be one file."""
+"""The interface of a command's measurement, without torch, so that a command can be one file."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ def is_elsewhere(engine: str | None) -> bool:
 
 
 def default_draft(engine: str) -> str | None:
-    """What an engine drafts with where nothing is said; None where the model's preset decides.
+    """The draft of an engine where the user names none; None where the model's preset decides.
 
-    None also for an engine that does not exist, which is said later.
+    None also for an engine that does not exist, which is reported later.
     """
     try:
         return ENGINES[engine].default_draft
@@ -103,7 +103,7 @@ def default_draft(engine: str) -> str | None:
 
 
 def pair_of(settings: RunSettings) -> tuple[object, ...]:
-    """What a process holds for a run. Runs with the same value can share it."""
+    """The identity of the models and engine that a process holds for a run. Runs with the same value can share them."""
     engine = engine_of(settings)
     return *settings.pair, engine.loads_pair, engine.computes_here, engine.may_crash
 

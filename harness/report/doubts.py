@@ -65,7 +65,7 @@ def _percent(share: float) -> str:
 
 
 def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
-    """That the arms took different numbers of prompt tokens from a cache."""
+    """Whether the arms took different numbers of prompt tokens from a cache."""
     told = [row for row in rows if row.cached_tokens is not None]
     numbers = [row.cached_tokens or 0 for row in rows]
     read = max((row.num_prompt_tokens or 0 for row in rows), default=0)
@@ -79,7 +79,7 @@ def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
-    """That a server generated for others while it was measured."""
+    """Whether a server generated for others while it was measured."""
     parts = [
         f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
         for row in rows
@@ -93,7 +93,7 @@ def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _after_the_end(row: LatencyRow) -> str | None:
-    """That many of the tokens are what a model goes on with after its text has ended."""
+    """Whether many of the tokens came after the end of the text."""
     share = row.share_after_end
     if not row.ignore_eos or share is None or share <= _MOST_AFTER_END:
         return None
@@ -108,7 +108,7 @@ def _after_the_end(row: LatencyRow) -> str | None:
 
 
 def _different_lengths(rows: Sequence[LatencyRow]) -> str | None:
-    """That texts which ended by themselves have other lengths in each arm."""
+    """Whether texts that ended by themselves have different lengths in each arm."""
     if rows[0].ignore_eos is not False:
         return None
     numbers = [row.num_tokens or 0 for row in rows]
@@ -128,7 +128,7 @@ def _drifted(row: LatencyRow) -> str | None:
 
 
 def _busy(rows: Sequence[LatencyRow]) -> str | None:
-    """That other programs took the processor from this one. A server computes elsewhere."""
+    """Whether other programs took the processor from this one. A server computes elsewhere."""
     shares = [row.processor_share for row in rows if row.processor_share is not None]
     row = rows[-1]
     if row.url is not None or not shares or min(shares) >= _QUIET:
@@ -140,7 +140,7 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
-    """That GPUs computed for others too, or were slowed by heat or power."""
+    """Whether GPUs also computed for others, or were slowed by heat or power."""
     row = rows[-1]
     parts = []
     if row.other_gpu_processes:
@@ -187,7 +187,7 @@ def _same_server(row: LatencyRow) -> str | None:
 
 
 def _impossible(row: LatencyRow) -> str | None:
-    """That no speculation can be so fast."""
+    """Whether no speculation can be so fast."""
     most = row.tokens_per_iteration or row.mean_acceptance_length
     reason = f"{most or 0:.2f} tokens per iteration"
     if most is None and row.mean_proposed is not None:

@@ -95,7 +95,7 @@ class Checks:
         return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
 
     def fine_print(self) -> list[Line]:
-        """What the tests can see."""
+        """How small a loss the tests can see."""
         if not self.sampled:
             text = "At temperature 0 the output has one possible value; nothing was sampled."
             return [Line(text, "dim")]

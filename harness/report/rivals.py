@@ -1,4 +1,4 @@
-"""Which of several ways to draft differ from the best, all compared at once."""
+"""Differences between several ways to draft and the best one, all compared at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _overlapping(bests: Sequence[MeasuredPair], number: int) -> list[MeasuredPai
 
 
 def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
-    """What the best K of a pair is worth where the choice does not flatter it; None if unknown.
+    """The speed-up of a pair at its best K, estimated so that the choice does not flatter it; None if unknown.
 
     Args:
         series: pairs that differ in K alone.

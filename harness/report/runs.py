@@ -40,7 +40,7 @@ class Kinds:
 
 
 def measuring(commands: Iterable[Command]) -> list[Command]:
-    """Those that measure, and so have runs to show; what is typed by hand comes last."""
+    """Commands that measure, and so have runs to show; those that take typed prompts come last."""
     known = [command for command in commands if command.measures and command.row is not None]
     return sorted(known, key=lambda command: not command.sweeps)
 

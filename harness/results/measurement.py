@@ -61,7 +61,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured, and what is needed to tell whether it was measured before.
+    """The identity of a measurement, by which an earlier one is recognised.
 
     Args:
         digest: of everything that determines the figures.

@@ -1,4 +1,4 @@
-"""Which weights a name stood for: the commit of a hub repository, or a digest of files."""
+"""Identities of the weights that a name stood for: the commit of a hub repository, or a digest of files."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class DistillSettings(LatencySettings):
 
     @property
     def directory(self) -> str:
-        """Of the trained draft."""
+        """The directory of the trained draft."""
         names = [model.name for model in (self.model, self.draft) if model is not None]
         return (
             self.output

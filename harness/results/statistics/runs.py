@@ -60,7 +60,7 @@ class RatioEstimate:
 
     @property
     def standard_error(self) -> float:
-        """Of the log of the ratio; nan below `FEWEST_FOR_INTERVAL` units."""
+        """Standard error of the log of the ratio; nan below `FEWEST_FOR_INTERVAL` units."""
         variance = self.unit_variance + self.run_variance + self.residual_variance
         return math.sqrt(variance) if self.has_interval else NAN
 
