@@ -23,8 +23,11 @@ _CONDITIONS = (
 def methods_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
     """A table for each target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
-    alike = grouped(drafting, lambda pair: attrgetter(*_CONDITIONS)(pair.row)).values()
-    rivals = [group for group in alike if len({pair.row.draft for pair in group}) > 1]
+    conditions = attrgetter(*_CONDITIONS)
+    rivals = []
+    for group in grouped(drafting, lambda pair: conditions(pair.row)).values():
+        if len({pair.row.draft for pair in group}) > 1:
+            rivals.append(group)
     return [_methods_table(place, group, len(rivals) > 1) for place, group in enumerate(rivals)]
 
 

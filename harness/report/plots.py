@@ -154,13 +154,16 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
 
 def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
     """Measured points, the predicted curve, and `auto` as a line across; None with nothing to compare."""
-    fixed = [pair for pair in series if isinstance(pair.name.num_draft_tokens, int)]
-    measured = [_measured(pair, pair.name.k_order) for pair in fixed]
     predicted = [Point(speedup, x=k) for k, speedup in predicted_curve(series)]
+    measured, autos = [], []
+    for pair in series:
+        if isinstance(pair.name.num_draft_tokens, int):
+            measured.append(_measured(pair, pair.name.k_order))
+        else:
+            autos.append(pair)
     if not measured or not (predicted or len(series) > 1):
         return None
     last = max(point.x for point in (*measured, *predicted))
-    autos = [pair for pair in series if pair not in fixed]
     across = [_measured(pair, x) for pair in autos for x in (0.7, last)]
     return {"predicted curve": predicted, MEASURED: measured, AUTO: across}
 

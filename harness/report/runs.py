@@ -29,9 +29,13 @@ class Kinds:
     """
 
     def __init__(self, commands: Sequence[Command]) -> None:
-        self.runs = {command.row.kind: command.row for command in commands if command.row}
-        further = [row for command in commands for row in command.further_rows]
-        self.all: list[type[Row]] = [*self.runs.values(), *further]
+        self.runs: dict[str, type[RunRow]] = {}
+        self.all: list[type[Row]] = []
+        for command in commands:
+            if command.row is not None:
+                self.runs[command.row.kind] = command.row
+                self.all.append(command.row)
+            self.all += command.further_rows
         self._file_name = re.compile(rf"({'|'.join(self.runs)})(-\d+|_prompts)?\.csv")
 
     def is_file_name(self, name: str) -> bool:
@@ -66,6 +70,10 @@ class Run:
     @property
     def command(self) -> str:
         return str(self.last.kind)
+
+    @property
+    def id(self) -> str:
+        return str(self.last.run)
 
     @property
     def last(self) -> Any:
@@ -149,8 +157,7 @@ def every_run(path: Path) -> Findings:
     reader = _Reader([path], menu_commands())
     findings = reader.findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
-    by_id = {str(run.last.run): run for run in sorted(single, key=_completeness)}
-    findings.runs = [run for _, run in sorted(by_id.items())]
+    findings.runs = _each_once(single)
     reader.finish()
     return findings
 
@@ -247,8 +254,11 @@ def _completeness(run: Run) -> tuple[int, bool]:
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows. Jobs of a sweep that measure the same hold the same run."""
-    runs = grouped((row for row in rows if isinstance(row, RunRow)), attrgetter("run", "job"))
-    return [Run(_judged(of_run), file, _directory(of_run[0], file)) for of_run in runs.values()]
+    of_runs = [row for row in rows if isinstance(row, RunRow)]
+    runs = []
+    for same in grouped(of_runs, attrgetter("run", "job")).values():
+        runs.append(Run(_judged(same), file, _directory(same[0], file)))
+    return runs
 
 
 def _judged(rows: list[RunRow]) -> list[RunRow]:
@@ -262,27 +272,36 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     Runs that a row pools are part of it. A failure counts until a newer run of the same measurement succeeds.
     """
-    pooled = {name for run in runs for name in getattr(run.last, "pooled_runs", None) or ()}
-    runs = [run for run in runs if run.last.run not in pooled]
-    by_size = sorted(runs, key=_completeness)
-    newest_last = [run for _, run in sorted({str(run.last.run): run for run in by_size}.items())]
+    pooled: set[str] = set()
+    for run in runs:
+        pooled.update(getattr(run.last, "pooled_runs", None) or ())
+    counted = [run for run in _each_once(runs) if run.id not in pooled]
     kept, failures = [], []
-    for same in grouped(newest_last, _measurement).values():
+    for same in grouped(counted, _measurement).values():
         succeeded = [run for run in same if run.status == "ok"]
-        best = (succeeded or same)[-1]
+        failed = same
+        best = same[-1]
+        if succeeded:
+            best = succeeded[-1]
+            best.times = len(succeeded)
+            failed = same[same.index(best) + 1 :]
         if best.has_figures:
             kept.append(best)
-        if failed := same[same.index(best) + 1 :] if succeeded else same:
+        if failed:
             failed[-1].times = len(failed)
             failures.append(failed[-1])
-        if succeeded:
-            best.times = len(succeeded)
-    return sorted(kept, key=lambda run: str(run.last.run)), failures
+    return sorted(kept, key=attrgetter("id")), failures
+
+
+def _each_once(runs: Sequence[Run]) -> list[Run]:
+    """Of several copies of a run the most complete, the newest run last: ids sort by time."""
+    by_id = {run.id: run for run in sorted(runs, key=_completeness)}
+    return sorted(by_id.values(), key=attrgetter("id"))
 
 
 def _measurement(run: Run) -> str:
     # Prompts that are typed repeat nothing.
-    return (None if isinstance(run.last, CompareRow) else run.last.measurement) or str(run.last.run)
+    return (None if isinstance(run.last, CompareRow) else run.last.measurement) or run.id
 
 
 def _implausible(rows: Sequence[Row]) -> list[str]:
@@ -302,12 +321,17 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
 
 def _directory(row: RunRow, file: Path | None) -> Path | None:
     """The run's directory: as the row says, relative to where we are or to the file."""
-    roots = [Path(), *(file.resolve().parents[:4] if file else [])]
-    named = [root / row.directory for root in roots] if row.directory else []
+    candidates = []
+    if row.directory:
+        roots = [Path(), *(file.resolve().parents[:4] if file else [])]
+        candidates = [root / row.directory for root in roots]
     if file and (file.parent / "environment.json").exists():
-        named.append(file.parent)
-    # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
-    return next((directory for directory in named if os.path.isdir(directory)), None)
+        candidates.append(file.parent)
+    for directory in candidates:
+        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+        if os.path.isdir(directory):
+            return directory
+    return None
 
 
 def _files(path: Path) -> Iterator[Path]:

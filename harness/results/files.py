@@ -114,13 +114,11 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
 
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in a shared CSV file and its numbered siblings; [] where there is none."""
-    found = itertools.takewhile(Path.exists, _numbered(Path(path)))
-    return [
-        row
-        for file in found
-        for row in read_file(file, [*KINDS, kind]).rows
-        if isinstance(row, kind)
-    ]
+    rows: list[AnyRow] = []
+    for file in itertools.takewhile(Path.exists, _numbered(Path(path))):
+        contents = read_file(file, [*KINDS, kind])
+        rows += [row for row in contents.rows if isinstance(row, kind)]
+    return rows
 
 
 def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
@@ -134,23 +132,25 @@ def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
     """
     reader = _reader(_whole_content(path))
     header: list[str] = next(reader, [])
-    kind, rows, torn, unread = kind_of(header, kinds), [], [], []
-    for cells in reader if kind else ():
-        if kind and len(cells) == len(header):
+    kind = kind_of(header, kinds)
+    if kind is None:
+        return Contents(None, [], [])
+    rows: list[Row] = []
+    torn, unread = [], []
+    for cells in reader:
+        place = f"{path}, line {reader.line_num}"
+        if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
             rows.append(row)
-            lost = [
-                name
-                for name in kind.columns()
-                if named.get(name) not in (None, "", "nan") and getattr(row, name) is None
-            ]
+            lost = []
+            for name in kind.columns():
+                if getattr(row, name) is None and named.get(name) not in (None, "", "nan"):
+                    lost.append(name)
             if lost:
-                unread.append(f"{path}, line {reader.line_num}: {', '.join(lost)} cannot be read")
+                unread.append(f"{place}: {', '.join(lost)} cannot be read")
         elif cells:
-            torn.append(
-                f"{path}, line {reader.line_num}: {len(cells)} of {len(header)} cells; left out"
-            )
+            torn.append(f"{place}: {len(cells)} of {len(header)} cells; left out")
     return Contents(kind, rows, torn, unread)
 
 
@@ -161,21 +161,17 @@ def read_answers(path: Path) -> list[AnswerRow]:
         RunError: the file holds something else.
     """
     try:
-        found = read_file(path)
+        contents = read_file(path)
     except FileNotFoundError:
         return []
     except OSError:
-        found = Contents(None, [], [])
-    answers = [row for row in found.rows if isinstance(row, AnswerRow)]
+        contents = Contents(None, [], [])
+    answers = [row for row in contents.rows if isinstance(row, AnswerRow)]
     needed = [name for name, about in AnswerRow.columns().items() if not about["optional"]]
-    if (
-        found.kind is not AnswerRow
-        or found.torn
-        or any(getattr(a, name) is None for a in answers for name in needed)
-    ):
-        raise RunError(
-            f"{path} cannot be read as answers of earlier runs; remove it, or set resume=false"
-        )
+    lacking = any(getattr(answer, name) is None for answer in answers for name in needed)
+    if contents.kind is not AnswerRow or contents.torn or lacking:
+        reason = "cannot be read as answers of earlier runs"
+        raise RunError(f"{path} {reason}; remove it, or set resume=false")
     return answers
 
 

@@ -61,17 +61,22 @@ class Row:
         `words` are those that may stand in place of a number, and `optional` says if they may be None.
         """
         hints = typing.get_type_hints(cls)
-        found = {f.name: {**f.metadata, **_value_type(hints[f.name])} for f in fields(cls)}
-        own = [name for ancestor in cls.__mro__ for name in inspect.get_annotations(ancestor)]
-        return {name: found[name] for name in dict.fromkeys([*_FIRST, *own]) if name in found}
+        described = {
+            column.name: {**column.metadata, **_value_type(hints[column.name])}
+            for column in fields(cls)
+        }
+        order = list(_FIRST)
+        for ancestor in cls.__mro__:
+            order += inspect.get_annotations(ancestor)
+        return {name: described[name] for name in dict.fromkeys(order) if name in described}
 
     def cells(self) -> dict[str, Any]:
         """The row as it is written; lists and mappings as JSON."""
-        values = ((name, getattr(self, name)) for name in self.columns())
-        return {
-            name: json.dumps(value) if isinstance(value, list | tuple | dict) else value
-            for name, value in values
-        }
+        cells = {name: getattr(self, name) for name in self.columns()}
+        for name, value in cells.items():
+            if isinstance(value, list | tuple | dict):
+                cells[name] = json.dumps(value)
+        return cells
 
     @classmethod
     def parse(cls, cells: Mapping[str, str]) -> Self:
@@ -79,9 +84,8 @@ class Row:
 
         An empty cell is None too, except in a column that always has text.
         """
-        return cls(
-            **{name: _parsed(cells.get(name), **about) for name, about in cls.columns().items()}
-        )
+        columns = cls.columns().items()
+        return cls(**{name: _parsed(cells.get(name), **about) for name, about in columns})
 
     @classmethod
     def asked(cls, settings: Any) -> dict[str, Any]:
@@ -100,12 +104,10 @@ def _value_type(hint: Any) -> dict[str, Any]:
         if typing.get_origin(hint) in (types.UnionType, typing.Union)
         else (hint,)
     )
-    words = tuple(
-        word
-        for part in parts
-        if typing.get_origin(part) is Literal
-        for word in typing.get_args(part)
-    )
+    words: tuple[str, ...] = ()
+    for part in parts:
+        if typing.get_origin(part) is Literal:
+            words += typing.get_args(part)
     kinds = [part for part in parts if part is not types.NoneType]
     kind = kinds[0]
     values = [part for part in kinds if typing.get_origin(part) is not Literal]
@@ -154,6 +156,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _look_up(settings: Any, path: str) -> Any:
-    return functools.reduce(
-        lambda found, name: found and getattr(found, name, None), path.split("."), settings
-    )
+    value = settings
+    for name in path.split("."):
+        value = value and getattr(value, name, None)
+    return value

@@ -10,6 +10,7 @@ import pytest
 
 from harness.report.command import Report, build
 from harness.report.data import figures_of
+from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.predicted_curve import predicted_curve
 from harness.report.table import Line, Table
 from harness.results.schema import CompareRow
@@ -30,8 +31,13 @@ def notes(report: Report) -> list[str]:
     return [part.text for part in report.parts if isinstance(part, Line)]
 
 
+def pairs_of(report: Report) -> list[MeasuredPair]:
+    """The pairs of `latency` that the report shows."""
+    return latency_pairs(next(runs for command, runs in report.shown if command.name == "latency"))
+
+
 def speedups(report: Report) -> list[float | None]:
-    return [pair.row.speedup for pair in report.pairs]
+    return [pair.row.speedup for pair in pairs_of(report)]
 
 
 def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path: Path) -> None:
@@ -40,7 +46,7 @@ def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path:
     write(tmp_path / "outputs" / "latency.csv", run)
     report = build([tmp_path])
     assert speedups(report) == [2.0]
-    assert report.pairs[0].run.times == 1
+    assert pairs_of(report)[0].run.times == 1
     assert len(cells(report, "files")) == 2
 
 
@@ -90,7 +96,7 @@ def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
     runs = latency_run(2, 1.5), latency_run(4, 1.8, commit="b" * 40)
     report = build([write(tmp_path / "latency.csv", *runs)])
     assert [row[0] for row in cells(report, "pairs")] == ["13B with 7B", ""]
-    assert [pair.best for pair in report.pairs] == [False, True]
+    assert [pair.best for pair in pairs_of(report)] == [False, True]
 
 
 def test_two_measurements_that_nothing_tells_apart_are_both_shown(tmp_path: Path) -> None:
@@ -144,11 +150,11 @@ def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path
         8, speedup=3.0, status="interrupted", error="stopped", ms_per_token=1.0, num_prompts=7
     )
     report = build([write(tmp_path / "latency.csv", latency_run(), part)])
-    assert [pair.best for pair in report.pairs] == [True, False]
+    assert [pair.best for pair in pairs_of(report)] == [True, False]
     assert "interrupted\n7 prompts" in cells(report, "pairs")[1]
     assert cells(report, "failures")[0][3] == "stopped (the figures cover 7 prompts)"
     alone = build([write(tmp_path / "alone" / "latency.csv", part)])
-    assert [pair.best for pair in alone.pairs] == [False]
+    assert [pair.best for pair in pairs_of(alone)] == [False]
     assert alone.headlines[0].text.startswith("Without a full result: 1 interrupted")
 
 
@@ -205,7 +211,7 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
         latency_run(model="7B", draft=None),
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
-    shown = [(pair.name.pair, pair.name.num_draft_tokens, pair.best) for pair in report.pairs]
+    shown = [(pair.name.pair, pair.name.num_draft_tokens, pair.best) for pair in pairs_of(report)]
     assert shown == [
         ("30B with 7B", 2, True), ("30B with 7B", 4, False),
         ("13B with 7B", 2, False), ("13B with 7B", 4, True), ("13B with 7B", 8, False),
@@ -239,7 +245,7 @@ def test_the_first_sentence_is_about_the_pair(
 
 def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run(2), latency_run(4))])
-    curve = dict(predicted_curve(report.pairs))
+    curve = dict(predicted_curve(pairs_of(report)))
     alpha, draft, verify = 0.8, 0.1, 1.2
     for k in (2, 4):
         assert curve[k] == pytest.approx(
@@ -418,7 +424,7 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
         "13B with 7B, random weights",
         "13B with 7B, synthetic 0.8",
     ]
-    assert len({pair.name.group for pair in report.pairs}) == 4
+    assert len({pair.name.group for pair in pairs_of(report)}) == 4
     # What is made up is no finding next to a real one.
     assert report.headlines[0].text.startswith("13B with 7B, K=4: 2.00×")
     said = " ".join(tables(report)["pairs"].notes)
