@@ -224,16 +224,24 @@ def _find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
     try:
         for name in _INDICES:
             if (index := fetch(settings, name)) is not None:
-                shards = sorted(set(read_weight_map(settings, "draft", index).values()))
-                return tuple(
-                    path for shard in shards if (path := fetch(settings, shard)) is not None
-                )
+                return _find_shards(settings, index)
         for name in kind.weight_files:
             if (path := fetch(settings, name)) is not None:
                 return (path,)
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
     raise SettingError("draft", f"holds no weights ({', '.join(kind.weight_files)})", settings.name)
+
+
+def _find_shards(settings: ModelSettings, index: Path) -> tuple[Path, ...]:
+    """The files that an index names. Raises SettingError where one of them is absent."""
+    found = []
+    for shard in sorted(set(read_weight_map(settings, "draft", index).values())):
+        path = fetch(settings, shard)
+        if path is None:
+            raise SettingError("draft", f"lacks {shard}, which {index.name} names", settings.name)
+        found.append(path)
+    return tuple(found)
 
 
 def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str, str]:

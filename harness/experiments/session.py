@@ -21,6 +21,7 @@ from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.reference import open_reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.encoding import encode, encode_set, origin
+from harness.experiments.pace import pace
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
 from harness.menu.experiment import Experiment
@@ -313,6 +314,7 @@ class Session:
 
         with (
             progress("warming up" if num_warmup else "measuring", len(questions)) as advance,
+            pace(len(questions), say) as answered,
             quick_collections(),
         ):
             for number, question in enumerate(questions):
@@ -333,6 +335,7 @@ class Session:
                     append_lines(self.directory / f"profile_export_{arm.name}.jsonl", lines)
                     ended(question, generations)
                 advance(note(question, generations) or "measuring")
+                answered()
 
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any

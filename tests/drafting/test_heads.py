@@ -225,6 +225,10 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
     assert len(sharded.files) == 2
     loaded = sharded.load(torch.device("cpu"), torch.float32).state_dict()
     assert all(loaded[name].equal(expected[name]) for name in names)
+    (tmp_path / "model-1.safetensors").unlink()
+    lacking = r"lacks model-1\.safetensors, which model\.safetensors\.index\.json names"
+    with pytest.raises(SettingError, match=lacking):
+        read_head(where, target())
 
 
 def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Lines about runs that take long."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from harness.experiments import pace
+from harness.experiments.pace import Pace, in_words
+from in_process import Harness
+from wording import mentions
+
+GENEROUS_S = 60.0
+
+
+class Told(list[str]):
+    """Lines, and a way to wait for the first one that another thread says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Event()
+
+    def say(self, line: str) -> None:
+        self.append(line)
+        self.came.set()
+
+
+def test_a_first_question_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SILENT_S", 0.01)
+    told = Told()
+    following = Pace(15, told.say)
+    assert told.came.wait(GENEROUS_S)
+    following.close()
+    assert mentions(told[0], "question 1 of 15 is not answered after", "load")
+
+
+def test_a_later_one_is_compared_with_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    following = Pace(4, told.say)
+    following.answered()
+    monkeypatch.setattr(pace, "SILENT_S", 0.01)
+    following.answered()
+    assert told.came.wait(GENEROUS_S)
+    following.close()
+    assert mentions(told[-1], "question 3 of 4", "many times its estimate of")
+
+
+def test_what_is_left_is_estimated_from_the_question_after_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([0.0, 500.0, 530.0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(times))
+    told: list[str] = []
+    following = Pace(22, told.append)
+    following.answered()
+    following.answered()
+    following.close()
+    assert told == ["measuring takes about 10 minutes more"]
+    assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
+
+
+def test_latency_follows_its_questions(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SILENT_S", 0.0)
+    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100")
+    assert "question 1 of 2 is not answered after" in outcome.stderr
