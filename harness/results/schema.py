@@ -205,7 +205,23 @@ class DecodedRow(RunRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyRow(DecodedRow):
+class PromptedRow(DecodedRow):
+    """A row of a command that decodes the prompts of a set."""
+
+    prompts: str | None = setting("name of the prompt set", "prompts.name")
+    prompts_file: str | None = setting("file of the prompt set", "prompts.file")
+    too_long: str | None = setting(
+        "what became of prompts longer than the context", "prompts.too_long"
+    )
+    num_skipped: int | None = figure("prompts left out because they are too long")
+    num_truncated: int | None = figure(
+        "prompts of which only the last tokens were read, because they are too long"
+    )
+    prompts_digest: str | None = circumstance("digest of the prompt set's texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow(PromptedRow):
     """`latency.csv`: one row per arm."""
 
     kind = "latency"
@@ -421,16 +437,6 @@ class LatencyRow(DecodedRow):
         "laps",
     )
     test: bool | None = setting("whether this was a short trial, `test=true`", "test")
-    prompts: str | None = setting("name of the prompt set", "prompts.name")
-    prompts_file: str | None = setting("file of the prompt set", "prompts.file")
-    too_long: str | None = setting(
-        "what became of prompts longer than the context", "prompts.too_long"
-    )
-    num_skipped: int | None = figure("prompts left out because they are too long")
-    num_truncated: int | None = figure(
-        "prompts of which only the last tokens were read, because they are too long"
-    )
-    prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -584,7 +590,7 @@ class AnswerRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryRow(DecodedRow):
+class RecoveryRow(PromptedRow):
     """`recovery.csv`: one row per check."""
 
     kind = "recovery"
@@ -628,16 +634,6 @@ class RecoveryRow(DecodedRow):
         "chance that a lossless pair is called lossy", "false_alarm_rate"
     )
     fault: str | None = setting("mistake planted on purpose, or `none`", "fault")
-    prompts: str | None = setting("name of the prompt set", "prompts.name")
-    prompts_file: str | None = setting("file of the prompt set", "prompts.file")
-    too_long: str | None = setting(
-        "what became of prompts longer than the context", "prompts.too_long"
-    )
-    num_skipped: int | None = figure("prompts left out because they are too long")
-    num_truncated: int | None = figure(
-        "prompts of which only the last tokens were read, because they are too long"
-    )
-    prompts_digest: str | None = circumstance("digest of the prompt set's texts")
 
 
 @dataclass(frozen=True, kw_only=True)
