@@ -67,16 +67,16 @@ def main(arguments: Sequence[str]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
-    given = _given(arguments)
-    margin = _margin(given["margin"])
-    before, after = (_runs(name, given[name]) for name in ("before", "after"))
-    noise = _runs("noise", given["noise"]) if given["noise"] else []
+    settings = _settings(arguments)
+    margin = _margin(settings["margin"])
+    before, after = (_runs(name, settings[name]) for name in ("before", "after"))
+    noise = _runs("noise", settings["noise"]) if settings["noise"] else []
     if noise and not noise_by_figure(noise):
         rule = "must hold two runs of latency with the same settings (repeats=10)"
-        raise SettingError("noise", rule, given["noise"])
+        raise SettingError("noise", rule, settings["noise"])
     compared = compared_runs(before, after, margin, noise)
     if not compared:
-        raise SettingError("after", _why_none(before, after), given["after"])
+        raise SettingError("after", _why_none(before, after), settings["after"])
     print_document(document(compared, margin, before, after, noise), plain_console(WIDE))
     _judge(compared)
 
@@ -117,16 +117,16 @@ def document(
     return lines
 
 
-def _given(arguments: Sequence[str]) -> dict[str, str]:
-    given = dict(_DEFAULTS)
+def _settings(arguments: Sequence[str]) -> dict[str, str]:
+    settings = dict(_DEFAULTS)
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if not equals or name not in given:
-            names = ", ".join(given)
-            rule = f"no such argument{nearest(name, list(given))}; there are: {names} (--help)"
+        if not equals or name not in settings:
+            names = list(settings)
+            rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
-        given[name] = value
-    return given
+        settings[name] = value
+    return settings
 
 
 def _margin(text: str) -> float:
@@ -144,8 +144,8 @@ def _runs(name: str, path: str) -> list[Run]:
     if not path:
         raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
     names = [command.name for command in commands() if command.regresses]
-    found = every_run(Path(path)).runs
-    runs = [run for run in found if run.command in names and run.status == "ok"]
+    every = every_run(Path(path)).runs
+    runs = [run for run in every if run.command in names and run.status == "ok"]
     if not runs:
         raise SettingError(name, f"holds no complete run of {' or '.join(names)}", path)
     return runs

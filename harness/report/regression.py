@@ -249,13 +249,13 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
     """Without the differences that are not significant once all pairs are counted."""
     p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
-    found = []
+    adjusted = []
     for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
         if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
             reason = f"not significant among {len(of_figure)} comparisons"
             one = replace(one, verdict="cannot tell", reason=reason)
-        found.append(one)
-    return found
+        adjusted.append(one)
+    return adjusted
 
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
@@ -273,12 +273,12 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
 
 def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:
     """Whether the arm of the draft, or the only one, answered each question correctly."""
-    found = {}
+    correct = {}
     for run in runs:
         for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
             if answer.arm == run.last.arm:
-                found[answer.seed, answer.prompt_index] = answer.correct
-    return found
+                correct[answer.seed, answer.prompt_index] = answer.correct
+    return correct
 
 
 def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[LatencyPromptRow]]:

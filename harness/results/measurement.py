@@ -112,9 +112,9 @@ def started_of(servers: list[ToldServer]) -> str | None:
     return "; ".join(times) if times and len(times) == len(servers) else None
 
 
-def measurement_digest(settings: RunSettings, leaving_out: Collection[str] = ()) -> str:
+def measurement_digest(settings: RunSettings) -> str:
     """16 hex digits of settings, weights, prompts, machine, versions, servers and source."""
-    return identify(settings, leaving_out).digest
+    return identify(settings).digest
 
 
 def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[ToldServer]) -> str:

@@ -46,9 +46,7 @@ def visible_difference(
     return math.expm1(float(num_errors) * estimate.standard_error)
 
 
-def units_needed(
-    estimate: RatioEstimate, difference: float, power: float = 0.8, confidence: float = 0.95
-) -> int | None:
+def units_needed(estimate: RatioEstimate, difference: float) -> int | None:
     """How many units would show this difference, with as many runs.
 
     Returns:
@@ -63,8 +61,7 @@ def units_needed(
         return None
 
     def shows(num_units: int) -> bool:
-        planned = estimate.with_units(num_units)
-        return visible_difference(planned, power, confidence) <= difference
+        return visible_difference(estimate.with_units(num_units)) <= difference
 
     if not shows(_MOST_UNITS):
         return None
