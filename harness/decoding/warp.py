@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -87,4 +87,26 @@ class BatchWarp:
         return self.current(logits)
 
 
-AnyWarp = Warp | RowWarp | BatchWarp
+@dataclass(frozen=True)
+class CommonWarp:
+    """Another warp over some of the tokens; all others have no probability.
+
+    A tensor of the tokens stays on each device, because a prepared call cannot copy them there.
+    """
+
+    warp: Warp | RowWarp
+    tokens: tuple[int, ...]
+    _on_devices: dict[torch.device, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        device = logits.device
+        if device not in self._on_devices:
+            self._on_devices[device] = to_device(self.tokens, device)
+        tokens = self._on_devices[device]
+        probabilities = self.warp(logits[..., tokens])
+        return probabilities.new_zeros(logits.shape).index_copy_(-1, tokens, probabilities)
+
+
+AnyWarp = Warp | RowWarp | BatchWarp | CommonWarp

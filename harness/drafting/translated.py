@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
-from harness.decoding.warp import AnyWarp
+from harness.decoding.warp import AnyWarp, BatchWarp, CommonWarp, Warp
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Translation:
     into_target: Callable[[Sequence[int]], list[int]]
     num_tokens: int
     name: Literal["intersection", "text"]
+
+    @cached_property
+    def own_tokens(self) -> tuple[int, ...]:
+        """The draft's id of each token that both have."""
+        return tuple(own for _, own in self.common)
 
 
 class TranslatedDrafter(Drafter):
@@ -75,6 +80,8 @@ class TranslatedDrafter(Drafter):
         self._pending: list[list[int]] = []
         self._drafted: list[list[int]] = []
         self._offered: list[list[int]] = []
+        # How many tokens of each row the last proposal fed before its own.
+        self._fed: list[int] = []
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -86,9 +93,9 @@ class TranslatedDrafter(Drafter):
         self._offered = []
         logits = self._runner.start(self._read_prompts(prompts)).logits
         # The tokens that both have, on the device where each is used.
-        common = self._translation.common
-        self._common = to_device([target for target, _ in common], self._device)
-        self._own = to_device([own for _, own in common], logits.device)
+        translation = self._translation
+        self._common = to_device([target for target, _ in translation.common], self._device)
+        self._own = to_device(translation.own_tokens, logits.device)
         self._join(first_tokens)
 
     def add(
@@ -102,46 +109,47 @@ class TranslatedDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
         has_news = [bool(row) for row in self._pending]
-        last = self._feed_pending()
-        tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for place in range(num_draft_tokens):
-            if place:
-                last = self._runner.extend(tokens[-1].unsqueeze(1)).logits[:, -1]
-            drawn, probabilities = self._draw(last, uniforms[:, place].to(last.device))
-            tokens.append(drawn)
-            if probabilities is not None:
-                distributions.append(probabilities)
-        self._drafted = torch.stack(tokens, dim=1).tolist()
-        spread = self._spread(distributions) if distributions else None
+        tokens = self._feed_but_last()
+        self._fed = [tokens.shape[1] * is_fed for is_fed in has_news]
+        warp = drawing_warp(self._translation, self._warp)
+        drawn, probabilities = self._runner.draw(tokens, uniforms.to(tokens.device), warp)
+        self._drafted = drawn.tolist()
+        spread = None
+        if self._translation.name == "intersection":
+            spread = self._spread(probabilities)
         return self._offer(num_draft_tokens, spread, has_news)
 
-    def _feed_pending(self) -> Tensor:
-        """Feed the runner what each row has not read -> logits [B, V of the draft] after it."""
-        counts = [len(row) for row in self._pending]
+    def _feed_but_last(self) -> Tensor:
+        """Feed the runner what each row has not read, but for the last tokens [B, 1 or 2], which are returned."""
         # A row without news takes part, and is offered nothing.
-        width = max(*counts, 1)
-        padded = [row + [0] * (width - len(row)) for row in self._pending]
-        logits = self._runner.extend(to_device(padded, self._own.device)).logits
-        self._runner.keep(counts)
-        self._pending = [[] for _ in counts]
-        rows = torch.arange(len(counts), device=logits.device)
-        places = to_device([max(count - 1, 0) for count in counts], logits.device)
-        return logits[rows, places]
+        rows = [row or [0] for row in self._pending]
+        num_last = min(2, *map(len, rows)) if all(self._pending) else 1
+        counts = [len(row) - num_last for row in rows]
+        width = max(counts)
+        if width:
+            before = [
+                row[:count] + [0] * (width - count) for row, count in zip(rows, counts, strict=True)
+            ]
+            self._runner.extend(to_device(before, self._own.device))
+            self._runner.keep(counts)
+        self._pending = [[] for _ in rows]
+        return to_device([row[-num_last:] for row in rows], self._own.device)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""
         num_rows = len(next_tokens)
         drafted = self._drafted or [[]] * num_rows
         offered = self._offered or [[]] * num_rows
-        kept = []
+        kept: list[int] = []
         for row, (count, next_token) in enumerate(zip(num_accepted, next_tokens, strict=True)):
             self._untranslated[row] += [*offered[row][:count], next_token]
             read = self._translation.into_draft(self._untranslated[row])
             if read:
                 self._untranslated[row] = []
-            same = _num_equal(read, drafted[row])
-            kept.append(same)
+            # Behind a token that only fills a row up nothing is kept.
+            fed = self._fed[row] if self._drafted else 0
+            same = _num_equal(read, drafted[row]) if fed else 0
+            kept.append(fed + same)
             self._pending[row] += read[same:]
         if self._drafted:
             self._runner.keep(kept)
@@ -164,20 +172,9 @@ class TranslatedDrafter(Drafter):
             self._untranslated.append([] if read else [token])
             self._pending.append(read)
 
-    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Draw by logits [B, V of the draft] and uniforms [B].
-
-        Returns the draft's tokens [B], and the distributions over the common tokens that they were
-        drawn from; none by `text`.
-        """
-        if self._translation.name == "text":
-            return logits.argmax(-1), None
-        probabilities = self._warp(logits[:, self._own])
-        return self._own[existing_index(probabilities, uniforms)], probabilities
-
-    def _spread(self, distributions: Sequence[Tensor]) -> Tensor:
-        """Distributions over the common tokens, K times [B, C], as ones over the target's [B, K, V]."""
-        common = torch.stack(list(distributions), dim=1).to(self._device)
+    def _spread(self, probabilities: Tensor) -> Tensor:
+        """Distributions [B, K, V of the draft] as ones over the target's [B, K, V]."""
+        common = probabilities[..., self._own].to(self._device)
         whole = common.new_zeros(*common.shape[:-1], self._translation.num_tokens)
         return whole.index_copy_(-1, self._common, common)
 
@@ -194,6 +191,15 @@ class TranslatedDrafter(Drafter):
         if self._translation.name == "text":
             return self._translation.into_target(tokens)
         return [self._target_token[token] for token in tokens]
+
+
+def drawing_warp(translation: Translation, of_target: AnyWarp) -> AnyWarp:
+    """The warp that the draft's tokens are drawn with, where the target's are drawn with `of_target`."""
+    if translation.name == "text":
+        return Warp(0)
+    current = of_target.current if isinstance(of_target, BatchWarp) else of_target
+    assert not isinstance(current, BatchWarp | CommonWarp)
+    return CommonWarp(current, translation.own_tokens)
 
 
 def _num_equal(read: Sequence[int], drafted: Sequence[int]) -> int:

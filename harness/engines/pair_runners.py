@@ -171,12 +171,13 @@ def _draft_runner(
     pair: Pair, model: LoadedModel, demanded: Demanded, say: Callable[[str], None]
 ) -> tuple[Runner, RunnerName]:
     size = pair.vocabulary_size
-    num_drawn = tuple(demanded.numbers_drafted)
     if pair.translation is not None:
-        # Its logits are those of its own tokens, and it draws one at a time.
+        # Its logits are those of its own tokens.
         size = vocabulary_size(model.model.config)
-        num_drawn = ()
-    warp = warp_of(demanded.decoding)
+    drafting = pair.drafting
+    assert drafting is not None
+    num_drawn = tuple(demanded.numbers_drafted)
+    warp = method_of(drafting).warp(drafting, pair, warp_of(demanded.decoding))
     return build_runner(
         model,
         demanded.runner,

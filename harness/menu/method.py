@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DecodingSettings
     from harness.decoding.protocols import Drafter, Runner
-    from harness.decoding.warp import AnyWarp
+    from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.blocks import Head
     from harness.drafting.heads import HeadCheckpoint
     from harness.drafting.plan import DraftPlan
@@ -135,6 +135,10 @@ class Method(Record):
     def model(self, pair: LoadedPair) -> LoadedModel | None:
         """The model that drafts and needs a runner, if one does."""
         return None
+
+    def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
+        """The warp that the runner of `model` draws with, where the target's tokens are drawn with `of_target`."""
+        return of_target
 
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
         """A function from the target's warp to a drafter.

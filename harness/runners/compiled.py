@@ -75,7 +75,7 @@ class PreparedRunner(StaticRunner):
         self._views: dict[int, Slots] = {}  # by prepared numbers of rows, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
-        self._warp = Warp()
+        self._warp: AnyWarp = Warp()
         self._decisions: Mapping[int, Decision] = {}
         self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
         self._passes: dict[tuple[int, ...], TensorCall] = {}  # by numbers of rows and tokens
@@ -89,7 +89,7 @@ class PreparedRunner(StaticRunner):
         num_slots: int,
         widths: Sequence[int],
         num_drawn: Sequence[int] = (),
-        warp: Warp | None = None,
+        warp: AnyWarp | None = None,
         decisions: Mapping[int, Decision] | None = None,
     ) -> None:
         """Compile and capture all shapes that decoding needs, and compare the outputs with the

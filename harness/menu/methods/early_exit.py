@@ -71,6 +71,10 @@ class EarlyExit(Method):
         shorter = truncated(pair.target.model, pair.drafting.layers[0])
         return dataclasses.replace(pair.target, settings=pair.drafting, model=shorter)
 
+    def warp(self, settings: EarlyExitSettings, pair: Any, of_target: Any) -> Any:
+        """See `Method.warp`."""
+        return settings.warp(of_target)
+
     def drafter(self, settings: EarlyExitSettings, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
         from harness.drafting.model import ModelDrafter

@@ -92,6 +92,13 @@ class ModelDraft(Method):
         """See `Method.model`."""
         return pair.draft
 
+    def warp(self, settings: ModelDraftSettings, pair: Any, of_target: Any) -> Any:
+        """See `Method.warp`."""
+        from harness.drafting.translated import drawing_warp
+
+        own = settings.warp(of_target)
+        return own if pair.translation is None else drawing_warp(pair.translation, own)
+
     def drafter(self, settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
         from harness.drafting.model import ModelDrafter

@@ -1,0 +1,82 @@
+"""Draft models with another tokenizer, or with draws of their own, draft by prepared calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from chains import request
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.decoding.loops import speculative
+from harness.decoding.warp import Warp
+from harness.drafting.translated import TranslatedDrafter, Translation, drawing_warp
+from harness.engines.pair import plan_pair
+from harness.engines.pair_runners import Demanded, open_runners
+from harness.menu.methods.model import ModelDraftSettings
+from harness.models.case import Demand
+from harness.runners.compiled import PreparedRunner
+from harness.runners.static import StaticRunner
+from prepared_pairs import WARP, pair
+
+PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6]]
+
+
+def translation(name: Literal["intersection", "text"]) -> Translation:
+    """Odd tokens are unknown to the draft, and every seventh is two of its own."""
+
+    def into_draft(tokens: Any) -> list[int]:
+        read: list[int] = []
+        for token in tokens:
+            read += [token // 2 * 2] * (2 if token % 7 == 0 else 1)
+        return read
+
+    common = [(token, token) for token in range(0, 97, 2)]
+    return Translation(common, into_draft, into_draft, list, 97, name)
+
+
+@pytest.mark.parametrize("name", ["intersection", "text"])
+def test_a_draft_with_another_tokenizer_draws_in_one_prepared_call(
+    name: Literal["intersection", "text"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = pair("llama")
+    between = translation(name)
+    prepared = PreparedRunner(draft, compiled=False, captured=True)
+    prepared.prepare(3, 60, (1, 2), [3], drawing_warp(between, WARP))
+
+    def decided(runner: Any, prompts: list[list[int]]) -> list[Any]:
+        drafter = TranslatedDrafter(runner, between, WARP)
+        what = request(prompts, WARP, length=20)
+        records = speculative(StaticRunner(target), drafter, what, 3)
+        return [(record.rows, record.tokens, record.proposed) for record in records]
+
+    drawn_eagerly: list[Any] = []
+    original = StaticRunner.draw
+    for prompts in (PROMPTS, PROMPTS[:1]):
+        expected = decided(StaticRunner(draft), prompts)
+        with monkeypatch.context() as patch:
+            patch.setattr(StaticRunner, "draw", lambda *a: drawn_eagerly.append(a) or original(*a))
+            patch.setattr("harness.decoding.protocols.draw", lambda *a: drawn_eagerly.append(a))
+            assert decided(prepared, prompts) == expected
+        assert not drawn_eagerly
+
+
+def test_draft_tokens_that_are_drawn_greedily_are_prepared(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    """With `draft.sampling=greedy` the draft's warp is not the target's."""
+    model = save_model(num_hidden_layers=1, max_position_embeddings=64)
+    stored = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
+    draft = ModelDraftSettings(name=stored.name, repository=stored.repository, sampling="greedy")
+    demand = Demand(
+        batch_size=1, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
+    )
+    loaded = plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+    decoding = DecodingSettings(max_new_tokens=12, num_draft_tokens=3, temperature=0.7)
+    warps: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedRunner, "prepare", lambda self, *shapes: warps.append(shapes[4]))
+        demanded = Demanded(decoding=decoding, runner="compiled", longest_prompt=5)
+        open_runners(loaded, demanded, lambda message: None).close()
+    assert warps == [Warp(0.7), Warp(0)]
