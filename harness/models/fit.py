@@ -98,10 +98,12 @@ def _place(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> Place
     how = case.how(sketch)
     if how.device_map is not None:
         return _place_explicitly(case, sketch, how.device_map)
-    for gpus in _gpu_choices(case, sketch, room, attempt):
-        devices: list[int | str] = [*gpus] or ["cpu"]
-        can_offload = attempt.offload and case.placement.offload not in devices
-        for num_offloaded in range(len(sketch.blocks) if can_offload else 1):
+    choices = _gpu_choices(case, sketch, room, attempt)
+    for num_offloaded in range(len(sketch.blocks) if attempt.offload else 1):
+        for gpus in choices:
+            devices: list[int | str] = [*gpus] or ["cpu"]
+            if num_offloaded and case.placement.offload in devices:
+                continue
             device_map = _share_out(case, sketch, room, devices, num_offloaded)
             if device_map is None:
                 continue

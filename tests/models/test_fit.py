@@ -298,6 +298,16 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
     assert fit(case(model, free=machine(40), offload="cpu"))[0].device_map == {"": 0}
 
 
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "balanced"])
+def test_every_gpu_is_filled_before_layers_are_offloaded(strategy: str) -> None:
+    """Of 40 layers two GPUs with room for 14 each take about 26, and one alone 12."""
+    asked = case(sketch(40), free=machine(16, 16, cpu_gb=64), strategy=strategy, offload="cpu")
+    (placement,) = fit(asked)
+    sizes = placement.bytes_per_device
+    assert set(sizes) == {"cuda:0", "cuda:1", "cpu"}
+    assert sizes["cuda:0"] + sizes["cuda:1"] > 22 * GB
+
+
 def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() -> None:
     demand = Demand(
         batch_size=1, prompt_tokens=900, new_tokens=100, num_draft_tokens=0, runner="eager"
