@@ -114,10 +114,12 @@ class _Answer(NamedTuple):
     Attributes:
         error: the error that ended the job early, or its bad answer.
         spent: whether the process ends as well.
+        died: whether it is this process that says so, because the rank no longer can.
     """
 
     error: HarnessError | None
     spent: bool
+    died: bool = False
 
 
 class Worker:
@@ -193,9 +195,7 @@ class Worker:
                 self.spent = True
                 self._end(error)
                 return error
-            for connection in wait(unanswered, min(seconds_left, 3600)):
-                assert isinstance(connection, Connection)
-                message = self._receive(connection)
+            for connection, message in self._messages(unanswered, min(seconds_left, 3600)):
                 if isinstance(message, bool):
                     self.loading = message
                     continue
@@ -206,13 +206,22 @@ class Worker:
                     deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
         return error
 
+    def _messages(
+        self, connections: Sequence[Connection], timeout_s: float
+    ) -> list[tuple[Connection, bool | _Answer]]:
+        """Wait for messages. The deaths come first: they explain the errors of other ranks."""
+        ready = [one for one in wait(connections, timeout_s) if isinstance(one, Connection)]
+        messages = [(connection, self._receive(connection)) for connection in ready]
+        deaths = [each for each in messages if isinstance(each[1], _Answer) and each[1].died]
+        return deaths + [each for each in messages if each not in deaths]
+
     def _receive(self, connection: Connection) -> bool | _Answer:
         """A message of a rank; the cause of its death if it is dead."""
         try:
             message: bool | _Answer = connection.recv()
         except (EOFError, OSError):
             rank = self._connections.index(connection)
-            return _Answer(RunError(self._cause_of_death(rank)), spent=True)
+            return _Answer(RunError(self._cause_of_death(rank)), spent=True, died=True)
         return message
 
     def _end(self, error: BaseException) -> None:

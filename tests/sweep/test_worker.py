@@ -1,0 +1,46 @@
+"""The sweep's side of its worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+
+from forked import Forked
+from harness.config.errors import RunError
+from harness.sweep import worker
+
+
+def test_the_death_of_a_rank_explains_the_errors_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also on a busy machine, where both are there when the sweep looks."""
+
+    def start(
+        connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
+    ) -> Forked:
+        def rank() -> None:
+            connection.recv()
+            if environment["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            connection.send(worker._Answer(RunError("connection closed by peer"), spent=True))
+
+        return Forked(rank, environment=environment, kept=[connection.fileno()])
+
+    def wait_long(*arguments: Any) -> list[Any]:
+        time.sleep(1)
+        return wait(*arguments)
+
+    monkeypatch.setattr(worker, "start_process", start)
+    monkeypatch.setattr(worker, "wait", wait_long)
+    ranks = worker.Worker(2)
+    try:
+        error = ranks.run(("any", "job"))  # type: ignore[arg-type]
+    finally:
+        ranks.close()
+    assert "rank 1 was killed by SIGKILL" in str(error)
