@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from harness.config.model_names import without_suffixes
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
+from harness.experiments.encoding import origin
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
 from harness.experiments.questions import (
@@ -23,6 +24,7 @@ from harness.experiments.questions import (
     read_answer,
 )
 from harness.experiments.session import Session, in_batches
+from harness.experiments.task_sets import SETS
 from harness.experiments.tasks import TASKS
 from harness.menu.commands.eval import EvalSettings
 from harness.menu.experiment import Experiment
@@ -64,26 +66,22 @@ class Evaluation(Experiment):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        task = TASKS[settings.task]
-        drawn = (
-            draw_problems(task, settings.operands, seed, settings.num_prompts)
-            for seed in settings.seeds
-        )
-        self.problems = [problem for problems in drawn for problem in problems]
-        published = (
-            settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
-        )
-        self.published = (
-            task.published.get(without_suffixes(settings.model.name), {}) if published else {}
-        )
+        self.problems = [
+            problem for seed in settings.seeds for problem in _problems(settings, seed)
+        ]
+        self.published = _published(settings)
         self.answers: Answers = {}
         self.resumed: set[tuple[int, int]] = set()
         self.smallest_batch: int | None = None
 
     def measure(self, session: Session) -> None:
         settings, problems = self.settings, self.problems
+        from_set = settings.task in SETS
+        if from_set and (said := origin(SETS[settings.task].settings)) is not None:
+            say(said)
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
-        check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
+        if not from_set:
+            check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.asked, leaving_out=_NOT_OF_AN_ANSWER)
         store = session.kept_in / "eval_answers" / f"{measurement.digest}.csv"
@@ -122,7 +120,7 @@ class Evaluation(Experiment):
                     "arm": arm,
                     "seed": str(seed),
                     "published_accuracy": self.published.get(arm),
-                    "operands": "-".join(map(str, self.settings.operands)),
+                    "operands": self._operands,
                     "prompts_digest": hashlib.sha256(
                         "\n".join(p.prompt for p in problems).encode()
                     ).hexdigest()[:12],
@@ -150,7 +148,9 @@ class Evaluation(Experiment):
             problem.key: (problem, prompt)
             for problem, prompt in zip(self.problems, token_ids, strict=True)
         }
-        stop = line_end_tokens(session.tokenizer)
+        stop: frozenset[int] = frozenset()
+        if self.settings.task not in SETS:
+            stop = line_end_tokens(session.tokenizer)
         # A batch has one seed, because its random numbers have.
         pending = [
             [key for key in asked if key[0] == seed and key not in self.answers]
@@ -188,6 +188,13 @@ class Evaluation(Experiment):
 
         session.race(questions, note, num_warmup=1)
 
+    @property
+    def _operands(self) -> str | None:
+        """The column: empty for questions from a data set."""
+        if self.settings.task in SETS:
+            return None
+        return "-".join(map(str, self.settings.operands))
+
     def _answered(self, file: Path, measurement: Measurement | None = None) -> Answers:
         """The answers in a file to these questions, where every arm has answered.
 
@@ -207,6 +214,32 @@ class Evaluation(Experiment):
 EXPERIMENT = Evaluation
 
 
+def _problems(settings: EvalSettings, seed: int) -> list[Problem]:
+    """The questions of a seed."""
+    if settings.task in SETS:
+        return SETS[settings.task].problems(seed, settings.num_prompts)
+    return draw_problems(TASKS[settings.task], settings.operands, seed, settings.num_prompts)
+
+
+def _published(settings: EvalSettings) -> Mapping[str, float]:
+    """Accuracies that others measured for this model, by arm."""
+    same = settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
+    if settings.task in SETS or not same:
+        return {}
+    return TASKS[settings.task].published.get(without_suffixes(settings.model.name), {})
+
+
+def _read_and_judge(
+    task: str, text: str, expected: int | str
+) -> tuple[str, int | str | None, bool]:
+    """The part of a completion that counts, the answer in it, and whether it is correct."""
+    if task not in SETS:
+        line, number = read_answer(text)
+        return line, number, number == expected
+    completion, answer = SETS[task].read(text)
+    return completion, answer, SETS[task].is_correct(answer, str(expected))
+
+
 def _by_question(rows: Sequence[AnswerRow]) -> Answers:
     answers: Answers = {}
     for row in rows:
@@ -222,7 +255,8 @@ def _read(
         text = session.tokenizer.decode(
             request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        completion, answer = read_answer(str(text))
+        task = session.settings.task  # type: ignore[attr-defined]
+        completion, answer, correct = _read_and_judge(task, str(text), problem.expected)
         yield session.row(
             AnswerRow,
             Acceptance.of(request.outcomes),
@@ -231,10 +265,11 @@ def _read(
             arm=arm,
             a=problem.a,
             b=problem.b,
-            expected=problem.expected,
+            source_row=problem.source_row,
+            expected=str(problem.expected),
             completion=completion,
-            answer=answer,
-            correct=answer == problem.expected,
+            answer=None if answer is None else str(answer),
+            correct=correct,
             num_tokens=len(request.token_ids),
             time_ms=1000 * generation.seconds / len(batch),
             outcomes=[list(outcome) for outcome in request.outcomes],

@@ -21,14 +21,20 @@ _LONGEST_LINE = 4000
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `index` counts from 0 within its seed; seed and index determine the rest and the random numbers."""
+    """One problem. `index` counts from 0 within its seed; seed and index determine the rest and the random numbers.
+
+    Attributes:
+        a, b: operands; None for a question from a data set,
+        source_row: where it is this row, from 0.
+    """
 
     seed: int
     index: int
-    a: int
-    b: int
-    expected: int
+    a: int | None
+    b: int | None
+    expected: int | str
     prompt: str
+    source_row: int | None = None
 
     @property
     def key(self) -> tuple[int, int]:

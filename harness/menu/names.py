@@ -37,6 +37,7 @@ from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, DecodingSettings, PromptSettings
+from harness.menu.conversion import from_config
 from harness.menu.records import COMMANDS, ENGINES, METHODS, default_draft
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -161,6 +162,11 @@ def _prompts(name: str) -> dict[str, Any] | None:
         return None
     settings = [field.name for field in dataclasses.fields(PromptSettings)]
     return _defaults(PromptSettings, settings) | own
+
+
+def prompt_preset(name: str) -> PromptSettings:
+    """The settings that `prompts=NAME` stands for, of a preset of a data set."""
+    return from_config(PromptSettings, _prompts(name) or {})
 
 
 def _pair(name: str) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def _as_text(value: Any) -> str:
 
 def _prompts(row: Any) -> str | None:
     if isinstance(row, EvalRow):
-        return f"{row.task} of {(row.operands or '').replace('-', ' to ')}"
+        operands = f" of {row.operands.replace('-', ' to ')}" if row.operands else ""
+        return f"{row.task}{operands}"
     if row.status not in (None, "ok"):
         # It ended early and does not say how many prompts it was asked for.
         return None

@@ -539,7 +539,7 @@ class EvalRow(DecodedRow):
     wilson_low: float | None = figure("lower end of Wilson's 95 % interval")
     wilson_high: float | None = figure("upper end of Wilson's 95 % interval")
     num_correct: int | None = figure("correct answers")
-    num_parsed: int | None = figure("completions with an integer in their first line")
+    num_parsed: int | None = figure("completions with an answer")
     difference: float | None = figure(
         "accuracy of this arm minus the regular arm's, on the same questions"
     )
@@ -556,7 +556,7 @@ class EvalRow(DecodedRow):
     num_tokens: int | None = figure("tokens generated over all questions", "tokens")
     num_resumed: int | None = figure("answers taken from earlier runs")
     task: str | None = setting("name of the task", "task")
-    operands: str | None = setting("lowest and highest operand, `1-99`")
+    operands: str | None = setting("lowest and highest operand, `1-99`; empty for other tasks")
     prompts_digest: str | None = circumstance("digest of the questions")
 
 
@@ -570,11 +570,12 @@ class AnswerRow(Row):
     prompt_index: int = figure("index of the question within its seed, from 0")
     seed: int = figure("seed of the question")
     arm: str = figure("`regular` or `speculative`")
-    a: int = figure("first operand")
-    b: int = figure("second operand")
-    expected: int = figure("correct answer")
-    completion: str = figure("generated text up to the end of the line")
-    answer: int | None = figure("integer read from it; empty where there is none")
+    a: int | None = figure("first operand; empty for a question from a data set")
+    b: int | None = figure("second operand, likewise")
+    source_row: int | None = figure("row of the question in its data set, from 0")
+    expected: str = figure("correct answer")
+    completion: str = figure("generated text up to the end of the line, or to the next question")
+    answer: str | None = figure("answer read from it; empty where there is none")
     correct: bool = figure("whether it is the expected one")
     num_tokens: int = figure("generated tokens", "tokens")
     time_ms: float = figure("time of the question's batch over the questions in it", "ms")

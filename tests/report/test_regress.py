@@ -176,8 +176,8 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
 
 def answer(run: str, index: int, correct: bool) -> AnswerRow:
     return AnswerRow(
-        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=1, expected=2, completion="2",
-        answer=2, correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
+        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=1, expected="2", completion="2",
+        answer="2", correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
         answered_at="2026-11-20T10:00:00+00:00",
     )  # fmt: skip
 

@@ -594,8 +594,8 @@ def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
 
 
 ANSWER = AnswerRow(
-    run="1", prompt_index=7, seed=3, arm="speculative", a=8, b=12, expected=96, completion=' "96", or\r so ', answer=96,
-    correct=True, num_tokens=5, time_ms=1.0 / 3, outcomes=[[4, 2], [1, 1]], acceptance_rate=0.6,
+    run="1", prompt_index=7, seed=3, arm="speculative", a=8, b=12, expected="96", completion=' "96", or\r so ',
+    answer="96", correct=True, num_tokens=5, time_ms=1.0 / 3, outcomes=[[4, 2], [1, 1]], acceptance_rate=0.6,
     answered_at="2026-01-01T00:00:00+00:00",
 )  # fmt: skip
 
@@ -606,7 +606,7 @@ def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
         dataclasses.replace(
             ANSWER, arm="regular", completion="", answer=None, correct=False, outcomes=[]
         ),
-        dataclasses.replace(ANSWER, answer=-12, correct=False, completion="NA"),
+        dataclasses.replace(ANSWER, answer="-12", correct=False, completion="NA"),
     ]
     files.append_rows(tmp_path / "store.csv", answers)
     assert read_answers(tmp_path / "store.csv") == answers
@@ -621,7 +621,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None
     store = tmp_path / "store.csv"
     files.append_rows(store, [ANSWER])
     whole = store.read_bytes().decode()
-    content = {"torn": whole[:-40], "wrong": whole.replace(",96,", ",ninety,")}.get(
+    content = {"torn": whole[:-40], "wrong": whole.replace(",True,5,", ",True,five,")}.get(
         content, content
     )
     store.write_bytes(content.encode("latin-1"))

@@ -14,7 +14,10 @@ from harness.results.schema import AnswerRow, EvalRow
 if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
-Task = Literal["multiplication", "addition"]
+Task = Literal["multiplication", "addition", "gsm8k", "math500"]
+# Tasks whose answers are solutions in several steps, and the fewest tokens that a solution has.
+_IN_STEPS = ("gsm8k", "math500")
+_FEWEST_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,8 @@ class EvalSettings(RunSettings):
     """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        task: a task in `experiments/tasks.py`.
+        task: `multiplication` and `addition` of drawn operands; `gsm8k` with five examples from its own
+            training part, and `math500` without examples, from the hub.
         operands: the lowest and the highest operand of a question.
         seeds: of the questions and of sampling; each seed has its own questions.
         num_prompts: questions per seed.
@@ -55,6 +59,10 @@ class EvalSettings(RunSettings):
             "must be stored: random weights know no answers",
             self.weights,
         )
+        if self.task in _IN_STEPS:
+            tokens = self.decoding.max_new_tokens
+            rule = f"must be at least {_FEWEST_TOKENS} for task={self.task}; 512 is usual"
+            require(tokens >= _FEWEST_TOKENS, "decoding.max_new_tokens", rule, tokens)
         bias = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(bias is None, "decoding.synthetic_acceptance", rule, bias)
@@ -71,6 +79,7 @@ class Eval(Command):
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
         ("decoding=greedy", "both arms must give the same answers"),
         ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
+        ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "a benchmark from the hub"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (

@@ -1,0 +1,175 @@
+"""Tasks of `eval` whose questions come from data sets: the prompt, the answer in a completion, and which are equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config.errors import SettingError
+from harness.config.settings import PromptSettings
+from harness.experiments.prompt_files import BadFile, local_files, read_rows
+from harness.experiments.questions import Problem
+from harness.menu.names import prompt_preset
+
+# The first rows of the training part, as in lm-evaluation-harness.
+_NUM_EXAMPLES = 5
+_GSM8K_EXAMPLES = "main/train-00000-of-00001.parquet"
+_GSM8K_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+_MATH_PROMPT = (
+    "Solve this problem step by step. Write the final answer within \\boxed{{}}.\n\n"
+    "Problem: {problem}\n\nSolution:"
+)
+# What changes how a formula looks and not its value.
+_LOOKS = (
+    (re.compile(r"\\(left|right|displaystyle|!|,|;|:| )"), ""),
+    (re.compile(r"\\(d|t)frac"), r"\\frac"),
+    (re.compile(r"\\(text|mathrm|mbox)\{([^{}]*)\}"), r"\2"),
+    (re.compile(r"\^\{?\\circ\}?|\\\$|\$|\\%|%"), ""),
+    (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\s"), ""),
+)
+_GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class SetTask:
+    """A task whose questions are rows of a data set.
+
+    Attributes:
+        preset: of the prompt set, whose licence is said.
+        columns: that a row must have.
+        beginning: what every prompt begins with, from the settings of the set.
+        prompt: from a row to the text of the question.
+        expected: from a row to the correct answer.
+        read: from a completion to its part that counts, and the answer in it; None if there is none.
+        normal: an answer in the form in which equal ones are the same text.
+    """
+
+    preset: str
+    columns: tuple[str, ...]
+    beginning: Callable[[PromptSettings], str]
+    prompt: Callable[[Mapping[str, Any]], str]
+    expected: Callable[[Mapping[str, Any]], str | None]
+    read: Callable[[str], tuple[str, str | None]]
+    normal: Callable[[str], str]
+
+    @property
+    def settings(self) -> PromptSettings:
+        """Where the questions are."""
+        return prompt_preset(self.preset)
+
+    def problems(self, seed: int, count: int) -> list[Problem]:
+        """`count` questions in an order drawn by the seed; a longer list begins with the shorter one.
+
+        Raises SettingError for more than there are, and for a file without them; RunError if it is out of reach.
+        """
+        settings = self.settings
+        rows = rows_of(settings, self.columns)
+        if count > len(rows):
+            rule = f"the data set {settings.name} has only {len(rows)} questions"
+            raise SettingError("num_prompts", rule, count)
+        order = list(range(len(rows)))
+        random.Random(seed).shuffle(order)
+        beginning = self.beginning(settings)
+        problems = []
+        for index, place in enumerate(order[:count]):
+            expected = self.expected(rows[place])
+            if expected is None:
+                raise SettingError(
+                    "task", f"row {place + 1} of its file has no answer", self.preset
+                )
+            prompt = beginning + self.prompt(rows[place])
+            problems.append(Problem(seed, index, None, None, expected, prompt, place))
+        return problems
+
+    def is_correct(self, answer: str | None, expected: str) -> bool:
+        """Whether an answer is the expected one."""
+        return answer is not None and self.normal(answer) == self.normal(expected)
+
+
+def rows_of(settings: PromptSettings, columns: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The rows of a data set's file, all of which have these columns."""
+    (path,) = local_files(settings)
+    try:
+        rows = [row for _, row in read_rows(path, settings.source)]
+        for number, row in enumerate(rows, start=1):
+            missing = [column for column in columns if not row.get(column)]
+            if missing:
+                raise BadFile(f"row {number} has no {missing[0]}; it has {', '.join(row)}")
+    except BadFile as bad:
+        raise SettingError("task", str(bad), settings.file) from bad
+    return rows
+
+
+def _gsm8k_question(row: Mapping[str, Any]) -> str:
+    return f"Question: {row['question']}\nAnswer:"
+
+
+def _gsm8k_examples(settings: PromptSettings) -> str:
+    training = dataclasses.replace(settings, file=_GSM8K_EXAMPLES)
+    rows = rows_of(training, ("question", "answer"))[:_NUM_EXAMPLES]
+    return "".join(f"{_gsm8k_question(row)} {row['answer']}\n\n" for row in rows)
+
+
+def gsm8k_answer(completion: str) -> tuple[str, str | None]:
+    """A solution up to where the next question begins, and the number behind `####`."""
+    solution = completion.partition("Question:")[0]
+    found = _GSM8K_ANSWER.search(solution)
+    return solution.rstrip(), None if found is None else plain_number(found[1])
+
+
+def plain_number(text: str) -> str:
+    """A number without commas between its digits, and without a point at its end."""
+    return text.replace(",", "").rstrip(".").removesuffix(".00")
+
+
+def boxed_answer(completion: str) -> tuple[str, str | None]:
+    r"""A solution up to where the next problem begins, and what is in its last `\boxed{}`."""
+    solution = completion.partition("\nProblem:")[0]
+    start = solution.rfind("\\boxed{")
+    if start < 0:
+        return solution.rstrip(), None
+    depth = 0
+    first = start + len("\\boxed{")
+    for place in range(first - 1, len(solution)):
+        depth += {"{": 1, "}": -1}.get(solution[place], 0)
+        if depth == 0:
+            return solution.rstrip(), solution[first:place].strip() or None
+    return solution.rstrip(), None
+
+
+def normal_formula(answer: str) -> str:
+    """A formula without what changes its looks alone."""
+    for pattern, replacement in _LOOKS:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.rstrip(".")
+    # Commas group digits in a number, and separate the parts of a pair.
+    return answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
+
+
+SETS: Mapping[str, SetTask] = {
+    # Cobbe et al. 2021, with the prompt and the strict reading of lm-evaluation-harness's `gsm8k`.
+    "gsm8k": SetTask(
+        preset="gsm8k",
+        columns=("question", "answer"),
+        beginning=_gsm8k_examples,
+        prompt=_gsm8k_question,
+        expected=lambda row: gsm8k_answer(row["answer"])[1],
+        read=gsm8k_answer,
+        normal=plain_number,
+    ),
+    # Without examples, as it is usual for models that follow instructions.
+    "math500": SetTask(
+        preset="math500",
+        columns=("problem", "answer"),
+        beginning=lambda settings: "",
+        prompt=lambda row: _MATH_PROMPT.format(problem=row["problem"]),
+        expected=lambda row: str(row["answer"]),
+        read=boxed_answer,
+        normal=normal_formula,
+    ),
+}
