@@ -16,7 +16,7 @@ from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
 from harness.report.runs import Run, measuring, read
-from harness.report.table import Document, Line, Table, without_empty
+from harness.report.table import Document, Line, Table, sentences, without_empty
 from harness.report.terminal import WIDE, plain_console, print_document
 
 TITLE = "Speculative decoding: what was measured"
@@ -83,7 +83,7 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
         environment_table(found.runs),
         files_table(found.files),
     ]
-    parts += [Line(note, "warning") for note in found.notes]
+    parts += sentences("warning", *found.notes)
     if counts := Counter(failure.status for failure in found.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"Without a full result: {unfinished}; the reasons are listed below."

@@ -29,6 +29,7 @@ from harness.report.table import (
     interval,
     number,
     percent,
+    sentences,
     times,
 )
 from harness.report.words import arm_name, settings_line, title
@@ -78,8 +79,7 @@ def latency_document(
         document.append(Table.of("turns", "", turns, _TURNS, look="plain"))
     if last.identical_prompts is not None:
         document += _compared_texts(last, prompts)
-    warnings = run_caveats(rows, prompts)
-    return [*document, *(Line(warning, "warning") for warning in warnings)]
+    return [*document, *sentences("warning", *run_caveats(rows, prompts))]
 
 
 def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
@@ -95,7 +95,7 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
         else:
             sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
         style: Style = "plain" if last.speedup_low is None else "strong"
-        limits = [Line(text, "dim") for text in limits_of_the_interval(last)]
+        limits = sentences("dim", *limits_of_the_interval(last))
         return [Line(sentence, style), *limits, _reason(regular, last)]
     lines = {"target reads": _target_reads(regular), "8-bit layers": _eight_bit(regular, last)}
     table = _table_of_known(lines)

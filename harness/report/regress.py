@@ -16,7 +16,7 @@ from harness.report.regression import (
     settings_of,
 )
 from harness.report.runs import Run, every_run
-from harness.report.table import Column, Document, Line, Table
+from harness.report.table import Column, Document, Line, Table, sentences
 from harness.report.terminal import WIDE, plain_console, print_document
 from harness.report.words import pair_name, short_commit
 
@@ -111,9 +111,8 @@ def document(
         threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
         lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
     reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
-    lines += [Line(reason, "warning") for reason in sorted(reasons)]
-    lines += [Line(text, "warning") for text in _unpaired(before, after)]
-    lines += [Line(text, "dim") for text in _differences(compared)]
+    lines += sentences("warning", *sorted(reasons), *_unpaired(before, after))
+    lines += sentences("dim", *_differences(compared))
     return lines
 
 

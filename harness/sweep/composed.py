@@ -17,7 +17,6 @@ from harness.config.errors import SettingError
 from harness.config.machine import share_cores
 from harness.config.run import RunSettings
 from harness.menu import conversion, records
-from harness.menu.command import Command
 from harness.menu.records import COMMANDS
 from harness.sweep import ranks, signals
 from harness.sweep.manifest import Manifest
@@ -32,33 +31,23 @@ def run(config: Any) -> Sequence[Any]:
     Raises:
         HarnessError: a setting is wrong, the run failed, or its answer is not the good one.
     """
-    plain = _plain(config)
+    try:
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     name = plain.pop("command")
     known = records.with_settings()
     if name not in known and not COMMANDS.is_in_file(name):
         raise SettingError("command", f"must be one of {', '.join(known)}", name)
-    command = COMMANDS[name]
     hydra = HydraConfig.get()
     sweep = _sweep_directory(hydra)
-    settings = _settings(command, plain, sweep)
+    settings = _settings(name, plain, sweep)
     # Slow to import: only for settings that are right.
     from harness.sweep.jobs import Job
 
     signals.obey()
     job = Job(name, settings, Path(hydra.runtime.output_dir), sweep)
-    if sweep is None:
-        return _run_alone(command, job)
-    if not command.sweeps:
-        raise SettingError("-m", f"{name} has no sweeps")
-    return _run_in_sweep(command, job, hydra)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    try:
-        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    return plain
+    return _run_alone(job) if sweep is None else _run_in_sweep(job, hydra)
 
 
 def _sweep_directory(hydra: HydraConf) -> Path | None:
@@ -69,7 +58,7 @@ def _sweep_directory(hydra: HydraConf) -> Path | None:
     return Path(hydra.runtime.output_dir).parents[depth - 1]
 
 
-def _settings(command: Command, plain: dict[str, Any], sweep: Path | None) -> RunSettings:
+def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSettings:
     in_rounds = False
     if sweep is not None:
         # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
@@ -77,7 +66,9 @@ def _settings(command: Command, plain: dict[str, Any], sweep: Path | None) -> Ru
         plain["draft"] = records.without_others(plain["draft"], manifest.methods)
         plain["engine"] = records.without_other_engines(plain["engine"], manifest.engines)
         in_rounds = "repeat" in manifest.varying
-    settings = ranks.with_ranks(conversion.from_config(records.settings_of(command), plain))
+    settings = ranks.with_ranks(
+        conversion.from_config(records.settings_of(COMMANDS[command]), plain)
+    )
     limit = settings.job_timeout_s
     if sweep is None and limit is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
@@ -87,33 +78,36 @@ def _settings(command: Command, plain: dict[str, Any], sweep: Path | None) -> Ru
     return settings
 
 
-def _run_alone(command: Command, job: Job) -> Sequence[Any]:
+def _run_alone(job: Job) -> Sequence[Any]:
     """Run in this process; in others where several share the models, or where one may crash."""
     from harness.sweep.jobs import run_on_ranks
 
+    command = COMMANDS[job.command]
+    num_ranks = _num_ranks(job)
+    share_cores(num_ranks)
     if command.row is None:
-        share_cores(1)
         signals.load(command.module).run(job.settings, signals.leaving)
         return []
-    num_ranks = _num_ranks(command, job)
-    share_cores(num_ranks)
     may_crash = records.engine_of(job.settings).may_crash and command.sweeps and command.measures
     if num_ranks > 1 or may_crash:
         return run_on_ranks(job, num_ranks)
     return job.run()
 
 
-def _run_in_sweep(command: Command, job: Job, hydra: HydraConf) -> Sequence[Any]:
+def _run_in_sweep(job: Job, hydra: HydraConf) -> Sequence[Any]:
     from harness.sweep.jobs import run_job
 
+    command = COMMANDS[job.command]
+    if not command.sweeps:
+        raise SettingError("-m", f"{job.command} has no sweeps")
     # joblib and Ray limit the threads of their jobs themselves.
     jobs_at_once = None
     if "LocalLauncher" in hydra.launcher._target_:
         jobs_at_once = hydra.sweeper.get("max_batch_size")
-    share_cores(_num_ranks(command, job) * (jobs_at_once or 1))
+    share_cores(_num_ranks(job) * (jobs_at_once or 1))
     number, overrides = int(hydra.job.num), tuple(hydra.overrides.task)
     return run_job(dataclasses.replace(job, number=number, overrides=overrides), command.measures)
 
 
-def _num_ranks(command: Command, job: Job) -> int:
-    return ranks.num_ranks(job.settings) if command.measures else 1
+def _num_ranks(job: Job) -> int:
+    return ranks.num_ranks(job.settings) if COMMANDS[job.command].measures else 1
