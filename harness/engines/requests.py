@@ -7,14 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.chunks import Chunk, read_drafts
 from harness.results.acceptance import Acceptance
-
-# Of times over requests, in columns.
-PERCENTILES = (50, 90, 95, 99)
+from harness.results.statistics.percentiles import percentile_columns
 
 
 @dataclass(frozen=True)
@@ -182,20 +178,14 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
         "cached_tokens": _cached_tokens(answered),
         "tokens_per_arrival": _tokens_per_arrival(answered),
     }
-    series: dict[str, list[float | None]] = {
-        "time_to_first_token": [request.time_to_first_token_ms for request in answered],
-        "time_per_output_token": [request.time_per_output_token_ms for request in answered],
-        "inter_token_latency": [
-            latency for request in answered for latency in request.inter_token_latencies_ms
-        ],
-    }
-    for name, times in series.items():
-        known = [time for time in times if time is not None]
-        for percent in PERCENTILES:
-            columns[f"{name}_p{percent}_ms"] = (
-                float(np.percentile(known, percent)) if known else None
-            )
-    return columns | acceptance_columns(answered)
+    times = percentile_columns(
+        time_to_first_token=[request.time_to_first_token_ms for request in answered],
+        time_per_output_token=[request.time_per_output_token_ms for request in answered],
+        inter_token_latency=itertools.chain.from_iterable(
+            request.inter_token_latencies_ms for request in answered
+        ),
+    )
+    return columns | times | acceptance_columns(answered)
 
 
 def _tokens_per_arrival(requests: Iterable[RequestRecord]) -> float | None:

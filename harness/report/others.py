@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from harness.report.latency import REQUESTS, TIMES
 from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
+from harness.results.statistics.percentiles import percentile_columns
 
 # Both begin with these, within so many characters.
 _BEGINNINGS = {
@@ -178,19 +177,11 @@ def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
     answered = [request for request in requests if request.error is None]
     begun = min(request.started_ns for request in requests)
     seconds = (max(request.ended_ns for request in requests) - begun) / 1e9
-    figures: dict[str, Any] = {}
-    first = [request.time_to_first_token for request in answered]
-    per_token = [request.time_per_output_token for request in answered]
-    gaps = [gap for request in answered for gap in request.gaps]
-    series: dict[str, Sequence[float | None]] = {
-        "time_to_first_token": first,
-        "time_per_output_token": per_token,
-        "inter_token_latency": gaps,
-    }
-    for name, times in series.items():
-        known = [time for time in times if time is not None]
-        for share in (50, 90, 99) if known else ():
-            figures[f"{name}_p{share}_ms"] = float(np.percentile(known, share))
+    figures: dict[str, Any] = percentile_columns(
+        time_to_first_token=[request.time_to_first_token for request in answered],
+        time_per_output_token=[request.time_per_output_token for request in answered],
+        inter_token_latency=[gap for request in answered for gap in request.gaps],
+    )
     waits = [
         request.milliseconds / request.num_tokens
         for request in answered
