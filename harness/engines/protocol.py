@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.counters import Counted
+from harness.engines.energy import gpus_of
 from harness.engines.requests import RequestRecord
 from harness.engines.stopwatches import Phases
 
@@ -141,6 +142,11 @@ class Engine:
     runner: str | None = None
     server: str | None = None
     setup_seconds: float | None = None
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The GPUs that compute, as NVML numbers them; none where they are not known, or elsewhere."""
+        return gpus_of(self.devices)
 
     @property
     def reference(self) -> Reference | None:

@@ -13,6 +13,7 @@ import torch
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
 from harness.engines.counters import Counted
+from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.models import devices
@@ -37,6 +38,7 @@ class Generation:
         requests: one per prompt, see `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
         counted: what the server counted meanwhile; None where it does not tell.
+        gpu: what GPUs took meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
 
@@ -49,6 +51,7 @@ class Generation:
     requests: Sequence[RequestRecord] = ()
     sent: bool = False
     counted: Counted | None = None
+    gpu: GpuUse | None = None
     peak_memory_bytes: int | None = None
 
     @property
@@ -146,7 +149,10 @@ def run_lap(
     )
     devices.reset_peak_memory(engine.devices)
     with without_garbage_collection():
-        _run_clocked(generation, arm.stream(question), engine.devices, draw)
+        records = arm.stream(question)
+        meter = GpuMeter(engine.gpus)
+        _run_clocked(generation, records, engine.devices, draw)
+        generation.gpu = meter.stop()
     generation.finish(arm.last_requests)
     generation.counted = arm.counted()
     generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)

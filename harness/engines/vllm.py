@@ -17,6 +17,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.config.synthetic import marginal_rates
 from harness.decoding.protocols import Iteration
+from harness.engines.energy import nvml_gpus
 from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord, as_records
@@ -74,6 +75,8 @@ class VllmEngine(Engine):
             self.runner += ", eager"
         if self.queues:
             self.runner += ", one arm after the other"
+        engine: Any = settings.engine
+        self._num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
         self.setup_seconds = 0.0
         for arm in self.arms[:1] if self.queues else self.arms:
             self.start(arm)
@@ -94,6 +97,11 @@ class VllmEngine(Engine):
                 raise _explained(exception) from exception
             self.setup_seconds = (self.setup_seconds or 0.0) + time.perf_counter() - started
         return arm.llm
+
+    @property
+    def gpus(self) -> list[int]:
+        """See `Engine.gpus`: vLLM takes the first ones that it sees."""
+        return nvml_gpus()[: self._num_gpus]
 
     def is_loaded(self, arm: Arm) -> bool:
         """See `Engine.is_loaded`."""

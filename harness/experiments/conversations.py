@@ -47,7 +47,8 @@ class Conversations:
             before = turn * (new_tokens + _MARGIN)
             token_ids = self._session.encode(prompts, new_tokens=before + new_tokens)
             self.longest = max(self.longest, before + max(map(len, token_ids)))
-            questions.append(dataclasses.replace(first, prompts=token_ids, indices=indices))
+            later = dataclasses.replace(first, prompts=token_ids, indices=indices, chats=())
+            questions.append(later)
         return questions
 
     def for_arm(self, question: Question, arm: str) -> Question:
@@ -56,7 +57,8 @@ class Conversations:
             return question
         prompts = [self._so_far(index, arm) for index in question.indices]
         token_ids = [ids[-self.longest :] for ids in self._session.tokens_of(prompts)]
-        return dataclasses.replace(question, prompts=token_ids)
+        chats = [prompt.chat() for prompt in prompts]
+        return dataclasses.replace(question, prompts=token_ids, chats=chats)
 
     def keep(self, generations: dict[str, Generation]) -> None:
         """Remember what the arms have answered."""

@@ -17,6 +17,7 @@ from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
 from harness.experiments.conversations import Conversations
+from harness.experiments.energy import energy_columns, energy_ratio_columns
 from harness.experiments.experts import ExpertsRead, experts_read
 from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
 from harness.experiments.laps import Twin, in_laps, num_laps
@@ -116,10 +117,15 @@ class Latency(Experiment):
 
     def _by_prompt(self) -> Measured:
         """The acceptance of each prompt that the speculative arm answered."""
-        requests = self.measured["speculative"].answered
+        by_place: dict[int, Acceptance] = {}
+        for request in self.measured["speculative"].answered:
+            # Turns of a conversation are not independent.
+            place, _ = self.prompt_set.place_and_turn(request.index)
+            so_far = by_place.get(place, Acceptance())
+            by_place[place] = so_far + Acceptance.of(request.outcomes)
         return Measured(
-            [Acceptance.of(request.outcomes) for request in requests],
-            [self.prompt_set.at(request.index).category for request in requests],
+            list(by_place.values()),
+            [self.prompt_set.at(place).category for place in by_place],
             self.settings.num_resamples,
             self.settings.seed,
         )
@@ -371,6 +377,8 @@ class Latency(Experiment):
             time_to_first_token_ms=request.time_to_first_token_ms,
             cached_tokens=request.num_cached,
             unit=unit,
+            joules=generation.gpu and generation.gpu.joules,
+            gpu_throttled=(generation.gpu and ", ".join(generation.gpu.throttled)) or None,
             error=request.error and str(request.error),
             divergence_position=parted and parted.position,
             logit_margin=parted and parted.logit_margin,
@@ -386,6 +394,7 @@ class Latency(Experiment):
         if self.quietness is not None:
             figures |= self.quietness.columns()
         figures |= measured.columns(self.end_tokens)
+        figures |= energy_columns(measured.generations, self.units)
         if slo := self._slo:
             figures |= goodput_columns(measured.generations, slo)
         if self.roofs:
@@ -419,9 +428,10 @@ class Latency(Experiment):
             "predicted_speedup": prediction(regular, speculative),
             **length_columns(self._by_prompt()),
         }
+        arms = regular.generations, speculative.generations
+        resamples = self.settings.num_resamples, self.settings.seed
+        columns |= energy_ratio_columns(*arms, self.units, *resamples)
         if slo := self._slo:
-            arms = regular.generations, speculative.generations
-            resamples = self.settings.num_resamples, self.settings.seed
             columns |= goodput_ratio_columns(*arms, slo, *resamples)
         if self.experts is not None:
             columns["num_experts"] = self.experts.num_experts

@@ -13,15 +13,8 @@ from typing import Any, NamedTuple
 import pynvml
 
 from harness.config.machine import num_usable_cores
+from harness.engines.energy import nvml_gpus, throttle_reasons
 
-# Reasons of NVML for a clock below the highest that tell of heat or power; idling is none.
-_REASONS = {
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x20: "temperature (software)",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
-}
 # Seconds after which a run that waits more than it computes says so.
 _LONG_S = 60.0
 _LITTLE = 0.5
@@ -70,8 +63,7 @@ class GpuState:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
-                bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-                self.reasons |= {name for bit, name in _REASONS.items() if bits & bit}
+                self.reasons.update(throttle_reasons(gpu))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 others = sum(process.pid != os.getpid() for process in running)
                 self.other_processes = max(others, self.other_processes or 0)
@@ -91,7 +83,7 @@ class Quietness:
         self._began = time.monotonic()
         self._first = processor_time()
         self._gpu = GpuState()
-        self._gpus = _visible_gpus() if on_gpus else []
+        self._gpus = nvml_gpus() if on_gpus else []
 
     def look(self) -> None:
         """Look between two timed answers."""
@@ -133,17 +125,3 @@ def _load() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
-
-
-def _visible_gpus() -> list[int]:
-    """Indices for NVML; [] where it is absent."""
-    try:
-        pynvml.nvmlInit()
-        everything = list(range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return everything
-    chosen = [int(name) for name in visible.split(",") if name.strip().isdigit()]
-    return [gpu for gpu in everything if gpu in chosen]

@@ -147,9 +147,19 @@ def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
     if row.gpu_throttled:
         parts.append(
-            f"clocks were lowered, to {row.lowest_gpu_clock_mhz} MHz ({row.gpu_throttled})"
+            f"clocks were lowered, to {row.lowest_gpu_clock_mhz} MHz ({row.gpu_throttled}){_how_often(rows)}"
         )
     return f"The GPUs were not quiet: {' and '.join(parts)}." if parts else None
+
+
+def _how_often(rows: Sequence[LatencyRow]) -> str:
+    """`, during 3 of 15 units of the regular arm`; empty where that is not known."""
+    parts = [
+        f"{row.num_throttled_units} of {row.num_units} units of the {row.arm} arm"
+        for row in rows
+        if row.num_throttled_units
+    ]
+    return f", in {' and '.join(parts)}" if parts else ""
 
 
 def _other_texts(row: LatencyRow) -> str | None:

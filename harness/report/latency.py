@@ -251,6 +251,7 @@ def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
         "8-bit layers": _eight_bit(regular, row),
         "identical arms": _identical_arms(row),
         **_prediction(regular, row),
+        "energy": _energy(regular, row),
         "goodput": _goodput(regular, row),
         "by K": _by_k(regular, row),
         "why": held_back(regular, row) if loses else None,
@@ -332,6 +333,18 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
     if (row.batch_size or 1) > 1:
         lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
     return lines
+
+
+def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """Joules per token of both arms, and their ratio; None where no GPU tells."""
+    if regular.joules_per_token is None or row.joules_per_token is None:
+        return None
+    text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
+    if row.energy_ratio is None:
+        return text
+    bounds = interval(row.energy_ratio_low, row.energy_ratio_high)
+    certainty = f" (95 % interval {bounds})" if bounds else ""
+    return f"{text}: {row.energy_ratio:.2f}× less{certainty}"
 
 
 def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:

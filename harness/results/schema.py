@@ -331,6 +331,14 @@ class LatencyRow(PromptedRow):
     other_gpu_processes: int | None = figure("most other processes on these GPUs at once, by NVML")
     lowest_gpu_clock_mhz: int | None = figure("lowest clock of a GPU's cores, by NVML", "MHz")
     gpu_throttled: str | None = figure("why clocks of a GPU were lowered meanwhile, by NVML")
+    num_units: int | None = figure("prompts, batches or laps during which GPUs were watched")
+    num_throttled_units: int | None = figure("those of them at whose end clocks were lowered")
+    joules_per_token: float | None = figure(
+        "energy of the GPUs per token, by NVML; what they take when idle included", "J"
+    )
+    energy_ratio: float | None = figure("regular / speculative energy per token, totals over units")
+    energy_ratio_low: float | None = figure("lower end of its 95 % paired interval")
+    energy_ratio_high: float | None = figure("upper end of the same")
     reproducible: bool | None = figure(
         "`False` where the same settings give other texts: K of `auto` follows measured times"
     )
@@ -489,6 +497,8 @@ class LatencyPromptRow(Row):
         "tokens of the prompt that the server took from a cache, as it says", "tokens"
     )
     unit: int | None = figure("number of the batch or lap that it was part of, from 0")
+    joules: float | None = figure("energy of the GPUs during its batch or lap, by NVML", "J")
+    gpu_throttled: str | None = figure("why clocks of a GPU were lowered at its end, by NVML")
     error: str | None = figure("why the request failed")
     acceptance_rate: float | None = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: float | None = figure("accepted / tested draft tokens")

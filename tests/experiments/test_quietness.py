@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.engines import energy
 from harness.experiments import quietness
 from harness.experiments.paired import PairedTimes, drift_columns
 from harness.experiments.quietness import GpuState, ProcessorTime, Quietness, processor_time
@@ -70,7 +71,8 @@ class Nvml:
 
 def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, state = Nvml(), GpuState()
-    monkeypatch.setattr(quietness, "pynvml", nvml)
+    for module in (quietness, energy):
+        monkeypatch.setattr(module, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
         state.look([0])
