@@ -452,12 +452,16 @@ class Latency(Experiment):
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     """Settings of a short trial, and a message about those that it changes."""
     prompts, tokens = settings.num_prompts, settings.decoding.max_new_tokens
-    fewer, shorter = min(max(TEST_PROMPTS, settings.batch_size), prompts), min(TEST_TOKENS, tokens)
-    changes = {"num_prompts": (fewer, prompts), "decoding.max_new_tokens": (shorter, tokens)}
-    said = [f"{name}={new} in place of {old}" for name, (new, old) in changes.items() if new != old]
+    fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
+    shorter = min(TEST_TOKENS, tokens)
+    changes = []
+    if fewer != prompts:
+        changes.append(f"num_prompts={fewer} in place of {prompts}")
+    if shorter != tokens:
+        changes.append(f"decoding.max_new_tokens={shorter} in place of {tokens}")
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
     shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
-    return shortened, f"test=true: {' and '.join(said)}" if said else ""
+    return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
 
 
 EXPERIMENT = Latency

@@ -32,6 +32,10 @@ def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _pair(pair: MeasuredPair) -> dict[str, Any]:
-    group = " · ".join(filter(None, pair.name.group))
-    names = {"name": pair.name.label(", "), "group": group, "best": pair.best}
-    return names | {name: getattr(pair.row, name) for name in _FIGURES}
+    figures = {name: getattr(pair.row, name) for name in _FIGURES}
+    return {
+        "name": pair.name.label(", "),
+        "group": " · ".join(filter(None, pair.name.group)),
+        "best": pair.best,
+        **figures,
+    }

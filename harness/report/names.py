@@ -124,10 +124,12 @@ def _add_if_different(
 
 def _other_columns(rows: Sequence[RunRow]) -> tuple[list[str], list[str]]:
     """Settings, those without a column included, and circumstances that may be in names."""
-    by_kind: dict[str, list[str]] = {"setting": [], "circumstance": [], "figure": []}
+    columns: dict[str, list[str]] = {"setting": [], "circumstance": [], "figure": []}
     for column, about in type(rows[0]).columns().items():
         if column not in FIRST_SETTINGS and column not in _NEVER_IN_NAMES:
-            by_kind[about["kind"]].append(column)
-    without_column = {entry for row in rows for entry in row.settings or ()}
-    settings = by_kind["setting"] + [f"settings.{entry}" for entry in sorted(without_column)]
-    return settings, by_kind["circumstance"]
+            columns[about["kind"]].append(column)
+    without_column: set[str] = set()
+    for row in rows:
+        without_column.update(row.settings or ())
+    entries = [f"settings.{entry}" for entry in sorted(without_column)]
+    return columns["setting"] + entries, columns["circumstance"]

@@ -140,7 +140,8 @@ def _print_parts(
 
 def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
     """Characters that a column cannot do without, so that numbers and words in headings stay whole; and all it has."""
-    longest = max((cell_len(line) for cell in cells for line in cell.split("\n")), default=0)
+    texts = "\n".join(cells).split("\n")
+    longest = max(map(cell_len, texts))
     unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
     words = max(map(len, column.heading.split()), default=0)
     lines = max(map(len, column.heading.split("\n")))
