@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -314,9 +313,11 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
     first = Histogram(
         "harness_time_to_first_token_seconds", "From request to token.", registry=registry
     )
-    for state in ("running", "waiting"):
-        gauge = Gauge(f"harness_answers_{state}", f"Answers that are {state}.", registry=registry)
-        gauge.set_function(partial(getattr, service.scheduler, f"num_{state}"))
+    scheduler = service.scheduler
+    running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
+    running.set_function(lambda: scheduler.num_running)
+    waiting = Gauge("harness_answers_waiting", "Answers that are waiting.", registry=registry)
+    waiting.set_function(lambda: scheduler.num_waiting)
 
     def note(answer: Answer) -> None:
         tokens.labels(answer.arm).inc(answer.num_tokens)

@@ -120,6 +120,10 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._batch.rows)
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     def submit(self, answers: list[Answer]) -> None:
         """Have answers generated, all of them or none. Raises HTTPException if too many wait, or at the end."""
         with self._changed:

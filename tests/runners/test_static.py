@@ -121,7 +121,7 @@ def test_layers_on_several_gpus_write_where_their_slots_are(
 
 
 def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.runners.slots._windows", lambda model: {"": 2})
+    monkeypatch.setattr("harness.runners.slots.attention_windows", lambda model: {"": 2})
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         StaticRunner(random_model("llama")).check()
 
