@@ -17,7 +17,7 @@ from harness.config.synthetic import Rates, check_rates, conditional_rates, rate
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
-Rule = Literal["deepmind", "google", "block", "typical"]
+Rule = Literal["deepmind", "google", "block", "typical", "eagle"]
 TooLong = Literal["refuse", "skip", "truncate"]
 # Mistakes that `recovery` plants as controls.
 Fault = Literal[
@@ -130,6 +130,11 @@ class DraftSettings(ModelSettings):
     repository: str = ""
     method: str = "model"
 
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes of a tree; 0 where proposals are no trees."""
+        return 0
+
     # Whether it has weights of its own, and so the settings of a model.
     HAS_WEIGHTS: ClassVar[bool] = False
 
@@ -194,7 +199,8 @@ class DecodingSettings:
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         max_new_tokens: the most new tokens of an answer.
         rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
-            accepts whole blocks and is lossless too; `typical` accepts likely tokens, which is lossy.
+            accepts whole blocks, or paths of trees, and is lossless too; `typical` accepts likely tokens, which is
+            lossy; `eagle` is the sampling of EAGLE's own code, for dynamic trees.
         lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
             pair would be if its draft agreed that often; a list has a probability for each position, a number above 1

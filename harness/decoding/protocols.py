@@ -162,10 +162,11 @@ class Drafter(Protocol):
 class TreeDrafter(Drafter, Protocol):
     """A drafter that proposes trees, of at most so many nodes as it was made for."""
 
-    def propose_tree(self, depth: int, uniforms: Tensor) -> TreeProposal:
-        """Propose trees of at most `depth` levels, drawn with the random numbers `uniforms` [B, N].
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+        """Propose trees of at most `depth` levels, of which row b can use the first limits[b].
 
-        N is the most nodes of a tree.
+        They are drawn with the random numbers `uniforms` [B, N] and depend on no limit; N is the
+        most nodes of a tree.
         """
         ...
 

@@ -218,7 +218,7 @@ class _TreeSteps:
         uniforms = self._uniforms(progress)
         if not max(limits):
             return self._undrafted(uniforms, limits, progress)
-        proposal = self.drafter.propose_tree(self.depth, uniforms.draft)
+        proposal = self.drafter.propose_tree(self.depth, limits, uniforms.draft)
         return self._verify(proposal, uniforms, limits, progress)
 
     def _uniforms(self, progress: Progress) -> TurnUniforms:
@@ -240,10 +240,9 @@ class _TreeSteps:
     ) -> TreeTurn:
         rows = self.rows
         device = proposal.tokens.device
-        shape = proposal.shape
+        shape = TreeShape(proposal.shape.parents, limits)
         num_nodes = shape.num_nodes
-        depths = shape.depths_on(device)[:, 1:]
-        offered = depths <= to_device(limits, device).unsqueeze(1)
+        offered = shape.offered_on(device)
         tokens = rows.agree(proposal.tokens)
         inputs = [tokens, first_columns(uniforms.accept, num_nodes), uniforms.target, offered]
         if proposal.probabilities is not None:

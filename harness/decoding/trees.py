@@ -28,9 +28,12 @@ class TreeShape:
     Attributes:
         parents: the parent of each node of each row: 0 is the root, j the j-th node. A parent comes
             before its children.
+        limits: the level that each row may reach; deeper nodes fill the batch up, and take the
+            position of that level, so that none is outside of the model's context. None: any.
     """
 
     parents: Sequence[Parents]
+    limits: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for parents in set(self.parents):
@@ -44,8 +47,19 @@ class TreeShape:
 
     @cached_property
     def depths(self) -> NDArray[np.int64]:
-        """The depth of the root and of each node, [B, N + 1]."""
-        return np.stack([_depths(parents) for parents in self.parents])
+        """The depth of the root and of each node, [B, N + 1], at most the row's limit."""
+        depths = np.stack([_depths(parents) for parents in self.parents])
+        return depths if self.limits is None else np.minimum(depths, self._most)
+
+    @property
+    def _most(self) -> NDArray[np.int64]:
+        return np.array(self.limits).reshape(-1, 1)
+
+    def offered_on(self, device: torch.device) -> Tensor:
+        """Return which nodes [B, N] are within their row's limit, on a device."""
+        depths = np.stack([_depths(parents) for parents in self.parents])[:, 1:]
+        within = depths <= (depths if self.limits is None else self._most)
+        return torch.from_numpy(within).to(device)
 
     def depths_on(self, device: torch.device) -> Tensor:
         """Return `depths` on a device."""
@@ -62,7 +76,8 @@ class TreeShape:
 
     def select(self, rows: Sequence[int]) -> TreeShape:
         """Return the shapes of these rows."""
-        return TreeShape([self.parents[row] for row in rows])
+        limits = None if self.limits is None else [self.limits[row] for row in rows]
+        return TreeShape([self.parents[row] for row in rows], limits)
 
 
 @lru_cache(maxsize=4096)

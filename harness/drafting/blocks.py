@@ -19,9 +19,10 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from harness.decoding.protocols import Drafter
+from harness.decoding.protocols import Drafter, TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.lesson import Lesson
+from harness.drafting.tree_growth import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -91,6 +92,10 @@ class Head(nn.Module):
             confidence: offer tokens only as far as a confidence head expects each to be accepted with at least this
                 probability; 0 offers all.
         """
+        raise NotImplementedError
+
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
+        """Drafts trees with these weights, where `HeadKind.drafts_trees`; arguments as of `drafter`."""
         raise NotImplementedError
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:

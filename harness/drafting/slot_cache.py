@@ -30,6 +30,9 @@ class SlotCache:
         self._num_spare = num_spare
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
+        # Of the nodes of a tree, which share positions: where `update` writes, and what they see.
+        self._places: Tensor | None = None
+        self._visible: Tensor | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def place(self, starts: Tensor, count: int) -> None:
@@ -52,7 +55,8 @@ class SlotCache:
         rows = torch.arange(num_rows, device=states.device).view(-1, 1, 1)
         heads = torch.arange(num_heads, device=states.device).view(-1, 1)
         # Not through a view, which a compiler would copy.
-        buffer.index_put_((rows, heads, self.positions.unsqueeze(1)), states)
+        places = self.positions if self._places is None else self._places
+        buffer.index_put_((rows, heads, places.unsqueeze(1)), states)
         return buffer[:num_rows, :, : self.num_slots]
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,6 +112,33 @@ class SlotCache:
         pairs = zip(self._layers.values(), other._layers.values(), strict=True)
         return all(mine[0] is theirs[0] for mine, theirs in pairs)
 
+    def place_tree(
+        self, positions: Tensor, first: Tensor, longest: int, num_before: int, visible: Tensor
+    ) -> None:
+        """Make `update` write n nodes of a tree next, until `end_tree`.
+
+        Args:
+            positions: [B, n].
+            first: [B, 1], the slot of the first node of each row; those before it are its text's.
+            longest: the largest of them.
+            num_before: nodes that were written before.
+            visible: [B, n, num_before + n], the nodes that each of these sees.
+        """
+        num_rows, count = positions.shape
+        device = positions.device
+        nodes = first + torch.arange(num_before + count, device=device)
+        self.positions = positions
+        self.num_slots = longest + num_before + count
+        self._places = nodes[:, num_before:]
+        is_text = torch.arange(self.num_slots, device=device) < first
+        seen = is_text.unsqueeze(1).repeat(1, count, 1)
+        places = nodes.unsqueeze(1).expand(num_rows, count, -1)
+        self._visible = seen.scatter(2, places, visible).unsqueeze(1)
+
+    def end_tree(self) -> None:
+        """Go on with texts."""
+        self._places = self._visible = None
+
     @property
     def token_size(self) -> int:
         """Numbers of one entry, in all layers."""
@@ -119,6 +150,11 @@ class SlotCache:
     def causal(self, window: int | None) -> Tensor:
         """Mask [B, 1, n, S] of the slots up to each query's own, within the window."""
         last = self.positions
+        if self._visible is not None and window is None:
+            return self._visible
+        if self._visible is not None and window is not None:
+            slots = torch.arange(self.num_slots, device=last.device)
+            return self._visible & (slots > last.unsqueeze(-1) - window).unsqueeze(1)
         first = torch.zeros_like(last) if window is None else last - window + 1
         return self.seen(first, last)
 

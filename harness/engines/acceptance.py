@@ -9,14 +9,23 @@ from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.decisions import Decision, Draw, Judge
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.tree_rules import TreeRule, verify_eagle, verify_rounds, verify_traversal
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
-from harness.engines.faults import LENIENCE, faulty_verification
+from harness.engines.faults import (
+    LENIENCE,
+    TreeBonusFromWrongPosition,
+    faulty_verification,
+)
 
 Verification = Callable[[Offer], Verdict]
 
 # The other rules are `verify`.
 _RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typical}
+
+
+# The other rules are `verify_rounds`.
+_TREE_RULES: dict[str, TreeRule] = {"block": verify_traversal, "eagle": verify_eagle}
 
 
 class Acceptance(NamedTuple):
@@ -37,6 +46,12 @@ def acceptance_of(decoding: DecodingSettings, fault: Fault) -> Acceptance:
     rule = _RULES.get(decoding.rule, verify) if rates is None else AcceptByCoin(rates)
     lenience = LENIENCE if fault == "lenience" else decoding.lenience
     return Acceptance(faulty_verification(fault, warp_of(decoding), rule), lenience)
+
+
+def tree_rule_of(decoding: DecodingSettings, fault: Fault) -> TreeRule:
+    """The rule of these settings for trees, with the fault in it."""
+    rule = _TREE_RULES.get(decoding.rule, verify_rounds)
+    return TreeBonusFromWrongPosition(rule) if fault == "bonus_from_wrong_position" else rule
 
 
 def decisions_of(

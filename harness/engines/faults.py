@@ -18,6 +18,8 @@ from harness.config.settings import Fault
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.transfer import added, at_most
+from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
+from harness.decoding.trees import TreeShape
 from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import Warp
 from harness.runners.wrapped import WrappedRunner
@@ -94,6 +96,25 @@ class DraftProbabilitiesIgnored:
         return self.verification(dataclasses.replace(offer, draft_probabilities=ones))
 
 
+@dataclass(frozen=True)
+class TreeBonusFromWrongPosition:
+    """What follows an accepted leaf comes from the distribution of the leaf itself."""
+
+    rule: TreeRule
+
+    def __call__(self, offer: TreeOffer) -> TreeVerdict:
+        verdict = self.rule(offer)
+        rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
+        parents = offer.shape.parents_on(rows.device)
+        is_leaf = ~((parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
+        parent = parents[rows, (verdict.last_node - 1).clamp(min=0)]
+        early = offer.target_probabilities[rows, parent]
+        wrong = inverse_cdf(early, offer.next_uniforms[rows, verdict.num_accepted])
+        is_wrong = is_leaf & (verdict.last_node > 0)
+        next_token = torch.where(is_wrong, wrong, verdict.next_token)
+        return dataclasses.replace(verdict, next_token=next_token)
+
+
 class RollbackOffByOne(WrappedRunner):
     """Keeps one token too many after a rejection: the rejected token stays in the cache."""
 
@@ -110,6 +131,20 @@ class RollbackOffByOne(WrappedRunner):
     ) -> tuple[Step, tuple[Tensor, ...]]:
         self._num_extended += tokens.shape[1]
         return super().decide(tokens, decision, *inputs)
+
+    def decide_tree(
+        self,
+        tokens: Tensor,
+        shape: TreeShape,
+        decision: Callable[..., tuple[Tensor, ...]],
+        *inputs: Tensor,
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        self._num_extended += tokens.shape[1]
+        return super().decide_tree(tokens, shape, decision, *inputs)
+
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        super().keep_path(paths, at_most(added(counts, 1), self._num_extended))
+        self._num_extended = 0
 
     def keep(self, counts: Sequence[int]) -> None:
         super().keep(at_most(added(counts, 1), self._num_extended))

@@ -13,8 +13,9 @@ from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import NonFiniteError
 from harness.decoding.randomness import uniforms
+from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import BatchWarp
-from harness.engines.acceptance import acceptance_of, warp_of
+from harness.engines.acceptance import acceptance_of, tree_rule_of, warp_of
 from harness.engines.faults import RollbackOffByOne
 from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
@@ -57,7 +58,9 @@ class LocalArm(Arm):
         """The loop's form of a question, at its start or when the question joins one that runs."""
         decoding = question.decoding
         num_positions = decoding.max_new_tokens + 1
-        if self.name == "speculative" and decoding.rule == "block":
+        if self.name == "speculative" and self._most_nodes:
+            num_positions *= self._most_nodes + 1
+        elif self.name == "speculative" and decoding.rule == "block":
             # Its iterations draw new numbers, see `speculative`; a longer stream begins with the
             # shorter one.
             num_positions *= decoding.most_draft_tokens + 1
@@ -70,12 +73,19 @@ class LocalArm(Arm):
             stop_tokens=question.stop_tokens,
         )
 
+    @property
+    def _most_nodes(self) -> int:
+        return 0 if self.pair.drafting is None else self.pair.drafting.most_nodes
+
     def _target(self) -> Any:
         target = self.runners.target
         if self.phases is None:
             return target
         layers = eight_bit_layers(self.pair.target.model)
-        return self.phases.watch("forward", target, "decide", layers)
+        watched = self.phases.watch("forward", target, "decide", layers)
+        if self._most_nodes:
+            watched = self.phases.watch("forward", watched, "decide_tree", layers)
+        return watched
 
     def _drafter(self, warp: BatchWarp) -> Any:
         make = self.runners.make_drafter
@@ -85,7 +95,8 @@ class LocalArm(Arm):
             return drafter
         model = self.runners.draft_model
         layers = () if model is None else eight_bit_layers(model.model)
-        return self.phases.watch("drafting", drafter, "propose", layers)
+        proposes = "propose_tree" if self._most_nodes else "propose"
+        return self.phases.watch("drafting", drafter, proposes, layers)
 
     def _regular(self, request: Request) -> Records:
         return autoregressive(self._target(), request, self.runners.works_ahead, of_rank_0)
@@ -96,6 +107,17 @@ class LocalArm(Arm):
         if self.fault == "rollback_off_by_one":
             target = RollbackOffByOne(target)
         number = decoding.num_draft_tokens
+        if self._most_nodes and number != "auto":
+            return speculative_trees(
+                target,
+                self._drafter(warp),
+                request,
+                number,
+                self._most_nodes,
+                tree_rule_of(decoding, self.fault),
+                warp,
+                of_rank_0,
+            )
         acceptance = acceptance_of(decoding, self.fault)
         return speculative(
             target,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, Fault
@@ -37,6 +37,7 @@ class Demanded:
         longest_prompt: the most tokens of a prompt.
         share_prefix: read the common beginning of a batch's prompts only once.
         fault: a mistake in the decisions.
+        most_nodes: of the trees that are verified; 0 for chains.
     """
 
     decoding: DecodingSettings
@@ -45,12 +46,14 @@ class Demanded:
     longest_prompt: int = 0
     share_prefix: bool = False
     fault: Fault = "none"
+    most_nodes: int = 0
 
     @property
     def num_slots(self) -> int:
         """The most tokens of a row, with those that are drafted beyond its end."""
         decoding = self.decoding
-        return self.longest_prompt + decoding.max_new_tokens + decoding.most_draft_tokens + 1
+        drafted = max(decoding.most_draft_tokens, self.most_nodes)
+        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
 
     @property
     def numbers_drafted(self) -> list[int]:
@@ -106,6 +109,11 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     Raises:
         SettingError: for a runner that the devices do not have, or a model that it cannot read.
     """
+    if pair.drafting is not None and pair.drafting.most_nodes:
+        # No runner is prepared for trees.
+        runner: RunnerName = "static" if demanded.runner == "auto" else demanded.runner
+        most_nodes = pair.drafting.most_nodes
+        demanded = replace(demanded, most_nodes=most_nodes, runner=runner)
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
     draft_name = target_name
@@ -164,6 +172,7 @@ def _target_runner(
         say,
         shapes=(demanded.batch_size, demanded.num_slots, tuple(widths), (), warp, decisions),
         hidden_layers=() if method is None else tuple(method.layers(pair)),
+        with_trees=demanded.most_nodes > 0,
     )
 
 
@@ -185,6 +194,7 @@ def _draft_runner(
         say,
         shapes=(demanded.batch_size, demanded.num_slots, (1, 2), num_drawn, warp),
         drafts=True,
+        with_trees=demanded.most_nodes > 0,
     )
 
 

@@ -24,6 +24,7 @@ from harness.runners.graphs import GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
+from harness.runners.tree_checks import check_trees
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ def build_runner(
     shapes: tuple[Any, ...],
     hidden_layers: tuple[int, ...] = (),
     drafts: bool = False,
+    with_trees: bool = False,
 ) -> tuple[Runner, RunnerName]:
     """A runner for a model, and its name.
 
@@ -66,6 +68,7 @@ def build_runner(
         shapes: that it is prepared for, the arguments of `PreparedRunner.prepare`.
         hidden_layers: whose states the drafter reads.
         drafts: whether it is the draft's.
+        with_trees: whether it is extended by trees.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
@@ -87,7 +90,10 @@ def build_runner(
         built.prepare(*shapes)
         return built
 
-    return first_possible(name, chosen, build, say)
+    built, chosen = first_possible(name, chosen, build, say)
+    if with_trees:
+        _check_trees(built, loaded, shapes, common)
+    return built, chosen
 
 
 def prepare_head(
@@ -171,6 +177,16 @@ def _static_runner(
         runner.check(num_slots)
         _checked[model] = num_slots
     return runner
+
+
+def _check_trees(runner: Any, loaded: LoadedModel, shapes: tuple[Any, ...], common: Any) -> None:
+    """Raise a SettingError for a model that cannot be extended by trees."""
+    num_rows, num_slots = shapes[:2]
+    try:
+        check_trees(runner, loaded.model, common, num_rows, num_slots)
+    except UnsupportedModelError as reason:
+        rule = f"must be chain: {loaded.settings.name} {reason}"
+        raise SettingError("draft.tree", rule, "a tree") from reason
 
 
 def _eager_runner(

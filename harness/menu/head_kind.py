@@ -22,12 +22,14 @@ class HeadKind(Record):
     Attributes:
         name: as speculators and vLLM call it.
         one_pass: whether one forward pass of the head drafts all tokens.
+        drafts_trees: whether its drafters can propose trees.
         trains: whether `distill` can train it.
         weight_files: names of files with its weights, in the order in which they are looked for.
         saved_as: the file that training writes.
     """
 
     one_pass: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
     saved_as: ClassVar[str] = "model.safetensors"

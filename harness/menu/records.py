@@ -14,6 +14,7 @@ from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
 from harness.menu.method import LoadedPair, MakeDrafter, Method
 from harness.menu.registry import Registry
+from harness.menu.trees import check_trees
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
@@ -118,6 +119,7 @@ def checked(settings: RunSettings) -> RunSettings:
     settings = engine.adapted(settings)
     engine.check(settings)
     settings.check_engine(engine)
+    check_trees(settings)
     if settings.draft is not None:
         method = method_of(settings.draft)
         learns = method.trains or not settings.TRAINS

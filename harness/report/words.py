@@ -171,14 +171,19 @@ def _batch(row: RunRow) -> str:
     return "" if size == 1 else f"batches of {size}"
 
 
+def _budget(row: RunRow) -> str:
+    has_trees = row.draft_tree not in (None, "chain")
+    return f"of up to {row.draft_budget} tokens" if has_trees else ""
+
+
 def _weights(row: Any) -> str:
     return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
 
 
 # The line of settings of one run.
 _LINE = (
-    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling shared"
-    " weights engine runner"
+    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling"
+    " draft_tree draft_budget shared weights engine runner"
 ).split()
 # The columns that readers look at first among many runs.
 FIRST_SETTINGS = (*_LINE, "devices", "test", "fault")
@@ -201,6 +206,9 @@ _PHRASES_OF_VALUES = {
     ("lenience", "1"): "",
     ("draft_sampling", "target"): "",
     ("draft_sampling", "greedy"): "drafts by argmax",
+    ("draft_tree", "chain"): "",
+    ("draft_tree", "static"): "static trees",
+    ("draft_tree", "dynamic"): "dynamic trees",
     ("shared", "false"): "",
     ("shared", "true"): "searches earlier answers",
     ("top_k", "0"): "",
@@ -215,6 +223,7 @@ _PHRASES_OF_VALUES = {
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
+    "draft_budget": _budget,
     "weights": _weights,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",

@@ -24,6 +24,8 @@ OF_A_PAIR_HERE = (
     "draft_quantization",
     "draft_method",
     "draft_sampling",
+    "draft_tree",
+    "draft_budget",
     "draft_layers",
     "max_ngram",
     "shared",
@@ -78,6 +80,14 @@ class RunRow(Row):
     )
     draft_sampling: str | None = setting(
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
+    )
+    draft_tree: str | None = setting(
+        "whether proposals are a `chain`, or trees: `static` or `dynamic`", "draft.tree"
+    )
+    draft_budget: int | None = setting(
+        "draft tokens of a tree, at most; its depth is `num_draft_tokens`. Not of a chain",
+        "draft.budget",
+        "tokens",
     )
     draft_layers: list[int] | None = setting(
         "how many layers `early_exit` has, or those a head reads", "draft.layers"

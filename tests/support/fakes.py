@@ -166,7 +166,7 @@ class ChainTreeDrafter(TreeDrafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         raise NotImplementedError
 
-    def propose_tree(self, depth: int, uniforms: Tensor) -> TreeProposal:
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         tokens = torch.tensor([[row[-1]] for row in self.rows])
         for node, parent in enumerate(self._parents):
             siblings = [one + 1 for one in range(node) if self._parents[one] == parent]

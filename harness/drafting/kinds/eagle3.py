@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
@@ -22,6 +23,7 @@ from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.tree_growth import TreePlan
 from harness.menu.head_kind import HeadKind
 from harness.runners.regions import end_part
 
@@ -103,6 +105,12 @@ class EagleHead(LayeredHead):
     ) -> EagleDrafter:
         """See `Head.drafter`."""
         return EagleDrafter(self, target, warp)
+
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
+        """See `Head.tree_drafter`."""
+        from harness.drafting.eagle_trees import EagleTreeDrafter
+
+        return EagleTreeDrafter(self, target, warp, plan)
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Training-time test (section 3.2 of the paper): each step reads the states that the head itself made."""
@@ -202,6 +210,7 @@ class Eagle3(HeadKind):
 
     name = "eagle3"
     one_pass = False
+    drafts_trees = True
     trains = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:

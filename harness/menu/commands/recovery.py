@@ -15,6 +15,9 @@ from harness.results.schema import RecoveryRow
 if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
+# Planted faults that trees can have.
+_OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+
 _EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
@@ -67,6 +70,10 @@ class RecoverySettings(PromptedSettings):
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
         rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
         require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
+
+        if self.draft is not None and self.draft.most_nodes:
+            rule = f"must be one of {', '.join(_OF_TREES)} with draft.tree"
+            require(self.fault in _OF_TREES, "fault", rule, self.fault)
 
     def check_engine(self, engine: Abilities) -> None:
         """See `RunSettings.check_engine`.

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, ModelSettings, require
 from harness.menu.method import LoadedPair, MakeDrafter, Method
+from harness.menu.trees import check_tree_models, plan_of
 
 if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
 
 Sampling = Literal["target", "greedy"]
+Tree = Literal["chain", "static", "dynamic"]
+
+# What a node's first, second, ... child was accepted with, in round numbers.
+_RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
+_MOST_NODES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +46,19 @@ class ModelDraftSettings(DrawnSettings):
         layers: of a head: the hidden states it reads, where they are not those that its configuration names.
         threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that a token is accepted
             falls below this; None holds nothing back.
+        tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass. `dynamic` keeps the
+            likeliest of the branches it finds, as EAGLE-2 does; `static` trees have one shape. Their depth is
+            decoding.num_draft_tokens.
+        budget: the most draft tokens of a tree.
+        rates: of a static tree: how often the first, second, ... child of a node is accepted; the tree is the best
+            one for these.
     """
 
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
+    tree: Tree = "chain"
+    budget: int = 16
+    rates: tuple[float, ...] = _RATES
 
     HAS_WEIGHTS = True
 
@@ -51,6 +66,15 @@ class ModelDraftSettings(DrawnSettings):
         super().__post_init__()
         known = self.threshold is None or 0 <= self.threshold <= 1
         require(known, "threshold", "must be in [0, 1]", self.threshold)
+        within = 1 <= self.budget <= _MOST_NODES
+        require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
+        possible = bool(self.rates) and all(0 <= rate <= 1 for rate in self.rates)
+        require(possible, "rates", "must be a list of numbers in [0, 1]", list(self.rates))
+
+    @property
+    def most_nodes(self) -> int:
+        """See `DraftSettings.most_nodes`."""
+        return 0 if self.tree == "chain" else self.budget
 
 
 class ModelDraft(Method):
@@ -82,6 +106,8 @@ class ModelDraft(Method):
         if settings.threshold is not None and not (plan.head and plan.head.has_confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
+        if settings.tree != "chain":
+            check_tree_models(settings, target, plan.head, plan.checkpoint)
         return plan
 
     def describe(self, settings: Any) -> str:
@@ -105,6 +131,8 @@ class ModelDraft(Method):
         from harness.drafting.translated import TranslatedDrafter
 
         device = pair.target.input_device
+        if settings.tree != "chain":
+            return tree_drafters(settings, pair, runner)
         if pair.head is not None:
             return drafters_of_head(settings, pair, settings.threshold or 0.0)
         if (translation := pair.translation) is not None:
@@ -161,6 +189,21 @@ def drafters_of_head(
     head, target = pair.head, pair.target.model
     assert head is not None
     return lambda warp: head.drafter(target, settings.warp(warp), confidence)
+
+
+def tree_drafters(settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
+    """A function from the target's warp to a drafter that proposes trees."""
+    from harness.drafting.model_trees import ModelTreeDrafter
+
+    plan = plan_of(settings)
+    if (head := pair.head) is not None:
+        target = pair.target.model
+        return lambda warp: head.tree_drafter(target, settings.warp(warp), plan)
+    if pair.translation is not None:
+        rule = f"must be chain: draft={settings.name} has another tokenizer"
+        raise SettingError("draft.tree", rule, settings.tree)
+    device = pair.target.input_device
+    return lambda warp: ModelTreeDrafter(runner, settings.warp(warp), plan, device)
 
 
 def vllm_sampling(settings: DrawnSettings) -> str:

@@ -1,0 +1,114 @@
+"""Trees of draft tokens from an EAGLE-3 head, each level in one pass over all of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.decoding.kernels import without_plans
+from harness.decoding.protocols import TreeDrafter
+from harness.decoding.transfer import most, to_device
+from harness.decoding.trees import TreeProposal
+from harness.decoding.warp import AnyWarp
+from harness.drafting.kinds.eagle3 import EagleDrafter, EagleHead
+from harness.drafting.tree_growth import Predictor, TreePlan
+
+
+class EagleTreeDrafter(EagleDrafter, TreeDrafter):
+    """Proposes trees with an EAGLE-3 head.
+
+    Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
+    """
+
+    def __init__(
+        self, head: EagleHead, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan
+    ) -> None:
+        super().__init__(head, target, warp)
+        self._plan = plan
+
+    @torch.inference_mode()
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+        """See `TreeDrafter.propose_tree`."""
+        with without_plans():
+            unread = self._unread()
+            self.cache.num_slots = most(self._num_cached) + unread.features.shape[1]
+            states = self.read(unread)
+            self._count_as_read(self.num_reread)
+            predictor = _EaglePredictor(self, states)
+            uniforms = uniforms.to(self.device)
+            proposal = self._plan.propose(predictor, depth, self._warp, uniforms)
+        self.cache.end_tree()
+        self._proposed = proposal.tokens
+        probabilities = proposal.probabilities
+        if probabilities is not None:
+            probabilities = probabilities.to(self._home)
+        return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities)
+
+    def follow(self, path: Tensor) -> None:
+        """See `TreeDrafter.follow`."""
+        self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
+
+    def logits_of(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [B, n, V] after entries with these states [B, n, width], and the states that
+        the entries of their children take.
+        """
+        normed = self.head.norm(states)
+        logits = self._logits(normed)
+        if self._tokens is not None:
+            every_token = logits.new_full((*logits.shape[:2], self.vocabulary_size), -torch.inf)
+            logits = every_token.index_copy(-1, self._tokens, logits)
+        return logits, normed if self.head.config.norm_output else states
+
+    def entries(
+        self, tokens: Tensor, states: Tensor, num_before: int, level: int, visible: Tensor
+    ) -> Tensor:
+        """Append entries of nodes [B, n] to the cache -> their states.
+
+        Args:
+            states: [B, n, width] that the entries take.
+            num_before: entries of nodes before these.
+            level: of these nodes, from 1.
+            visible: [B, n, num_before + n], the entries of nodes that each attends to.
+        """
+        starts = to_device(self._num_cached, self.device).unsqueeze(1)
+        count = tokens.shape[1]
+        self.cache.place_tree(
+            positions=(starts + level - 1).expand(-1, count),
+            first=starts,
+            longest=most(self._num_cached),
+            num_before=num_before,
+            visible=visible,
+        )
+        return self.head(self._embed(tokens), states, self.cache)
+
+
+class _EaglePredictor(Predictor):
+    """The levels of one iteration."""
+
+    def __init__(self, drafter: EagleTreeDrafter, states: Tensor) -> None:
+        self._drafter = drafter
+        self._logits, self._states = drafter.logits_of(states)
+        num_rows = len(states)
+        self._visible = torch.empty(num_rows, 1, 0, dtype=torch.bool, device=states.device)
+        self._level = 0
+
+    def root(self) -> Tensor:
+        return self._logits
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self._level += 1
+        num_before = self._visible.shape[2]
+        count = tokens.shape[1]
+        rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        above = self._visible[rows, parents]
+        visible = torch.cat([above, itself.expand(len(tokens), -1, -1)], dim=2)
+        states = self._drafter.entries(
+            tokens, self._states[rows, parents], num_before, self._level, visible
+        )
+        self._visible = visible
+        logits, self._states = self._drafter.logits_of(states)
+        return logits

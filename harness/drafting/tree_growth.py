@@ -1,0 +1,182 @@
+"""How trees of draft tokens grow, whatever predicts the tokens: dynamic trees, and trees of one shape."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
+
+# A dynamic tree expands so many nodes of a level, and looks at as many children of each, as EAGLE-2
+# does.
+_WIDTH = 10
+
+
+class Predictor(Protocol):
+    """Predicts the tokens after the nodes of growing trees, level by level."""
+
+    def root(self) -> Tensor:
+        """Return logits [B, 1, V] after the text."""
+        ...
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Return logits [B, n, V] after n nodes of the next level.
+
+        Args:
+            tokens: [B, n] of these nodes.
+            parents: [B, n], the places of their parents among the nodes of the last call.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """How a drafter's trees grow.
+
+    Attributes:
+        kind: `dynamic` chooses the nodes by the drafter's confidence, in every iteration; `static`
+            trees have one shape.
+        budget: the most nodes of a tree.
+        rates: of a static tree: how often the first, second, ... child of a node is accepted.
+    """
+
+    kind: Literal["static", "dynamic"]
+    budget: int
+    rates: tuple[float, ...] = ()
+
+    def propose(
+        self, predictor: Predictor, depth: int, warp: Any, uniforms: Tensor
+    ) -> TreeProposal:
+        """Grow a tree for each row.
+
+        Args:
+            depth: the most levels.
+            warp: what static trees are drawn with; a `warp.Warp` where they are deterministic.
+            uniforms: [B, budget].
+        """
+        if self.kind == "dynamic":
+            return grow_dynamic(predictor, depth, self.budget)
+        parents = best_shape(self.rates, depth, self.budget)
+        return grow_static(predictor, parents, warp, uniforms)
+
+
+def grow_dynamic(predictor: Predictor, depth: int, budget: int) -> TreeProposal:
+    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be reached,
+    and keep the likeliest of all that were found.
+
+    A node's score is the product of the drafter's probabilities on its path, so a parent scores no
+    less than its children. The trees follow from the texts alone.
+    """
+    logits = predictor.root()
+    width = min(_WIDTH, budget, logits.shape[-1])
+    num_rows = len(logits)
+    tokens: list[Tensor] = []
+    scores: list[Tensor] = []
+    parents: list[Tensor] = []
+    # Of the nodes that the logits follow: their scores and numbers, at first the root's.
+    above = logits.new_zeros(num_rows, 1, dtype=torch.float32)
+    numbers = torch.zeros(num_rows, 1, dtype=torch.long, device=logits.device)
+    num_found = 0
+    for level in range(depth):
+        children = logits.float().log_softmax(-1).topk(width, dim=-1)
+        scores.append((above.unsqueeze(2) + children.values).flatten(1))
+        tokens.append(children.indices.flatten(1))
+        parents.append(numbers.repeat_interleave(width, dim=1))
+        if level + 1 == depth:
+            break
+        best = scores[-1].topk(width, dim=1).indices
+        above = scores[-1].gather(1, best)
+        numbers = best + 1 + num_found
+        num_found += scores[-1].shape[1]
+        logits = predictor.expand(tokens[-1].gather(1, best), best // width)
+    # Stable: a parent comes before a child that scores the same.
+    order = torch.cat(scores, dim=1).sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, :budget].sort(dim=1).values
+    chosen_parents = torch.cat(parents, dim=1).gather(1, chosen)
+    # Numbers among all that were found become numbers among those that are chosen.
+    places = torch.searchsorted(chosen + 1, chosen_parents) + 1
+    renumbered = torch.where(chosen_parents == 0, 0, places)
+    shape = TreeShape([tuple(row) for row in renumbered.tolist()])
+    return TreeProposal(torch.cat(tokens, dim=1).gather(1, chosen), shape)
+
+
+def grow_static(
+    predictor: Predictor, parents: Parents, warp: Any, uniforms: Tensor
+) -> TreeProposal:
+    """Draw trees of one shape, the children of each node without replacement; with a greedy warp the
+    likeliest ones.
+    """
+    shape = TreeShape([parents] * len(uniforms))
+    children = [
+        [node for node, parent in enumerate(parents, start=1) if parent == number]
+        for number in range(len(parents) + 1)
+    ]
+    is_greedy = _is_greedy(warp)
+    tokens = torch.zeros(len(uniforms), len(parents), dtype=torch.long, device=uniforms.device)
+    logits = predictor.root()
+    probabilities = None
+    if not is_greedy:
+        probabilities = logits.new_zeros(
+            len(uniforms), len(parents) + 1, logits.shape[-1], dtype=torch.float32
+        )
+    level = [0]
+    while True:
+        for place, number in enumerate(level):
+            own = children[number]
+            columns = [child - 1 for child in own]
+            if probabilities is None:
+                tokens[:, columns] = logits[:, place].topk(len(own), dim=-1).indices
+                continue
+            probabilities[:, number] = warp(logits[:, place])
+            for child in own:
+                siblings = tokens[:, columns[: own.index(child)]]
+                after = probabilities[:, number]
+                tokens[:, child - 1] = draw_child(after, siblings, uniforms[:, child - 1])
+        following = [child for number in level for child in children[number] if children[child]]
+        if not following:
+            return TreeProposal(tokens, shape, probabilities)
+        above = torch.tensor(
+            [level.index(parents[node - 1]) for node in following], device=tokens.device
+        )
+        columns = [node - 1 for node in following]
+        logits = predictor.expand(tokens[:, columns], above.expand(len(tokens), -1))
+        level = following
+
+
+def _is_greedy(warp: Any) -> bool:
+    """Return whether the warp of a batch is greedy in every row."""
+    current = getattr(warp, "current", warp)
+    return all(one.temperature == 0 for one in getattr(current, "rows", [current]))
+
+
+@lru_cache(maxsize=64)
+def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
+    """Return the tree of `budget` nodes or fewer with the most accepted tokens.
+
+    The i-th child of a node is accepted with probability rates[i], wherever the node is (Sequoia,
+    Chen et al. 2024, arXiv:2402.12374). A node then counts by the product on its path, no more than
+    its parent or an elder sibling, so the nodes that count most are the tree of Sequoia's dynamic
+    programme.
+    """
+    # Falling rates: a later child is never accepted more often than an earlier one.
+    falling = [min(rates[: place + 1]) for place in range(len(rates))]
+    parents: list[int] = []
+    waiting: list[tuple[float, int, int, int, float]] = []
+
+    def offer(above: float, level: int, parent: int, rank: int) -> None:
+        if rank < len(falling) and level <= depth and falling[rank] > 0:
+            heapq.heappush(waiting, (-above * falling[rank], level, parent, rank, above))
+
+    offer(1.0, 1, 0, 0)
+    while waiting and len(parents) < budget:
+        value, level, parent, rank, above = heapq.heappop(waiting)
+        parents.append(parent)
+        offer(above, level, parent, rank + 1)
+        offer(-value, level + 1, len(parents), 0)
+    return tuple(parents)

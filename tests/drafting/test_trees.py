@@ -1,0 +1,245 @@
+"""Trees grow to the likeliest nodes; EAGLE-3 and draft models predict each node as they would after its path alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from test_eagle import eagle_expected
+from torch import Tensor
+
+from architectures import generated, random_model
+from chains import GREEDY, chain, request, texts
+from harness.decoding.loops import speculative
+from harness.decoding.protocols import Step, TreeDrafter
+from harness.decoding.randomness import uniforms
+from harness.decoding.tree_rules import verify_rounds, verify_traversal
+from harness.decoding.tree_speculation import speculative_trees
+from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
+from harness.decoding.warp import Warp
+from harness.drafting.model_trees import ModelTreeDrafter
+from harness.drafting.tree_growth import Predictor, TreePlan, best_shape, grow_dynamic, grow_static
+from harness.runners.eager import EagerRunner
+from harness.runners.static import StaticRunner
+from head_references import PROMPTS
+from small_heads import eagle_head, layer_config, target_model
+
+DEPTH, BUDGET = 4, 9
+RATES = (0.6, 0.3, 0.2)
+
+
+class TablePredictor(Predictor):
+    """What follows a token depends on that token alone; the text ends with token 0 in every row."""
+
+    def __init__(self, transitions: Tensor, num_rows: int) -> None:
+        self._logits = transitions.log()
+        self._num_rows = num_rows
+
+    def root(self) -> Tensor:
+        return self._logits[torch.zeros(self._num_rows, 1, dtype=torch.long)]
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        return self._logits[tokens]
+
+
+def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
+    """The tokens up to each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def test_a_dynamic_tree_has_the_likeliest_paths() -> None:
+    size, depth, budget = 5, 3, 12
+    transitions = chain(3)[:size, :size]
+    transitions = transitions / transitions.sum(-1, keepdim=True)
+    proposal = grow_dynamic(TablePredictor(transitions, 2), depth, budget)
+    likelihoods = {}
+    for length in range(1, depth + 1):
+        for path in itertools.product(range(size), repeat=length):
+            steps = zip((0, *path), path, strict=False)
+            logs = [transitions[before, after].log() for before, after in steps]
+            likelihoods[path] = float(sum(logs))
+    # A level expands its five likeliest nodes, which hold all that can be among the first twelve.
+    likeliest = sorted(likelihoods, key=lambda path: -likelihoods[path])[:budget]
+    for row in range(2):
+        found = paths_of(proposal.tokens[row].tolist(), proposal.shape.parents[row])
+        assert sorted(found) == sorted(likeliest)
+
+
+def accepted_tokens(parents: Parents, rates: Sequence[float]) -> float:
+    chances = [1.0]
+    for node, parent in enumerate(parents):
+        chances.append(chances[parent] * rates[parents[:node].count(parent)])
+    return sum(chances) - 1
+
+
+@pytest.mark.parametrize(("depth", "budget"), [(1, 2), (3, 6), (4, 7)])
+def test_the_best_shape_is_that_of_sequoia_s_dynamic_programme(depth: int, budget: int) -> None:
+    """The programme counts the root as a node with probability 1."""
+
+    def most(num_nodes: int, levels: int) -> float:
+        """Of the accepted tokens of a subtree with this many nodes below its own."""
+        return below(num_nodes, levels, 0) if levels else 0.0
+
+    def below(num_nodes: int, levels: int, rank: int) -> float:
+        if num_nodes == 0 or rank == len(RATES):
+            return 0.0
+        values = [0.0]
+        for own in range(1, num_nodes + 1):
+            child = RATES[rank] * (1 + most(own - 1, levels - 1))
+            values.append(child + below(num_nodes - own, levels, rank + 1))
+        return max(values)
+
+    shape = best_shape(RATES, depth, budget)
+    assert accepted_tokens(shape, RATES) == pytest.approx(most(budget, depth))
+    assert best_shape((0.9,), depth, budget) == chain_of(min(depth, budget))
+
+
+def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
+    transitions = chain(3)
+    shape = best_shape(RATES, 3, 10)
+    drawn = grow_static(TablePredictor(transitions, 50), shape, Warp(1.0), torch.rand(50, 10))
+    likeliest = grow_static(TablePredictor(transitions, 50), shape, GREEDY, torch.rand(50, 10))
+    assert drawn.probabilities is not None
+    assert likeliest.probabilities is None
+    for row in range(50):
+        for proposal in (drawn, likeliest):
+            paths = paths_of(proposal.tokens[row].tolist(), shape)
+            assert len(set(paths)) == len(paths)
+        for node, parent in enumerate(shape):
+            before = 0 if parent == 0 else int(drawn.tokens[row, parent - 1])
+            assert torch.allclose(drawn.probabilities[row, parent], transitions[before], atol=1e-6)
+            rank = shape[:node].count(parent)
+            before = 0 if parent == 0 else int(likeliest.tokens[row, parent - 1])
+            order = transitions[before].argsort(descending=True)
+            assert likeliest.tokens[row, node] == order[rank]
+
+
+class Checked:
+    """An EAGLE-3 drafter of drawn trees, whose distributions are compared with a plain computation."""
+
+    def __init__(self, drafter: TreeDrafter, target: torch.nn.Module, expected: object) -> None:
+        self.layers = drafter.layers
+        self.drafter, self.target, self.expected = drafter, target, expected
+        self.rows: list[list[int]] = []
+        self.error = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.drafter, name)
+
+    def start(self, prompts: list[list[int]], first_tokens: list[int], step: Step) -> None:
+        self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
+        self.drafter.start(prompts, first_tokens, step)
+
+    def propose_tree(self, depth: int, limits: Sequence[int], numbers: Tensor) -> TreeProposal:
+        proposal = self.drafter.propose_tree(depth, limits, numbers)
+        assert proposal.probabilities is not None
+        self.path = proposal.tokens
+        for index, row in enumerate(self.rows):
+            decided = torch.tensor(row)
+            states = self.target(
+                input_ids=decided[None, :-1], output_hidden_states=True
+            ).hidden_states
+            features = torch.stack([states[layer][0] for layer in self.layers], dim=1)
+            parents = proposal.shape.parents[index]
+            paths = paths_of(proposal.tokens[index].tolist(), parents)
+            for path, parent in zip(paths, parents, strict=True):
+                expected = self.expected(decided, torch.tensor(path), features)[-1]
+                found = proposal.probabilities[index, parent].log()
+                known = expected > -torch.inf
+                self.error = max(self.error, float((found - expected)[known].abs().max()))
+        return proposal
+
+    def follow(self, path: Tensor) -> None:
+        self.path = self.path.gather(1, path - 1)
+        self.drafter.follow(path)
+
+    def observe(self, num_accepted: list[int], next_tokens: list[int], step: Step) -> None:
+        for row, path, count, following in zip(
+            self.rows, self.path.tolist(), num_accepted, next_tokens, strict=True
+        ):
+            row += [*path[:count], following]
+        self.drafter.observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: list[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+        self.path = self.path[rows]
+        self.drafter.select(rows)
+
+
+def tree_request(warp: Warp, length: int = 20) -> object:
+    numbers = uniforms(0, range(len(PROMPTS)), (length + 1) * (BUDGET + 1))
+    what = request(PROMPTS, warp, length)
+    return type(what)(PROMPTS, numbers, warp, length)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_eagle_predicts_each_node_as_after_its_path_alone(reduced: bool) -> None:
+    target = target_model()
+    head = eagle_head(layer_config("llama"), reduced=reduced)
+    drafter = head.tree_drafter(target, Warp(), TreePlan("static", BUDGET, RATES))
+    checked = Checked(drafter, target, eagle_expected(head, head.embed_tokens, head.lm_head))
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    records = list(
+        speculative_trees(runner, checked, tree_request(Warp()), DEPTH, BUDGET, verify_rounds)
+    )
+    assert max(count for record in records for count in record.num_accepted) >= 1
+    assert checked.error < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("make", [EagerRunner, StaticRunner])
+def test_greedy_texts_with_eagle_are_those_of_generate(kind: str, make: type) -> None:
+    target = target_model()
+    head = eagle_head(layer_config("llama"))
+    drafter = head.tree_drafter(target, GREEDY, TreePlan(kind, BUDGET, RATES))
+    runner = make(target, hidden_layers=drafter.layers)
+    records = speculative_trees(
+        runner, drafter, tree_request(GREEDY), DEPTH, BUDGET, verify_traversal
+    )
+    assert texts(records, 3) == [generated(target, prompt, 20) for prompt in PROMPTS]
+
+
+def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts() -> None:
+    target = target_model()
+    head = eagle_head(layer_config("llama"))
+    expected = [
+        record.proposed
+        for record in speculative(
+            StaticRunner(target, hidden_layers=head.config.layers),
+            head.drafter(target, GREEDY),
+            request(PROMPTS, GREEDY, 20),
+            DEPTH,
+        )
+    ]
+    drafter = head.tree_drafter(target, GREEDY, TreePlan("static", DEPTH, (0.9,)))
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    what = tree_request(GREEDY)
+    found = speculative_trees(runner, drafter, what, DEPTH, DEPTH, verify_rounds)
+    assert [record.proposed for record in found] == expected
+
+
+class Sure(StaticRunner):
+    """Its likeliest tokens have nearly all of the probability."""
+
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        return Step(50 * super().extend_tree(tokens, shape).logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_draft_that_is_the_target_is_right_on_every_level(kind: str, name: str) -> None:
+    """So its cache follows the accepted paths, and every node has its position and its ancestors."""
+    target = random_model(name)
+    drafter = ModelTreeDrafter(Sure(target), GREEDY, TreePlan(kind, BUDGET, RATES))
+    records = list(
+        speculative_trees(
+            StaticRunner(target), drafter, tree_request(GREEDY, 21), DEPTH, BUDGET, verify_rounds
+        )
+    )
+    assert texts(records, 3) == [generated(target, prompt, 21) for prompt in PROMPTS]
+    assert [record.num_accepted for record in records[1:]] == [[DEPTH] * 3] * 4
