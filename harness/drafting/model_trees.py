@@ -53,7 +53,11 @@ class ModelTreeDrafter(TreeDrafter):
         self._unseen = torch.cat([self._unseen, new])
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        raise NotImplementedError
+        """See `Drafter.propose`. Nothing of it stays in the cache."""
+        uniforms = uniforms.to(self._unseen.device)
+        tokens, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
+        self._runner.keep([0] * len(self._unseen))
+        return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         self._catch_up()

@@ -17,6 +17,10 @@ from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 # does.
 _WIDTH = 10
 
+# Branches are scored by the drafter's probabilities at the run's own temperature, but at least at
+# this one: greedy decoding follows the likeliest token far more often than its probability says.
+_LOWEST_TEMPERATURE = 0.1
+
 
 class Predictor(Protocol):
     """Predicts the tokens after the nodes of growing trees, level by level."""
@@ -57,21 +61,23 @@ class TreePlan:
 
         Args:
             depth: the most levels.
-            warp: what static trees are drawn with; a `warp.Warp` where they are deterministic.
+            warp: what tokens are drawn with, where a tree is not deterministic.
             uniforms: [B, budget].
         """
         if self.kind == "dynamic":
-            return grow_dynamic(predictor, depth, self.budget)
+            return grow_dynamic(predictor, depth, self.budget, _confidence_temperature(warp))
         parents = best_shape(self.rates, depth, self.budget)
         return grow_static(predictor, parents, warp, uniforms)
 
 
-def grow_dynamic(predictor: Predictor, depth: int, budget: int) -> TreeProposal:
+def grow_dynamic(
+    predictor: Predictor, depth: int, budget: int, temperature: float = 1.0
+) -> TreeProposal:
     """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be reached,
     and keep the likeliest of all that were found.
 
-    A node's score is the product of the drafter's probabilities on its path, so a parent scores no
-    less than its children. The trees follow from the texts alone.
+    A node's score is the product of the drafter's probabilities on its path, at a temperature, so a
+    parent scores no less than its children. The trees follow from the texts alone.
     """
     logits = predictor.root()
     width = min(_WIDTH, budget, logits.shape[-1])
@@ -84,7 +90,8 @@ def grow_dynamic(predictor: Predictor, depth: int, budget: int) -> TreeProposal:
     numbers = torch.zeros(num_rows, 1, dtype=torch.long, device=logits.device)
     num_found = 0
     for level in range(depth):
-        children = logits.float().log_softmax(-1).topk(width, dim=-1)
+        confidence = (logits.float() / temperature).log_softmax(-1)
+        children = confidence.topk(width, dim=-1)
         scores.append((above.unsqueeze(2) + children.values).flatten(1))
         tokens.append(children.indices.flatten(1))
         parents.append(numbers.repeat_interleave(width, dim=1))
@@ -149,10 +156,18 @@ def grow_static(
         level = following
 
 
-def _is_greedy(warp: Any) -> bool:
-    """Return whether the warp of a batch is greedy in every row."""
+def _temperatures(warp: Any) -> list[float]:
+    """Return the temperatures of a batch's rows, or the one that they share."""
     current = getattr(warp, "current", warp)
-    return all(one.temperature == 0 for one in getattr(current, "rows", [current]))
+    return [one.temperature for one in getattr(current, "rows", [current])]
+
+
+def _is_greedy(warp: Any) -> bool:
+    return max(_temperatures(warp)) == 0
+
+
+def _confidence_temperature(warp: Any) -> float:
+    return max(*_temperatures(warp), _LOWEST_TEMPERATURE)
 
 
 @lru_cache(maxsize=64)

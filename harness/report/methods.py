@@ -14,7 +14,7 @@ from harness.report.rivals import rivals_lines
 from harness.report.table import Column, Table, grouped, number
 
 # Methods are compared under the same conditions only.
-_CONDITIONS = (
+CONDITIONS = (
     "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts"
     " weights"
 ).split()
@@ -23,7 +23,7 @@ _CONDITIONS = (
 def methods_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
     """A table for each target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
-    conditions = attrgetter(*_CONDITIONS)
+    conditions = attrgetter(*CONDITIONS)
     rivals = []
     for group in grouped(drafting, lambda pair: conditions(pair.row)).values():
         if len({pair.row.draft for pair in group}) > 1:

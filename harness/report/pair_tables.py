@@ -21,6 +21,7 @@ from harness.report.methods import methods_tables
 from harness.report.pairs import MeasuredPair, k_series, num_compared
 from harness.report.rivals import best_k_line
 from harness.report.table import Column, Document, Table, interval, number, percent, times
+from harness.report.trees import trees_tables
 from harness.report.words import common_settings
 from harness.results.schema import LatencyRow
 from harness.results.work import why_no_verdict
@@ -39,6 +40,7 @@ def latency_tables(pairs: Sequence[MeasuredPair]) -> Document:
         _reasons(pairs),
         _arms(pairs),
         *methods_tables(pairs),
+        *trees_tables(pairs),
     ]
 
 

@@ -112,9 +112,10 @@ class Latency(Command):
         from harness.report.methods import methods_tables
         from harness.report.pair_tables import pairs_table
         from harness.report.pairs import latency_pairs
+        from harness.report.trees import trees_tables
 
         pairs = latency_pairs(runs)
-        return [pairs_table(pairs), *methods_tables(pairs)]
+        return [pairs_table(pairs), *methods_tables(pairs), *trees_tables(pairs)]
 
     def pooled(self, rows: Sequence[Any]) -> Document:
         """See `Command.pooled`."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from test_eagle import eagle_expected
 from torch import Tensor
 
 from architectures import generated, random_model
 from chains import GREEDY, chain, request, texts
+from eagle_reference import eagle_expected
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Step, TreeDrafter
 from harness.decoding.randomness import uniforms

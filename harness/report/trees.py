@@ -1,0 +1,151 @@
+"""Trees of draft tokens against chains, where the target verifies as many tokens of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from harness.report.costs import costs_in_steps, tokens_per_iteration
+from harness.report.latency import BOUNDS, SPEEDUP
+from harness.report.methods import CONDITIONS
+from harness.report.pairs import MeasuredPair
+from harness.report.regression import ms_per_token
+from harness.report.table import Column, Table, grouped, interval, number, times
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+
+_NUM_RESAMPLES = 4000
+# Chance that any of a table's intervals misses.
+_ERROR = 0.05
+
+# By prompts of a unit: what a token of each took.
+_Units = dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The best chain or the best tree of a kind within a budget.
+
+    Attributes:
+        pair: as measured.
+        budget: draft tokens that the target verifies in an iteration, at most.
+        yielded: its tokens per iteration over the chain's; None for the chain.
+        faster: its speed-up over the chain's; likewise.
+    """
+
+    pair: MeasuredPair
+    budget: int
+    yielded: Interval | None = None
+    faster: Interval | None = None
+
+
+def trees_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
+    """A table for each draft that was measured with trees and with chains under the same conditions."""
+    drafting = [pair for pair in pairs if pair.complete and pair.row.draft_tree is not None]
+    conditions = attrgetter("draft", *CONDITIONS)
+    alike = grouped(drafting, lambda pair: conditions(pair.row)).values()
+    tables: list[Table] = []
+    for group in alike:
+        if rivals := _rivals(group):
+            tables.append(_table(len(tables), rivals))
+    return tables
+
+
+def _rivals(group: Sequence[MeasuredPair]) -> list[Rival]:
+    """For each budget the best chain, then the best tree of each kind; [] without both."""
+    trees = [pair for pair in group if pair.row.draft_tree != "chain"]
+    kinds = grouped(trees, lambda pair: (pair.row.draft_budget or 0, pair.row.draft_tree))
+    rivals: list[Rival] = []
+    confidence = 1 - _ERROR / max(1, 2 * len(kinds))
+    for (budget, _), of_kind in sorted(kinds.items(), key=lambda item: item[0]):
+        chains = [
+            pair
+            for pair in group
+            if pair.row.draft_tree == "chain" and _num_draft_tokens(pair) <= budget
+        ]
+        if not chains:
+            continue
+        chain = max(chains, key=_yield)
+        if budget not in {rival.budget for rival in rivals}:
+            rivals.append(Rival(chain, budget))
+        tree = max(of_kind, key=_yield)
+        yielded = _over(_iterations(chain), _iterations(tree), confidence)
+        faster = _over(_shares_of_regular(chain), _shares_of_regular(tree), confidence)
+        rivals.append(Rival(tree, budget, yielded, faster))
+    return rivals
+
+
+def _table(place: int, rivals: Sequence[Rival]) -> Table:
+    row = rivals[0].pair.row
+    columns = (
+        Column("budget", of="budget", once=True),
+        Column("proposal", text=True, of="pair.row.draft_tree"),
+        Column("K", of="pair.row.num_draft_tokens"),
+        Column(
+            "tokens per\niteration", number(), lambda rival: tokens_per_iteration(rival.pair.row)
+        ),
+        Column("over the\nchain's", times, "yielded.estimate"),
+        Column("interval", of=lambda rival: _bounds(rival.yielded)),
+        Column("v", number(), _verify),
+        SPEEDUP.at("pair.row"),
+        BOUNDS.at("pair.row"),
+        Column("over the\nchain's", times, "faster.estimate"),
+        Column("interval", of=lambda rival: _bounds(rival.faster)),
+    )
+    batches = f", batches of {row.batch_size}" if (row.batch_size or 1) > 1 else ""
+    return Table.of(
+        f"trees{place or ''}",
+        f"Trees against chains: {row.model} with {row.draft}{batches}",
+        rivals,
+        columns,
+        about=(
+            "The best chain and the best trees of those measured, by tokens per iteration, where the target verifies"
+            " no more than budget tokens. v is the cost of that verification in steps of the target."
+        ),
+        notes=("The intervals over the chain's hold together in 95 % of the cases, over prompts.",),
+    )
+
+
+def _num_draft_tokens(pair: MeasuredPair) -> float:
+    number = pair.row.num_draft_tokens
+    return number if isinstance(number, int) else float("inf")
+
+
+def _yield(pair: MeasuredPair) -> float:
+    return tokens_per_iteration(pair.row) or 0.0
+
+
+def _verify(rival: Rival) -> float | None:
+    costs = costs_in_steps(rival.pair.regular, rival.pair.row)
+    return None if costs is None else costs.verify
+
+
+def _bounds(found: Interval | None) -> str | None:
+    return None if found is None else interval(found.low, found.high)
+
+
+def _iterations(pair: MeasuredPair) -> _Units:
+    """Iterations per token of each prompt."""
+    found: _Units = {}
+    for row in pair.run.prompts:
+        if row.arm == "speculative" and row.acceptance_histogram and row.num_tokens:
+            assert row.prompt_index is not None
+            found[(row.prompt_index,)] = sum(row.acceptance_histogram) / row.num_tokens
+    return found
+
+
+def _shares_of_regular(pair: MeasuredPair) -> _Units:
+    """Time per token in shares of the regular arm's."""
+    regular = ms_per_token(pair.run.prompts, "regular")
+    speculative = ms_per_token(pair.run.prompts, "speculative")
+    return {unit: ms / regular[unit] for unit, ms in speculative.items() if unit in regular}
+
+
+def _over(chain: _Units, tree: _Units, confidence: float) -> Interval | None:
+    """How much less the tree takes; None without common units."""
+    common = sorted(set(chain) & set(tree))
+    if not common:
+        return None
+    of_chain, of_tree = ([units[unit] for unit in common] for units in (chain, tree))
+    return ratio_of_totals(of_chain, of_tree, _NUM_RESAMPLES, 0, confidence)
