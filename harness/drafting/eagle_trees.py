@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +14,17 @@ from harness.decoding.protocols import TreeDrafter
 from harness.decoding.transfer import most, to_device
 from harness.decoding.trees import TreeProposal
 from harness.decoding.warp import AnyWarp
-from harness.drafting.kinds.eagle3 import EagleDrafter, EagleHead
+from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.tree_growth import Predictor, TreePlan
 
 
-class EagleTreeDrafter(EagleDrafter, TreeDrafter):
-    """Proposes trees with an EAGLE-3 head.
+class EagleTrees(HeadDrafter, TreeDrafter):
+    """Proposes trees, for a drafter with an EAGLE-3 head.
 
     Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
     """
 
-    def __init__(
-        self, head: EagleHead, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan
-    ) -> None:
+    def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> None:
         super().__init__(head, target, warp)
         self._plan = plan
 
@@ -88,7 +87,7 @@ class EagleTreeDrafter(EagleDrafter, TreeDrafter):
 class _EaglePredictor(Predictor):
     """The levels of one iteration."""
 
-    def __init__(self, drafter: EagleTreeDrafter, states: Tensor) -> None:
+    def __init__(self, drafter: EagleTrees, states: Tensor) -> None:
         self._drafter = drafter
         self._logits, self._states = drafter.logits_of(states)
         num_rows = len(states)

@@ -119,7 +119,7 @@ def checked(settings: RunSettings) -> RunSettings:
     settings = engine.adapted(settings)
     engine.check(settings)
     settings.check_engine(engine)
-    check_trees(settings)
+    check_trees(settings, own_loop=engine.own_loop)
     if settings.draft is not None:
         method = method_of(settings.draft)
         learns = method.trains or not settings.TRAINS

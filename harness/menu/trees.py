@@ -12,8 +12,12 @@ _RUNNERS = ("auto", "eager", "static")
 _RULES = ("deepmind", "google", "block", "eagle")
 
 
-def check_trees(run: RunSettings) -> None:
-    """Raise a SettingError for a run that cannot decode with trees, where its draft proposes them."""
+def check_trees(run: RunSettings, *, own_loop: bool) -> None:
+    """Raise a SettingError for a run that cannot decode with trees, where its draft proposes them.
+
+    Args:
+        own_loop: whether its engine has this project's own loop.
+    """
     draft, decoding = run.draft, run.decoding
     tree = getattr(draft, "tree", "chain")
     if decoding.rule == "eagle":
@@ -21,10 +25,7 @@ def check_trees(run: RunSettings) -> None:
         require(tree == "dynamic", "decoding.rule", rule, decoding.rule)
     if draft is None or not draft.most_nodes:
         return
-    from harness.menu.records import engine_of
-
     of_trees = f"with draft.tree={tree}"
-    own_loop = engine_of(run).own_loop
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
     number = decoding.num_draft_tokens
     require(number != "auto", "decoding.num_draft_tokens", f"must be a number {of_trees}", number)

@@ -33,12 +33,7 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
     if batch_size == 1:
         chain, tree = rows.mean_acceptance_length
         assert tree > 1.05 * chain
-        assert mentions(
-            said.stdout,
-            "Trees against chains",
-            "tiny with tiny_eagle3",
-            f"{rows.tokens_per_iteration.max():.2f}",
-        )
+        assert mentions(said.stdout, "Trees against chains", "tiny with tiny_eagle3")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
+from harness.drafting.eagle_trees import EagleTrees
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.lesson import DECAY, Lesson
@@ -108,8 +109,6 @@ class EagleHead(LayeredHead):
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
         """See `Head.tree_drafter`."""
-        from harness.drafting.eagle_trees import EagleTreeDrafter
-
         return EagleTreeDrafter(self, target, warp, plan)
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
@@ -176,6 +175,10 @@ class EagleDrafter(HeadDrafter):
         states = head(self._embed(tokens), states, self.cache)
         wanted = last.unsqueeze(1) + torch.arange(1 + num_masks, device=states.device)
         return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
+class EagleTreeDrafter(EagleTrees, EagleDrafter):
+    """Proposes trees with an EAGLE-3 head."""
 
 
 class _Unrolled(SlotCache):
