@@ -19,6 +19,7 @@ from harness.engines.acceptance import acceptance_of, tree_rule_of, warp_of
 from harness.engines.faults import RollbackOffByOne
 from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
+from harness.engines.pass_times import pass_ms, pass_widths
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.reference import ModelReference, not_finite
 from harness.engines.stopwatches import Phases
@@ -197,6 +198,18 @@ class LocalEngine(Engine):
         """See `Engine.watched`."""
         clocks = [Phases(self.devices) for _ in self.arms]
         return [(self._make_arms(phases)[number], phases) for number, phases in enumerate(clocks)]
+
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """See `Engine.pass_ms`. Prepared runners have few widths, and read others more slowly."""
+        number = question.decoding.num_draft_tokens
+        target_runner = self.runners.name.partition("+")[0]
+        if number == "auto" or target_runner not in ("eager", "static"):
+            return None
+        # A text must have room for the widest pass.
+        if self.runners.make_drafter is None or number >= question.decoding.max_new_tokens:
+            return None
+        widths = pass_widths(number)
+        return pass_ms(self.runners.target, question.prompts, widths, self.devices)
 
     def close(self) -> None:
         """See `Engine.close`. The pair is the caller's."""

@@ -161,5 +161,9 @@ class Engine:
         """The same arms under stopwatches, each with its own, where the engine can tell its phases."""
         return ()
 
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """Times of the target's passes by the number of tokens from 1 on; see `engines.pass_times`."""
+        return None
+
     def close(self) -> None:
         """Give back memory, threads and connections."""

@@ -68,6 +68,7 @@ class Latency(Experiment):
         self.identical: dict[str, float | None] = {}
         self.quietness: Quietness | None = None
         self.experts: ExpertsRead | None = None
+        self.pass_ms: list[float | None] | None = None
         # The unit of each question: a batch or a lap, with all turns of its conversations.
         self.units: list[int] = []
         self.end_tokens: frozenset[int] = frozenset()
@@ -101,6 +102,7 @@ class Latency(Experiment):
         self._suspect(engine)
         self._write_acceptance(session)
         self.experts = experts_read(engine, questions[0])
+        self.pass_ms = engine.pass_ms(questions[0])
         if placed is not None:
             # On average half of the new tokens are there.
             context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
@@ -426,6 +428,7 @@ class Latency(Experiment):
             "speedup_covers": speedup.covers,
             "interleaved": len(set(self.units)) > 1,
             "predicted_speedup": prediction(regular, speculative),
+            "pass_ms_by_width": self.pass_ms,
             **length_columns(self._by_prompt()),
         }
         arms = regular.generations, speculative.generations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.results.schema import LatencyRow
 
 
@@ -107,7 +109,8 @@ class OtherK(NamedTuple):
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
     """Predictions for every K up to the measured one; [] where K varied or costs are unknown.
 
-    The cost of verifying K + 1 tokens lies on the line from one token, a step of the target, to what was measured.
+    The cost of verifying K + 1 tokens lies between that of one token, a step of the target, and what
+    was measured: as the passes of each width do where they were timed, else on a line.
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
@@ -119,11 +122,21 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
     highs = row.acceptance_length_by_num_draft_tokens_high or unknown
     found = []
     for k, length, low, high in zip(range(1, measured + 1), lengths, lows, highs, strict=True):
-        verification = 1 + (costs.verify - 1) * k / measured
+        verification = 1 + (costs.verify - 1) * _share_of_verification(row, k, measured)
         cost = k * costs.draft + verification
         ends = (None if end is None else end / cost for end in (low, high))
         found.append(OtherK(k, length / cost, *ends))
     return found
+
+
+def _share_of_verification(row: LatencyRow, k: int, measured: int) -> float:
+    """How far the cost of verifying k draft tokens is on the way from none to the measured number."""
+    known = enumerate(row.pass_ms_by_width or [])
+    times = {drafted: ms for drafted, ms in known if ms is not None}
+    if not {0, measured} <= set(times) or times[measured] <= times[0]:
+        return k / measured
+    ms = float(np.interp(k, list(times), list(times.values())))
+    return (ms - times[0]) / (times[measured] - times[0])
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:

@@ -373,8 +373,9 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     best = max(predictions, key=lambda one: one.speedup)
     largest = " or a larger one" if best is predictions[-1] else ""
     covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
+    verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     return (
-        f"{'  '.join(shown)} predicted ({covers}verification interpolated);"
+        f"{'  '.join(shown)} predicted ({covers}verification {verification});"
         f" the best is K={best.num_draft_tokens}{largest}"
     )
 

@@ -413,6 +413,10 @@ class LatencyRow(PromptedRow):
     verify_ms: float | None = figure(
         "verification per iteration: the target's pass over K + 1 tokens, and the verdict", "ms"
     )
+    pass_ms_by_width: list[float | None] | None = figure(
+        "a pass of the target over 1, 2, ... tokens, as JSON; null for widths that were not measured",
+        "ms",
+    )
     target_step_ms: float | None = figure(
         "one forward pass of the target over one token, and the draw of the next", "ms"
     )
