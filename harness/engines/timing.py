@@ -33,6 +33,7 @@ class Generation:
     Attributes:
         iterations: the records; `generate` drops them, because they may hold tensors.
         decided: seconds on the arm's clock at which each record was decided.
+        num_first: tokens of all rows in the first record; 0 until `finish`.
         seconds: on the arm's clock so far; in the end, from the prompts to the last token of the last row.
         started_ns: when it began, on the wall clock.
         requests: one per prompt, see `finish`.
@@ -45,6 +46,7 @@ class Generation:
     arm: str
     iterations: list[Iteration] = field(default_factory=list)
     decided: list[float] = field(default_factory=list)
+    num_first: int = 0
     seconds: float = 0.0
     question: Question | None = None
     started_ns: int = 0
@@ -78,12 +80,23 @@ class Generation:
             one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered
         }
 
+    @property
+    def decode_times(self) -> dict[int, float]:
+        """`times` of what was decided after the first record; empty for requests that were sent."""
+        num_tokens = sum(request.num_tokens for request in self.requests) - self.num_first
+        if self.sent or not self.num_first or num_tokens < 1:
+            return {}
+        seconds = self.seconds - self.decided[0]
+        return {self.requests[0].index: 1000 * seconds * len(self.requests) / num_tokens}
+
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
         """Set `requests`, from the arm's own records of them, else as if its rows had been requests."""
         if requests:
             self.requests = requests
             return
-        self.requests = [RequestRecord(row, 0, self.started_ns) for row in self.iterations[0].rows]
+        first = self.iterations[0]
+        self.num_first = sum(map(len, first.tokens))
+        self.requests = [RequestRecord(row, 0, self.started_ns) for row in first.rows]
         if self.question is not None:
             for request, index, prompt in zip(
                 self.requests, self.question.indices, self.question.prompts, strict=True

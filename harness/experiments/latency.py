@@ -413,6 +413,13 @@ class Latency(Experiment):
         """The times that were asked for, of an engine that takes requests."""
         return getattr(self.settings.engine, "slo", None)
 
+    def _decode_columns(self, speculative: MeasuredArm) -> dict[str, Any]:
+        """The speed-up without the time until the first tokens."""
+        regular = self.measured["regular"].generations
+        paired = paired_times(regular, speculative.generations, self.units, decode_only=True)
+        names = ("decode_speedup", "decode_speedup_low", "decode_speedup_high")
+        return self._ratio(paired).columns(*names)
+
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
         regular = self.measured["regular"]
@@ -425,6 +432,7 @@ class Latency(Experiment):
             **reach_columns(paired),
             **drift_columns(paired),
             **speedup.columns("speedup", "speedup_low", "speedup_high"),
+            **self._decode_columns(speculative),
             "speedup_covers": speedup.covers,
             "interleaved": len(set(self.units)) > 1,
             "predicted_speedup": prediction(regular, speculative),

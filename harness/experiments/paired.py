@@ -28,18 +28,25 @@ def paired_times(
     regular: Sequence[Generation],
     speculative: Sequence[Generation],
     units: Sequence[int] | None = None,
+    *,
+    decode_only: bool = False,
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
     Args:
         regular, speculative: answers to the same questions, in the same order; one may be missing.
         units: the unit of each question, where several are one: turns of the same conversations.
+        decode_only: leave out the time until the first tokens, and these.
     """
-    others = _times(speculative)
+
+    def times_of(generation: Generation) -> dict[int, float]:
+        return generation.decode_times if decode_only else generation.times
+
+    others = {index: ms for generation in speculative for index, ms in times_of(generation).items()}
     both = [
         (number if units is None else units[number], ms, others[index])
         for number, generation in enumerate(regular)
-        for index, ms in generation.times.items()
+        for index, ms in times_of(generation).items()
         if index in others
     ]
     of_times = [unit for unit, _, _ in both]
@@ -64,10 +71,6 @@ def drift_columns(times: PairedTimes) -> dict[str, Any]:
     found = drift(times.regular, times.speculative, unit=times.unit)
     columns: dict[str, Any] = found.change.columns("drift", "drift_low", "drift_high")
     return columns | {"drifted": found.matters}
-
-
-def _times(generations: Sequence[Generation]) -> dict[int, float]:
-    return {index: ms for generation in generations for index, ms in generation.times.items()}
 
 
 def _unit(generations: Sequence[Generation]) -> str:

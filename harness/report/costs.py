@@ -140,10 +140,11 @@ def _share_of_verification(row: LatencyRow, k: int, measured: int) -> float:
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
-    """Measured over predicted speed-up."""
-    if not row.speedup or not row.predicted_speedup:
+    """Measured over predicted speed-up: the prediction is of decoding, without reading the prompt."""
+    measured = row.decode_speedup or row.speedup
+    if not measured or not row.predicted_speedup:
         return None
-    return row.speedup / row.predicted_speedup
+    return measured / row.predicted_speedup
 
 
 def gave_up(row: LatencyRow) -> bool:

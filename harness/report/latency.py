@@ -95,11 +95,28 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
         else:
             sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
         style: Style = "plain" if last.speedup_low is None else "strong"
+        decode_only = sentences("plain", _decode_only(last))
         limits = sentences("dim", *limits_of_the_interval(last))
-        return [Line(sentence, style), *limits, _reason(regular, last)]
+        return [Line(sentence, style), *decode_only, *limits, _reason(regular, last)]
     lines = {"target reads": _target_reads(regular), "8-bit layers": _eight_bit(regular, last)}
     table = _table_of_known(lines)
     return [table] if table.rows else []
+
+
+def _decode_only(row: LatencyRow) -> str | None:
+    """The speed-up after the first token, where the interval of the total does not hold it."""
+    if row.decode_speedup is None or row.speedup_low is None or row.speedup_high is None:
+        return None
+    if row.speedup_low <= row.decode_speedup <= row.speedup_high:
+        return None
+    bounds = ""
+    if row.decode_speedup_low is not None and row.decode_speedup_high is not None:
+        known = interval(row.decode_speedup_low, row.decode_speedup_high)
+        bounds = f" (95 % interval {known})"
+    return (
+        f"Without the time to the first token it is {row.decode_speedup:.2f}×{bounds}:"
+        " longer answers come closer to this."
+    )
 
 
 def was_served(row: LatencyRow) -> bool:

@@ -105,12 +105,15 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     times = [_unit_times(rows) for rows in runs]
     units = sorted(set.intersection(*(set(one.regular) & set(one.speculative) for one in times)))
     if not units:
-        return {"speedup_low": None, "speedup_high": None, "speedup_covers": None}
+        ends = ("speedup_low", "speedup_high", "decode_speedup_low", "decode_speedup_high")
+        return dict.fromkeys((*ends, "speedup_covers"))
     regular = np.array([[one.regular[unit] for unit in units] for one in times])
     speculative = np.array([[one.speculative[unit] for unit in units] for one in times])
     last = runs[0][-1]
     estimate = ratio_over_runs(regular, speculative, _unit_name(last))
     columns: dict[str, Any] = estimate.interval().columns("speedup", "speedup_low", "speedup_high")
+    # Of decoding alone there are no times per prompt: the mean over runs has no interval.
+    columns |= {"decode_speedup_low": None, "decode_speedup_high": None}
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
     columns["speedup_covers"] = f"{estimate.covers}{seeds}"

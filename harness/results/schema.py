@@ -323,6 +323,11 @@ class LatencyRow(PromptedRow):
     speedup_covers: str | None = figure(
         "what the interval is over: prompts, batches, or laps of requests in flight together"
     )
+    decode_speedup: float | None = figure(
+        "the same without the time until the first tokens: the longer the answers, the closer is `speedup` to it"
+    )
+    decode_speedup_low: float | None = figure("lower end of its 95 % paired interval")
+    decode_speedup_high: float | None = figure("upper end of the same")
     visible_difference: float | None = figure(
         "a change of the speed-up by this share is found four times in five; smaller ones less often"
     )

@@ -82,4 +82,7 @@ def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:
     """The rows of a run, without a speed-up where its arms cannot be compared."""
     if why_no_verdict(rows) is None:
         return list(rows)
-    return [replace(row, speedup=None, speedup_low=None, speedup_high=None) for row in rows]
+    names = [
+        f"{what}{end}" for what in ("speedup", "decode_speedup") for end in ("", "_low", "_high")
+    ]
+    return [replace(row, **dict.fromkeys(names)) for row in rows]

@@ -58,6 +58,15 @@ def test_the_clock_covers_the_loop_and_marks_the_first_token() -> None:
     assert 0.02 <= generation.decided[0] <= generation.seconds - 0.04
 
 
+def test_times_of_decoding_leave_out_the_first_token_and_the_time_until_it() -> None:
+    generation = run(records)
+    seconds = generation.seconds - generation.decided[0]
+    # Six tokens in two rows, of which each row's first came before.
+    assert generation.decode_times == {0: pytest.approx(1000 * seconds / 2)}
+    only_first = run(lambda question: iter([next(records(question))]))
+    assert only_first.decode_times == {}
+
+
 def test_garbage_is_collected_outside_the_clock() -> None:
     seen = []
 

@@ -73,6 +73,7 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     assert speculative["speedup"] == pytest.approx(
         regular["ms_per_token"] / speculative["ms_per_token"]
     )
+    assert speculative["decode_speedup"] > 0
     assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), (
         "four prompts give no interval"
     )

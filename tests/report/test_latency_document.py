@@ -54,6 +54,16 @@ def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str
     assert "why" not in text
 
 
+def test_decoding_alone_is_said_where_its_speedup_differs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
+    ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
+    text = printed(capsys, **intervals, decode_speedup=2.51, **ends)
+    assert mentions(text, "first token", "2.51×", "2.40 to 2.60")
+    assert "Without the time" not in printed(capsys, **intervals, decode_speedup=2.05)
+
+
 def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
     assert "does not pay here: 0.80×" in text

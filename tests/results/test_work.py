@@ -36,11 +36,17 @@ def test_rows_of_such_arms_lose_their_speedup() -> None:
     def rows(num_tokens: int) -> list[LatencyRow]:
         regular = LatencyRow(arm="regular", num_prompts=9, num_tokens=80)
         other = LatencyRow(
-            arm="speculative", num_prompts=9, num_tokens=num_tokens, speedup=2.0, speedup_low=1.9
+            arm="speculative",
+            num_prompts=9,
+            num_tokens=num_tokens,
+            speedup=2.0,
+            speedup_low=1.9,
+            decode_speedup=2.0,
         )
         return [regular, other]
 
     assert judged(rows(80)) == rows(80)
     _, row = judged(rows(30))
     assert (row.speedup, row.speedup_low, row.num_tokens) == (None, None, 30)
+    assert row.decode_speedup is None
     assert why_no_verdict(rows(80)[:1]) is None
