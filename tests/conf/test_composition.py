@@ -63,7 +63,7 @@ def test_every_job_of_every_experiment_composes(name: str) -> None:
         chosen = composed(command, f"+experiment={name}", f"{key}={value}")
         if key == "+pair":
             assert chosen.model.name + (f"+{chosen.draft.name}" if chosen.draft else "") == value
-    assert not others or name in ("tiny", "methods", "deepspec_qwen3_4b")
+    assert not others or name in ("tiny", "methods", "trees", "deepspec_qwen3_4b")
 
 
 @pytest.mark.parametrize(
