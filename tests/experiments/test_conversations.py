@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,6 +57,7 @@ def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None
     prompt_set = load_prompts(settings)
     conversations = Conversations(fake_session(asked), prompt_set)
     first = Question([[1], [1], [1]], DecodingSettings(max_new_tokens=4), 0, [0, 1, 2])
+    first = dataclasses.replace(first, chats=[prompt.chat() for prompt in prompt_set.prompts])
     second, third = conversations.follow_ups(first)
     assert (list(second.indices), list(third.indices)) == ([3, 5], [6])
     assert [prompt_set.at(index).turn for index in (0, 1, 5, 6)] == [1, None, 2, 3]
@@ -65,9 +67,12 @@ def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None
         conversations.keep({arm: answered(question, length) for arm, length in lengths.items()})
     assert conversations.for_arm(first, "regular") is first
     asked.clear()
-    conversations.for_arm(third, "regular")
+    later = conversations.for_arm(third, "regular")
     conversations.for_arm(third, "speculative")
     regular, speculative = asked
+    # A server's chat endpoint gets the same messages, and not those of the first turn.
+    assert [message["content"] for message in later.chats[0]] == regular
+    assert not second.chats
     assert regular == ["Ann had a dog.", "yes ", "It ran away.", "yes ", "Bob found it."]
     assert speculative[1::2] == ["yes yes ", "yes yes "]
 
