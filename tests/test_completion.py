@@ -50,6 +50,7 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
             [
                 "latency",
                 "compare",
+                "map",
                 "eval",
                 "recovery",
                 "distill",
