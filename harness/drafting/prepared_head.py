@@ -115,14 +115,10 @@ class PreparedHead:
         draft = Draft(*(first_rows(output, num_rows) for output in outputs))
         return draft.first_tokens(num_drafted)
 
-    def has_rows(self, num_rows: int) -> bool:
-        """Whether so many rows fit."""
-        return num_rows <= self._sizes[-1]
-
     def close(self) -> None:
-        """Give back memory."""
+        """Give back memory. The prepared calls refer to this object: without them it is freed at once."""
         self._calls.clear()
-        self.cache = SlotCache()
+        self.cache = self._drafter.cache = SlotCache()
 
     def _width(self, number: int) -> int:
         """The most features that a row has not read after a verdict over `number` tokens."""

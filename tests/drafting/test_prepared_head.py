@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +170,16 @@ def test_what_was_not_prepared_is_drafted_eagerly(monkeypatch: pytest.MonkeyPatc
     what = request(PROMPTS[:2], GREEDY, length=LENGTH)
     assert decided(head, target, prepared, what, 2) == decided(head, target, None, what, 2)
     assert counting.num_prepared
+
+
+def test_a_closed_one_keeps_no_cache() -> None:
+    target, head = target_and_head("eagle3")
+    prepared = prepare(head, target, GREEDY, (2,))
+    (keys, _) = prepared.cache._layers[0]
+    buffer = weakref.ref(keys)
+    del keys, _
+    prepared.close()
+    assert buffer() is None
 
 
 @torch.inference_mode()
