@@ -151,40 +151,29 @@ class Evaluation(Experiment):
         stop: frozenset[int] = frozenset()
         if self.settings.task not in SETS:
             stop = line_end_tokens(session.tokenizer)
+        questions = []
         # A batch has one seed, because its random numbers have.
-        pending = [
-            [key for key in asked if key[0] == seed and key not in self.answers]
-            for seed in self.settings.seeds
-        ]
-        questions = [
-            session.ask(
-                [asked[key][1] for key in keys],
-                [index for _, index in keys],
-                seed=keys[0][0],
-                stop_tokens=stop,
-            )
-            for of_seed in pending
-            for keys in in_batches(of_seed, size)
-        ]
+        for seed in self.settings.seeds:
+            pending = [key for key in asked if key[0] == seed and key not in self.answers]
+            for keys in in_batches(pending, size):
+                prompts = [asked[key][1] for key in keys]
+                indices = [index for _, index in keys]
+                questions.append(session.ask(prompts, indices, seed=seed, stop_tokens=stop))
 
         def note(question: Question, generations: dict[str, Generation]) -> str:
             problems = [asked[question.seed, index][0] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(problems))
-            given = [
-                row
-                for arm, one in generations.items()
-                for row in _read(session, arm, problems, one)
-            ]
-            session.append(PROMPTS_FILE, given)
-            append_rows(store, given)
-            self.answers |= _by_question(given)
-            correct = {
-                arm: [of_one[arm].correct for of_one in self.answers.values()]
-                for arm in self.settings.arms
-            }
-            return ", ".join(
-                f"{arm} {statistics.fmean(of_arm):.1%}" for arm, of_arm in correct.items()
-            )
+            rows: list[AnswerRow] = []
+            for arm, generation in generations.items():
+                rows += _read(session, arm, problems, generation)
+            session.append(PROMPTS_FILE, rows)
+            append_rows(store, rows)
+            self.answers |= _by_question(rows)
+            accuracies = []
+            for arm in self.settings.arms:
+                correct = [of_question[arm].correct for of_question in self.answers.values()]
+                accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
+            return ", ".join(accuracies)
 
         session.race(questions, note, num_warmup=1)
 
