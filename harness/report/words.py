@@ -171,11 +171,6 @@ def _batch(row: RunRow) -> str:
     return "" if size == 1 else f"batches of {size}"
 
 
-def _budget(row: RunRow) -> str:
-    has_trees = row.draft_tree not in (None, "chain")
-    return f"of up to {row.draft_budget} tokens" if has_trees else ""
-
-
 def _weights(row: Any) -> str:
     return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
 
@@ -194,6 +189,7 @@ _PHRASES = {
     "devices": "on {}",
     "test": "test={}",
     "draft_layers": "layers {}",
+    "draft_budget": "trees of up to {} tokens",
     "max_ngram": "n-grams of up to {}",
 }
 # Values with words of their own. Those that go without saying have none.
@@ -207,6 +203,7 @@ _PHRASES_OF_VALUES = {
     ("draft_sampling", "target"): "",
     ("draft_sampling", "greedy"): "drafts by argmax",
     ("draft_tree", "chain"): "",
+    ("draft_budget", "16"): "",
     ("draft_tree", "static"): "static trees",
     ("draft_tree", "dynamic"): "dynamic trees",
     ("shared", "false"): "",
@@ -223,7 +220,6 @@ _PHRASES_OF_VALUES = {
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "draft_budget": _budget,
     "weights": _weights,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
