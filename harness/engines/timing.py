@@ -33,8 +33,8 @@ class Generation:
     Attributes:
         iterations: the records; `generate` drops them, because they may hold tensors.
         decided: seconds on the arm's clock at which each record was decided.
-        num_first: tokens of all rows in the first record; 0 until `finish`.
         seconds: on the arm's clock so far; in the end, from the prompts to the last token of the last row.
+        num_first: tokens of all rows in the first record; 0 until `finish`.
         started_ns: when it began, on the wall clock.
         requests: one per prompt, see `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
@@ -46,8 +46,8 @@ class Generation:
     arm: str
     iterations: list[Iteration] = field(default_factory=list)
     decided: list[float] = field(default_factory=list)
-    num_first: int = 0
     seconds: float = 0.0
+    num_first: int = 0
     question: Question | None = None
     started_ns: int = 0
     requests: Sequence[RequestRecord] = ()
