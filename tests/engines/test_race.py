@@ -46,6 +46,7 @@ class Engine:
     last_requests = ()
     queues = False
     devices = ()
+    gpus = ()
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:

@@ -61,6 +61,7 @@ class Told(Arm):
     name = "speculative"
     queues = False
     devices = ()
+    gpus = ()
 
     def __init__(self) -> None:
         self.arms, self.reference = [self], self
