@@ -130,13 +130,13 @@ class DraftSettings(ModelSettings):
     repository: str = ""
     method: str = "model"
 
+    # Whether it has weights of its own, and so the settings of a model.
+    HAS_WEIGHTS: ClassVar[bool] = False
+
     @property
     def most_nodes(self) -> int:
         """The most nodes of a tree; 0 where proposals are no trees."""
         return 0
-
-    # Whether it has weights of its own, and so the settings of a model.
-    HAS_WEIGHTS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.HAS_WEIGHTS:

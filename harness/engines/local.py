@@ -26,6 +26,7 @@ from harness.engines.stopwatches import Phases
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
+from harness.runners.snapshot import SnapshotRunner
 
 
 @dataclass(frozen=True)
@@ -200,10 +201,16 @@ class LocalEngine(Engine):
         return [(self._make_arms(phases)[number], phases) for number, phases in enumerate(clocks)]
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
-        """See `Engine.pass_ms`. Prepared runners have few widths, and read others more slowly."""
+        """See `Engine.pass_ms`.
+
+        Prepared runners have few widths, and read others more slowly. A recurrent state also reads
+        again what was kept before.
+        """
         number = question.decoding.num_draft_tokens
         target_runner = self.runners.name.partition("+")[0]
         if number == "auto" or target_runner not in ("eager", "static"):
+            return None
+        if isinstance(self.runners.target, SnapshotRunner):
             return None
         # A text must have room for the widest pass.
         if self.runners.make_drafter is None or number >= question.decoding.max_new_tokens:

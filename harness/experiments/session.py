@@ -352,9 +352,17 @@ class Session:
                 columns["num_draft_tokens"] = None
             if not engine_of(self.settings).computes_here:
                 columns |= {name: None for name in OF_A_PAIR_HERE if name in kind.columns()}
-        accepted = {} if acceptance is None else acceptance.columns()
+        accepted = {} if acceptance is None else acceptance.columns(self._num_levels)
         columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
         return kind(**(columns | figures))
+
+    @property
+    def _num_levels(self) -> int | None:
+        """The most levels of the trees that are proposed; None for chains."""
+        draft = self.settings.draft
+        if draft is None or not draft.most_nodes:
+            return None
+        return self.settings.most_draft_tokens
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""

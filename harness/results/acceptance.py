@@ -89,8 +89,13 @@ class Acceptance:
                 counts[accepted] += times
         return counts
 
-    def columns(self) -> dict[str, Any]:
-        """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed."""
+    def columns(self, num_levels: int | None = None) -> dict[str, Any]:
+        """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed.
+
+        Args:
+            num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
+        """
+        histogram = self.histogram if self.num_places else None
         return {
             "acceptance_rate": self.acceptance_rate,
             "conditional_acceptance_rate": _ratio(self.num_accepted, self.num_tested),
@@ -98,9 +103,9 @@ class Acceptance:
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
-            "acceptance_by_position": _rounded(self.conditional_rates),
-            "marginal_acceptance_by_position": _rounded(self.marginal_rates),
-            "acceptance_histogram": self.histogram if self.num_places else None,
+            "acceptance_by_position": _rounded(self.conditional_rates[:num_levels]),
+            "marginal_acceptance_by_position": _rounded(self.marginal_rates[:num_levels]),
+            "acceptance_histogram": _first(histogram, num_levels),
         }
 
     def num_accepted_at(self, place: int) -> int:
@@ -122,6 +127,13 @@ class Acceptance:
         """Tokens of all iterations if only their first so many draft tokens had been proposed."""
         accepted_places = range(num_draft_tokens)
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
+
+
+def _first(histogram: list[int] | None, num_levels: int | None) -> list[int] | None:
+    """The iterations that accepted at most so many tokens."""
+    if histogram is None or num_levels is None:
+        return histogram
+    return histogram[: num_levels + 1]
 
 
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
