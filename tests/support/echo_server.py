@@ -136,8 +136,9 @@ class EchoServer:
 
     def _about(self, path: str) -> tuple[int, Any]:
         """The answer to a GET request: status and content."""
-        if path == "/metrics":
-            return (200, self._counters()) if self.metrics else (404, "")
+        if "/metrics" in path:
+            told = self.metrics and path == "/metrics"
+            return (200, self._counters()) if told else (404, "")
         owner = {"llama.cpp": "llamacpp"}.get(self.dialect, self.dialect)
         versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
         if path in versions:
