@@ -14,19 +14,20 @@ from harness.config.model_names import without_suffixes
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
 from harness.experiments.encoding import origin
+from harness.experiments.lm_eval_tasks import LmEvalTask
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
 from harness.experiments.questions import (
     Problem,
     check_answer_length,
     draw_problems,
-    line_end_tokens,
     read_answer,
+    tokens_with,
 )
 from harness.experiments.session import Session, in_batches
 from harness.experiments.task_sets import SETS
 from harness.experiments.tasks import TASKS
-from harness.menu.commands.eval import EvalSettings
+from harness.menu.commands.eval import LM_EVAL, EvalSettings
 from harness.menu.experiment import Experiment
 from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
@@ -66,9 +67,10 @@ class Evaluation(Experiment):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        self.problems = [
-            problem for seed in settings.seeds for problem in _problems(settings, seed)
-        ]
+        self.lm_eval = LmEvalTask(settings.task) if settings.task.startswith(LM_EVAL) else None
+        if self.lm_eval is not None:
+            self.lm_eval.check_answer_length(settings.decoding.max_new_tokens)
+        self.problems = [problem for seed in settings.seeds for problem in self._problems(seed)]
         self.published = _published(settings)
         self.answers: Answers = {}
         self.resumed: set[tuple[int, int]] = set()
@@ -76,15 +78,16 @@ class Evaluation(Experiment):
 
     def measure(self, session: Session) -> None:
         settings, problems = self.settings, self.problems
-        from_set = settings.task in SETS
-        if from_set and (said := origin(SETS[settings.task].settings)) is not None:
+        if (said := self._origin()) is not None:
             say(said)
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
-        if not from_set:
+        if settings.task in TASKS:
             check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.asked, leaving_out=_NOT_OF_AN_ANSWER)
-        store = session.kept_in / "eval_answers" / f"{measurement.digest}.csv"
+        # The settings name a task of lm-evaluation-harness and do not tell what it asks.
+        suffix = "" if self.lm_eval is None else f"-{self.lm_eval.digest}"
+        store = session.kept_in / "eval_answers" / f"{measurement.digest}{suffix}.csv"
         if settings.resume and (found := self._answered(store, measurement)):
             given = [
                 dataclasses.replace(row, run=session.run)
@@ -148,9 +151,10 @@ class Evaluation(Experiment):
             problem.key: (problem, prompt)
             for problem, prompt in zip(self.problems, token_ids, strict=True)
         }
-        stop: frozenset[int] = frozenset()
-        if self.settings.task not in SETS:
-            stop = line_end_tokens(session.tokenizer)
+        ends = ("\n",) if self.settings.task in TASKS else ()
+        if self.lm_eval is not None:
+            ends = self.lm_eval.until
+        stop = tokens_with(session.tokenizer, ends) if ends else frozenset()
         questions = []
         # A batch has one seed, because its random numbers have.
         for seed in self.settings.seeds:
@@ -165,7 +169,7 @@ class Evaluation(Experiment):
             self.smallest_batch = min(self.smallest_batch or size, len(problems))
             rows: list[AnswerRow] = []
             for arm, generation in generations.items():
-                rows += _read(session, arm, problems, generation)
+                rows += self._read(session, arm, problems, generation)
             session.append(PROMPTS_FILE, rows)
             append_rows(store, rows)
             self.answers |= _by_question(rows)
@@ -177,10 +181,66 @@ class Evaluation(Experiment):
 
         session.race(questions, note, num_warmup=1)
 
+    def _problems(self, seed: int) -> list[Problem]:
+        """The questions of a seed."""
+        settings = self.settings
+        if self.lm_eval is not None:
+            return self.lm_eval.problems(seed, settings.num_prompts)
+        if settings.task in SETS:
+            return SETS[settings.task].problems(seed, settings.num_prompts)
+        return draw_problems(TASKS[settings.task], settings.operands, seed, settings.num_prompts)
+
+    def _origin(self) -> str | None:
+        """Where the questions come from, in one line; None for drawn ones."""
+        if self.lm_eval is not None:
+            return self.lm_eval.about
+        task = self.settings.task
+        return origin(SETS[task].settings) if task in SETS else None
+
+    def _judge(self, text: str, problem: Problem) -> tuple[str, int | str | None, bool]:
+        """The part of a completion that counts, the answer in it, and whether it is correct."""
+        task = self.settings.task
+        if self.lm_eval is not None:
+            return self.lm_eval.judge(text, problem)
+        if task in SETS:
+            completion, answer = SETS[task].read(text)
+            return completion, answer, SETS[task].is_correct(answer, str(problem.expected))
+        line, number = read_answer(text)
+        return line, number, number == problem.expected
+
+    def _read(
+        self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
+    ) -> Iterator[AnswerRow]:
+        """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
+        for problem, request in zip(batch, generation.requests, strict=True):
+            text = session.tokenizer.decode(
+                request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            completion, answer, correct = self._judge(str(text), problem)
+            yield session.row(
+                AnswerRow,
+                Acceptance.of(request.outcomes),
+                prompt_index=problem.index,
+                seed=problem.seed,
+                arm=arm,
+                a=problem.a,
+                b=problem.b,
+                source_row=problem.source_row,
+                expected=str(problem.expected),
+                completion=completion,
+                answer=None if answer is None else str(answer),
+                correct=correct,
+                num_tokens=len(request.token_ids),
+                time_ms=1000 * generation.seconds / len(batch),
+                outcomes=[list(outcome) for outcome in request.outcomes],
+                answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                server_started=session.measurement.server_started,
+            )
+
     @property
     def _operands(self) -> str | None:
         """The column: empty for questions from a data set."""
-        if self.settings.task in SETS:
+        if self.settings.task not in TASKS:
             return None
         return "-".join(map(str, self.settings.operands))
 
@@ -203,30 +263,12 @@ class Evaluation(Experiment):
 EXPERIMENT = Evaluation
 
 
-def _problems(settings: EvalSettings, seed: int) -> list[Problem]:
-    """The questions of a seed."""
-    if settings.task in SETS:
-        return SETS[settings.task].problems(seed, settings.num_prompts)
-    return draw_problems(TASKS[settings.task], settings.operands, seed, settings.num_prompts)
-
-
 def _published(settings: EvalSettings) -> Mapping[str, float]:
     """Accuracies that others measured for this model, by arm."""
     same = settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
-    if settings.task in SETS or not same:
+    if settings.task not in TASKS or not same:
         return {}
     return TASKS[settings.task].published.get(without_suffixes(settings.model.name), {})
-
-
-def _read_and_judge(
-    task: str, text: str, expected: int | str
-) -> tuple[str, int | str | None, bool]:
-    """The part of a completion that counts, the answer in it, and whether it is correct."""
-    if task not in SETS:
-        line, number = read_answer(text)
-        return line, number, number == expected
-    completion, answer = SETS[task].read(text)
-    return completion, answer, SETS[task].is_correct(answer, str(expected))
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> Answers:
@@ -234,37 +276,6 @@ def _by_question(rows: Sequence[AnswerRow]) -> Answers:
     for row in rows:
         answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row
     return answers
-
-
-def _read(
-    session: Session, arm: str, batch: Sequence[Problem], generation: Generation
-) -> Iterator[AnswerRow]:
-    """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
-    for problem, request in zip(batch, generation.requests, strict=True):
-        text = session.tokenizer.decode(
-            request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        task = session.settings.task  # type: ignore[attr-defined]
-        completion, answer, correct = _read_and_judge(task, str(text), problem.expected)
-        yield session.row(
-            AnswerRow,
-            Acceptance.of(request.outcomes),
-            prompt_index=problem.index,
-            seed=problem.seed,
-            arm=arm,
-            a=problem.a,
-            b=problem.b,
-            source_row=problem.source_row,
-            expected=str(problem.expected),
-            completion=completion,
-            answer=None if answer is None else str(answer),
-            correct=correct,
-            num_tokens=len(request.token_ids),
-            time_ms=1000 * generation.seconds / len(batch),
-            outcomes=[list(outcome) for outcome in request.outcomes],
-            answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            server_started=session.measurement.server_started,
-        )
 
 
 def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,18 @@ def draw_problems(task: Task, operands: tuple[int, ...], seed: int, count: int) 
     ]
 
 
+def draw_rows(source: str, num_rows: int, seed: int, count: int) -> list[int]:
+    """`count` rows in an order drawn by the seed; a longer list begins with the shorter one.
+
+    Raises SettingError for more than there are.
+    """
+    if count > num_rows:
+        raise SettingError("num_prompts", f"{source} has only {num_rows} questions", count)
+    order = list(range(num_rows))
+    random.Random(seed).shuffle(order)
+    return order[:count]
+
+
 def read_answer(completion: str) -> tuple[str, int | None]:
     """A completion's first line, and the first integer in it; None if there is none. `1,234` is one integer."""
     line = completion.partition("\n")[0]
@@ -62,12 +75,12 @@ def read_answer(completion: str) -> tuple[str, int | None]:
     return line, int(match[0].replace(",", "")) if match else None
 
 
-def line_end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token whose text contains a line break; BPE vocabularies have many, two breaks or a sign and a break."""
+def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:
+    """Every token whose text contains one of these; BPE vocabularies have many with a line break."""
     texts = tokenizer.batch_decode(
         [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False
     )
-    return frozenset(token for token, text in enumerate(texts) if "\n" in text)
+    return frozenset(token for token, text in enumerate(texts) if any(end in text for end in ends))
 
 
 def check_answer_length(

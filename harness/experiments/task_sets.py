@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
 from harness.experiments.prompt_files import BadFile, local_files, read_rows
-from harness.experiments.questions import Problem
+from harness.experiments.questions import Problem, draw_rows
 from harness.menu.names import prompt_preset
 
 # The first rows of the training part, as in lm-evaluation-harness.
@@ -63,20 +62,16 @@ class SetTask:
         return prompt_preset(self.preset)
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        """`count` questions in an order drawn by the seed; a longer list begins with the shorter one.
+        """`count` questions, drawn by the seed.
 
         Raises SettingError for more than there are, and for a file without them; RunError if it is out of reach.
         """
         settings = self.settings
         rows = rows_of(settings, self.columns)
-        if count > len(rows):
-            rule = f"the data set {settings.name} has only {len(rows)} questions"
-            raise SettingError("num_prompts", rule, count)
-        order = list(range(len(rows)))
-        random.Random(seed).shuffle(order)
+        places = draw_rows(f"the data set {settings.name}", len(rows), seed, count)
         beginning = self.beginning(settings)
         problems = []
-        for index, place in enumerate(order[:count]):
+        for index, place in enumerate(places):
             expected = self.expected(rows[place])
             if expected is None:
                 raise SettingError(

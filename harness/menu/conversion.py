@@ -144,9 +144,9 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
 
 
 def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
-    """A number (or a bool), or one of a few words."""
+    """A number (or a bool), or one of a few words; any text where a part is `str`."""
     words = [word for part in parts for word in typing.get_args(part)]
-    if value in words:
+    if value in words or (str in parts and isinstance(value, str)):
         return value
     if isinstance(value, str):
         plain = "true, false" if parts[0] is bool else "a whole number"

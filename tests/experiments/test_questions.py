@@ -8,8 +8,8 @@ from harness.config.errors import SettingError
 from harness.experiments.questions import (
     check_answer_length,
     draw_problems,
-    line_end_tokens,
     read_answer,
+    tokens_with,
 )
 from harness.experiments.tasks import TASKS
 from tiny_checkpoints import make_tokenizer
@@ -72,7 +72,7 @@ def test_operands_are_uniform_with_both_ends() -> None:
 
 def test_every_token_with_a_line_break_ends_the_line() -> None:
     tokenizer = make_tokenizer(("\n\n", ".\n", " \n 7", "\r"))
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in line_end_tokens(tokenizer)}
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in tokens_with(tokenizer, "\n")}
     assert ends == {"Ċ", "\n\n", ".\n", " \n 7"}
 
 

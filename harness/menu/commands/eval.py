@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
 Task = Literal["multiplication", "addition", "gsm8k", "math500"]
+# Before the name of a task of lm-evaluation-harness, or of a file with one.
+LM_EVAL = "lm_eval:"
 # Tasks whose answers are solutions in several steps, and the fewest tokens that a solution has.
 _IN_STEPS = ("gsm8k", "math500")
 _FEWEST_TOKENS = 32
@@ -26,20 +30,22 @@ class EvalSettings(RunSettings):
 
     Attributes:
         task: `multiplication` and `addition` of drawn operands; `gsm8k` with five examples from its own
-            training part, and `math500` without examples, from the hub.
+            training part, and `math500` without examples, from the hub; `lm_eval:NAME` or
+            `lm_eval:./task.yaml` for a generative task of lm-evaluation-harness.
         operands: the lowest and the highest operand of a question.
         seeds: of the questions and of sampling; each seed has its own questions.
         num_prompts: questions per seed.
         resume: also reuse the answers of an earlier run with the same settings.
     """
 
-    task: Task = "multiplication"
+    task: Task | str = "multiplication"
     operands: tuple[int, ...] = (1, 99)
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_task()
         require_at_least(self, num_prompts=1)
         require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
         operands, seeds = list(self.operands), list(self.seeds)
@@ -67,6 +73,13 @@ class EvalSettings(RunSettings):
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(bias is None, "decoding.synthetic_acceptance", rule, bias)
 
+    def _check_task(self) -> None:
+        """Refuse a task that neither we nor lm-evaluation-harness can have."""
+        names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
+        from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
+        rule = f"must be one of {', '.join(names)}{nearest(self.task, names)}"
+        require(self.task in names or from_lm_eval, "task", rule, self.task)
+
 
 class Eval(Command):
     """Counts correct answers."""
@@ -80,6 +93,7 @@ class Eval(Command):
         ("decoding=greedy", "both arms must give the same answers"),
         ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
         ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "a benchmark from the hub"),
+        ("task=lm_eval:./task.yaml num_prompts=100", "a task of lm-evaluation-harness"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (

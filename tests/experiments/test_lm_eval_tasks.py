@@ -1,0 +1,158 @@
+"""Tasks of `eval` from lm-evaluation-harness, in a file with its rows beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.config.errors import SettingError
+from harness.experiments.lm_eval_tasks import LmEvalTask
+from in_process import Harness, only, results
+
+TASK = "lm_eval:./task.yaml"
+NUM_ROWS = 12
+
+
+def write_task(**changes: Any) -> None:
+    """`task.yaml`, which asks for sums, and its rows."""
+    rows = [{"question": f"{number} + 1", "answer": str(number + 1)} for number in range(NUM_ROWS)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    data = {"data_files": {"test": str(Path("rows.jsonl").resolve())}}
+    config = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {**data, "cache_dir": str(Path("cache").resolve())},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}} =",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n", ";"], "max_gen_toks": 6},
+        "filter_list": [
+            {
+                "name": "number",
+                "filter": [
+                    {"function": "regex", "regex_pattern": "(-?[0-9]+)"},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+        "metric_list": [metric("exact_match")],
+    }
+    # JSON is YAML.
+    Path("task.yaml").write_text(json.dumps(config | changes), encoding="utf-8")
+
+
+def metric(name: str, higher_is_better: bool = True) -> dict[str, Any]:
+    return {"metric": name, "aggregation": "mean", "higher_is_better": higher_is_better}
+
+
+@pytest.fixture
+def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval", reason="harness[lm-eval] is not installed")
+    monkeypatch.chdir(tmp_path)
+    write_task()
+
+
+def test_absent_lm_eval_is_told_with_the_command_that_brings_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    complaint = harness.refused("eval", "task=lm_eval:gsm8k")
+    rule = "needs lm-evaluation-harness: pip install 'harness[lm-eval]'"
+    assert complaint == f"task=lm_eval:gsm8k: {rule}"
+
+
+def test_a_name_is_needed(harness: Harness) -> None:
+    assert "must be one of" in harness.refused("eval", "task='lm_eval:'")
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_prompts_are_the_contexts_of_the_task_drawn_by_seed() -> None:
+    task = LmEvalTask(TASK)
+    problems = task.problems(seed=0, count=NUM_ROWS)
+    assert {problem.prompt for problem in problems} == {f"{n} + 1 =" for n in range(NUM_ROWS)}
+    assert all(problem.expected == str(problem.source_row + 1) for problem in problems)
+    assert task.problems(seed=0, count=3) == problems[:3]
+    assert task.problems(seed=1, count=3) != problems[:3]
+    assert (task.until, task.max_tokens) == (("\n", ";"), 6)
+    with pytest.raises(SettingError, match=r"num_prompts=13: .* has only 12 questions"):
+        task.problems(seed=0, count=13)
+
+
+@pytest.mark.usefixtures("lm_eval")
+@pytest.mark.parametrize(
+    ("completion", "kept", "answer", "correct"),
+    [
+        (" {}", " {}", "{}", True),
+        (" it is {}; 5", " it is {}", "{}", True),
+        (" \n{}", " ", None, False),
+        (" 99", " 99", "99", False),
+        ("", "", None, False),
+    ],
+)
+def test_completions_are_filtered_and_scored_by_lm_eval(
+    completion: str, kept: str, answer: str | None, correct: bool
+) -> None:
+    task = LmEvalTask(TASK)
+    for problem in task.problems(seed=0, count=3):
+        right = str(problem.expected)
+        wanted = kept.format(right), answer and answer.format(right), correct
+        assert task.judge(completion.format(right), problem) == wanted
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_the_first_metric_that_is_0_or_1_counts() -> None:
+    first = {"name": "whole", "filter": [{"function": "take_first"}]}
+    write_task(filter_list=[first], metric_list=[metric("bleu"), metric("exact_match")])
+    assert "scored by exact_match (filter whole)" in LmEvalTask(TASK).about
+    write_task(metric_list=[metric("bleu")])
+    with pytest.raises(SettingError, match=r"needs a metric that is 0 or 1 .* has bleu"):
+        LmEvalTask(TASK)
+
+
+@pytest.mark.usefixtures("lm_eval")
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        (
+            {"output_type": "multiple_choice", "doc_to_choice": ["1", "2"]},
+            "must be a task with output_type generate_until, not multiple_choice",
+        ),
+        ({"repeats": 4}, "asks each question 4 times"),
+        ({"unsafe_code": True}, "would run code that a model wrote"),
+        ({"doc_to_text": "{% broken"}, "lm-evaluation-harness cannot load it"),
+    ],
+)
+def test_what_eval_cannot_ask_is_refused(changes: dict[str, Any], rule: str) -> None:
+    if "doc_to_choice" in changes:
+        changes = {**changes, "metric_list": [metric("acc")], "filter_list": None}
+    write_task(**changes)
+    with pytest.raises(SettingError, match=rule):
+        LmEvalTask(TASK)
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_eval_asks_both_arms_and_resumes_unless_the_task_changed(harness: Harness) -> None:
+    write_task()
+    asked = ("eval", f"task={TASK}", "num_prompts=4", "decoding=greedy", "batch_size=4")
+    complaint = harness.refused(*asked, "decoding.max_new_tokens=5")
+    assert complaint == f"decoding.max_new_tokens=5: must be at least 6, the max_gen_toks of {TASK}"
+    outcome = harness(*asked)
+    assert "12 questions by lm-evaluation-harness" in outcome.stderr
+    merged = results("eval").query("seed == 'all'")
+    assert list(merged.arm) == ["regular", "speculative"]
+    assert set(merged.task) == {TASK}
+    assert set(merged.num_prompts) == {4}
+    assert merged.mcnemar_p_value.iloc[1] == 1
+    assert merged.identical_prompts.iloc[1] == 4
+    answers = pd.read_csv(only("eval_prompts.csv"))
+    assert (answers.expected == answers.source_row + 1).all()
+    assert "8 of 8 answers are in" in harness(*asked).stderr
+    write_task(doc_to_text="What is {{question}}?")
+    assert "answers are in" not in harness(*asked).stderr
