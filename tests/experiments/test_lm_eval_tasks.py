@@ -107,6 +107,44 @@ def test_completions_are_filtered_and_scored_by_lm_eval(
 
 
 @pytest.mark.usefixtures("lm_eval")
+def test_prompts_and_accuracy_are_those_of_lm_eval_itself() -> None:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    class Answering(LM):
+        """Says a number that is right for some questions, and then goes on as models do."""
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            return [answer_of(request.args[0]).split("\n")[0] for request in requests]
+
+        def loglikelihood(self, requests: Any) -> Any:
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    def answer_of(prompt: str) -> str:
+        number = int(prompt.splitlines()[-1].split()[0])
+        return f" {number + number % 3}\n7"
+
+    write_task(num_fewshot=2, fewshot_split="test")
+    evaluated = simple_evaluate(
+        model=Answering(),
+        tasks=["./task.yaml"],
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
+    (samples,) = evaluated["samples"].values()
+    task = LmEvalTask(TASK)
+    problems = task.problems(seed=0, count=NUM_ROWS)
+    ours = {problem.prompt: task.judge(answer_of(problem.prompt), problem) for problem in problems}
+    theirs = {sample["arguments"][0][0]: bool(sample["exact_match"]) for sample in samples}
+    assert {prompt: correct for prompt, (_, _, correct) in ours.items()} == theirs
+    assert set(theirs.values()) == {True, False}
+    assert all(prompt.count("=") == 3 for prompt in theirs)
+
+
+@pytest.mark.usefixtures("lm_eval")
 def test_the_first_metric_that_is_0_or_1_counts() -> None:
     first = {"name": "whole", "filter": [{"function": "take_first"}]}
     write_task(filter_list=[first], metric_list=[metric("bleu"), metric("exact_match")])
