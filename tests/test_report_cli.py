@@ -153,8 +153,8 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["nowhere"], "nowhere: no such file or directory"),
-        (["empty"], "empty: holds no CSV file of latency, eval, recovery"),
-        (["notes.csv"], "notes.csv: is no CSV file of latency, eval, recovery"),
+        (["empty"], "empty: holds no CSV file of latency"),
+        (["notes.csv"], "notes.csv: is no CSV file of latency"),
         (["latency.csv", "output=notes.csv"], "output=notes.csv: cannot be written to"),
         (["latency.csv", "--pdf"], "report: unrecognized arguments: --pdf"),
         ([], "results: no such directory here"),
