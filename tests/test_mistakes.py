@@ -17,6 +17,11 @@ LONG = 300 * "x"
 VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
 MISTAKES = {
+    # Hybrids
+    "latency draft=suffix+lookup": "draft=suffix+lookup: must be lookup, suffix or another method that reads",
+    "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
+    "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: a hybrid",
+    "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
     # The command line
     "latncy": "latncy: no such command (did you mean latency?)",
     "reprot": "reprot: no such command (did you mean report?)",

@@ -159,6 +159,17 @@ class Drafter(Protocol):
         ...
 
 
+class FollowingDrafter(Drafter, Protocol):
+    """A drafter that follows a text although another one proposes some of its tokens."""
+
+    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """Learn that tokens [B, n] are proposed: in the rows `replaced` another drafter's.
+
+        Where all rows are, `propose` need not have been called. `observe` follows.
+        """
+        ...
+
+
 class TreeDrafter(Drafter, Protocol):
     """A drafter that proposes trees, of at most so many nodes as it was made for."""
 

@@ -209,6 +209,10 @@ class HeadDrafter(Drafter):
         with without_plans():
             return self.draft(unread, uniforms)
 
+    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """See `FollowingDrafter.replace`. The features of decided tokens are the same whoever proposed them."""
+        self._proposed = tokens.to(self.device)
+
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""

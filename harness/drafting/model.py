@@ -18,7 +18,8 @@ class ModelDrafter(Drafter):
     The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
     draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
     as soon as one does, or may while the host has not read the verdict: the others give one cached token back and feed
-    it again. Tokens that were decided without a proposal are fed with the next one.
+    it again. Tokens that were decided without a proposal are fed with the next one. Where rows took tokens of another
+    drafter, each trails by a number of its own, and all catch up before the next proposal.
 
     `warp` is the one applied to the target's logits; `device` is the target's, where proposals are used.
     """
@@ -33,6 +34,11 @@ class ModelDrafter(Drafter):
             0
         )  # [B, at least 1] decided tokens that the runner has not been fed
         self._proposed = torch.empty(0)  # [B, K]
+        # Decided tokens of each row that the runner has not been fed, in place of `_unseen`.
+        self._late: list[list[int]] | None = None
+        # What is proposed, and the rows where another drafter proposes it.
+        self._replacement: tuple[list[list[int]], Sequence[bool]] | None = None
+        self._most_drafted = 1
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -40,10 +46,12 @@ class ModelDrafter(Drafter):
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
         self._proposed = self._unseen[:, :0]
+        self._late = self._replacement = None
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
+        self._catch_up()
         if (missing := self._unseen.shape[1] - 1) > 0:  # new rows trail by one
             self._runner.extend(self._unseen[:, :-1])
             self._runner.keep([missing] * len(self._unseen))
@@ -53,11 +61,20 @@ class ModelDrafter(Drafter):
         self._proposed = self._unseen[:, :0]
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        self._catch_up()
+        self._most_drafted = max(self._most_drafted, num_draft_tokens)
         uniforms = uniforms.to(self._unseen.device)
         self._proposed, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
+    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """See `FollowingDrafter.replace`."""
+        self._replacement = tokens.tolist(), replaced
+
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        if self._late is not None or self._replacement is not None:
+            self._observe_late(num_accepted, next_tokens)
+            return
         device = self._unseen.device
         num_unseen, num_proposed = self._unseen.shape[1], self._proposed.shape[1]
         next_token = to_device(next_tokens, device).unsqueeze(1)
@@ -78,3 +95,47 @@ class ModelDrafter(Drafter):
         self._runner.select(rows)
         index = to_device(rows, self._unseen.device)
         self._unseen, self._proposed = self._unseen[index], self._proposed[index]
+        if self._late is not None:
+            self._late = [self._late[row] for row in rows]
+
+    def _observe_late(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+        """Remember what was decided, however many tokens a row gained."""
+        num_rows, num_unseen = self._unseen.shape
+        num_proposed = self._proposed.shape[1]
+        proposed, replaced = self._replacement or ([[] for _ in range(num_rows)], [True] * num_rows)
+        num_fed = [
+            0 if is_replaced else min(count, num_proposed - 1)
+            for count, is_replaced in zip(num_accepted, replaced, strict=True)
+        ]
+        late = self._unseen.tolist() if self._late is None else self._late
+        if num_proposed:
+            self._runner.keep([num_unseen + count for count in num_fed])
+            late = [[] for _ in range(num_rows)]
+        gained = zip(late, proposed, num_fed, num_accepted, next_tokens, strict=True)
+        self._late = [
+            [*before, *tokens[begin:end], following]
+            for before, tokens, begin, end, following in gained
+        ]
+        self._proposed, self._replacement = self._proposed[:, :0], None
+
+    def _catch_up(self) -> None:
+        """Feed all late tokens but each row's last.
+
+        Rows are padded by no more than a proposal is long: a cache has room for that.
+        """
+        if self._late is None:
+            return
+        late, self._late = self._late, None
+        device = self._unseen.device
+        while (longest := max(map(len, late)) - 1) > 0:
+            shortest = min(map(len, late)) - 1
+            width = min(longest, max(shortest, self._most_drafted))
+            counts = [min(len(row) - 1, width) for row in late]
+            padded: list[int] = []
+            for row, count in zip(late, counts, strict=True):
+                padded += row[:count] + [0] * (width - count)
+            self._runner.extend(to_device(padded, device).view(len(late), width))
+            self._runner.keep(counts)
+            late = [row[count:] for row, count in zip(late, counts, strict=True)]
+        self._unseen = to_device([last for (last,) in late], device).unsqueeze(1)
+        self._proposed = self._unseen[:, :0]

@@ -25,6 +25,9 @@ class Text(Protocol):
 class TextDrafter(Drafter):
     """Proposes deterministically what each row's text says.
 
+    `least` may be set to the number of tokens that a text must have; one with fewer proposes nothing. Whether a row
+    has that many does not depend on K, nor so on the other rows.
+
     Args:
         new_text: makes an empty text.
         device: the target's.
@@ -32,6 +35,7 @@ class TextDrafter(Drafter):
     """
 
     layers = ()
+    least = 1
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class TextDrafter(Drafter):
             self._rows.append((text, []))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        self._rows = [(text, text.continuation(num_draft_tokens)) for text, _ in self._rows]
+        self._rows = [(text, self._found(text, num_draft_tokens)) for text, _ in self._rows]
         lengths = [len(found) for _, found in self._rows]
         padded = [
             token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))
@@ -67,6 +71,16 @@ class TextDrafter(Drafter):
         return Proposal(
             to_device(padded, self._device).view(len(lengths), max(lengths)), None, lengths
         )
+
+    def _found(self, text: Text, most: int) -> list[int]:
+        found = text.continuation(max(most, self.least))
+        return found[:most] if len(found) >= self.least else []
+
+    def replace(self, tokens: Tensor) -> None:
+        """Learn that tokens [B, K] are proposed, whoever guessed them."""
+        self._rows = [
+            (text, row) for (text, _), row in zip(self._rows, tokens.tolist(), strict=True)
+        ]
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         for (text, found), count, token in zip(self._rows, num_accepted, next_tokens, strict=True):

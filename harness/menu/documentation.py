@@ -22,6 +22,8 @@ from harness.config.settings import (
     ResultSettings,
 )
 from harness.menu import names
+from harness.menu.hybrid import SUMMARY as HYBRID_SUMMARY
+from harness.menu.hybrid import HybridSettings
 from harness.menu.records import COMMANDS, ENGINES, METHODS, commands
 
 # The groups of settings that every command has, apart from drafts and engines.
@@ -203,6 +205,8 @@ def document() -> str:
         parts += [f"### {title}", sentence(method.summary)]
         if own := of_method(method.settings):
             parts.append(_table(own))
+    parts += ["### draft=TEXT+OTHER", sentence(HYBRID_SUMMARY)]
+    parts.append(_table(of_method(HybridSettings)))
     parts.append("## Engines")
     for name, engine in ENGINES.all().items():
         parts += [f"### engine={name}", sentence(engine.summary)]

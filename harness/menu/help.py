@@ -14,6 +14,7 @@ from harness.config.run import RunSettings
 from harness.menu import documentation
 from harness.menu.command import Command
 from harness.menu.documentation import Setting
+from harness.menu.hybrid import SUMMARY as HYBRID_SUMMARY
 from harness.menu.records import COMMANDS, ENGINES, METHODS
 
 _WIDTH = 80
@@ -97,6 +98,7 @@ def _presets(config: DictConfig) -> list[str]:
     for name, method in METHODS.all().items():
         if method.named:
             lines.append(_entry(name, method.summary))
+    lines.append(_entry("TEXT+OTHER", HYBRID_SUMMARY))
     lines.append("  engine=")
     lines += [_entry(name, engine.summary) for name, engine in ENGINES.all().items()]
     groups = ["decoding", "placement", *(["prompts"] if "prompts" in config else [])]

@@ -82,6 +82,7 @@ class Method(Record):
         deterministic: whether its proposals come without probabilities.
         trains: whether `distill` can train it.
         batches: whether it drafts for several prompts at once.
+        follows: whether it can draft beside a text method in a hybrid; its drafters are then `FollowingDrafter`s.
         named: whether `draft=NAME` alone chooses it; False for models, which have names of their own.
     """
 
@@ -91,6 +92,7 @@ class Method(Record):
     deterministic: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     batches: ClassVar[bool] = True
+    follows: ClassVar[bool] = False
     named: ClassVar[bool] = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
@@ -176,6 +178,10 @@ class TextMethod(Method):
 
     memory = "none"
     deterministic = True
+
+    def hybrid_defaults(self) -> dict[str, Any]:
+        """The defaults that a hybrid has in place of the method's own."""
+        return {}
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """A function that makes an empty text, for each row of each batch."""

@@ -6,7 +6,7 @@ completion. The source here knows
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
-  `early_exit_8` for the first 8 layers, and new heads for `distill`;
+  `early_exit_8` for the first 8 layers, hybrids such as `suffix+tiny_eagle3`, and new heads for `distill`;
 - the `engine` group: its presets, engines of installed packages and `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, the primary configuration of a command that has none in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
@@ -36,8 +36,10 @@ from omegaconf import OmegaConf
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import PROMPT_FILES, DecodingSettings, PromptSettings
+from harness.config.settings import PROMPT_FILES, DecodingSettings, PromptSettings, require
 from harness.menu.conversion import from_config
+from harness.menu.hybrid import HybridSettings
+from harness.menu.method import TextMethod
 from harness.menu.records import COMMANDS, ENGINES, METHODS, default_draft
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -45,6 +47,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
+# The group of a hybrid's second part. In the group `draft` it would be overridden with the hybrid itself.
+_OF_A_HYBRID = "draft_of_hybrid"
 # Begins the name of the primary configuration of a command that has none in `conf/`.
 _OF_A_COMMAND = "command:"
 
@@ -73,6 +77,8 @@ def _draft(name: str) -> dict[str, Any]:
     """The configuration of what `draft=` names, with the defaults of its method's settings."""
     if name == "none":
         return {"name": "none"}
+    if found := METHODS.split(name):
+        return _hybrid(name, *found)
     method, chosen = _method_and_choice(name)
     if method != "model":
         return _defaults_of_method(method) | {"name": name, "method": method} | chosen
@@ -80,8 +86,27 @@ def _draft(name: str) -> dict[str, Any]:
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 
 
+def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
+    """The configuration of a hybrid: the other draft's, with the text method's settings."""
+    method = method_name(name)
+    require(other != "none", "draft", "must name a draft after the plus", name)
+    record = METHODS[text]
+    assert isinstance(record, TextMethod)
+    own = _defaults(HybridSettings, ["least_text"])
+    own |= _defaults_of_method(text) | record.hybrid_defaults()
+    return {
+        "defaults": [{f"/{_OF_A_HYBRID}@_here_": other}, "_self_"],
+        **own,
+        "name": name,
+        "method": method,
+    }
+
+
 def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
     """The method that a name stands for, and the settings that it implies."""
+    if found := METHODS.split(name):
+        text, other = found
+        return f"{text}+{_method_and_choice(other)[0]}", {}
     if METHODS.is_in_file(name):
         return name, {}
     for method, record in METHODS.all().items():
@@ -227,6 +252,7 @@ def _is_group(hint: Any) -> bool:
 _GROUPS = {
     "model": _model,
     "draft": _draft,
+    _OF_A_HYBRID: _draft,
     "engine": _engine,
     "prompts": _prompts,
     "pair": _pair,
@@ -248,14 +274,14 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(self._made(config_path) or {})
-        if config_path.startswith(("draft/", "engine/")):
+        if config_path.startswith(("draft/", f"{_OF_A_HYBRID}/", "engine/")):
             # A sweep sets what only some drafts or engines have; `conversion` refuses what none has.
             OmegaConf.set_struct(config, False)
         header = {"package": "_global_" if config_path.startswith("pair/") else None}
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", "draft", "engine", "pair")
+        return config_path in ("", "draft", "engine", "pair", _OF_A_HYBRID)
 
     def is_config(self, config_path: str) -> bool:
         return self._made(config_path) is not None

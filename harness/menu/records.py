@@ -12,7 +12,8 @@ from harness.config.settings import DraftSettings, require
 from harness.menu.command import Command
 from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
-from harness.menu.method import LoadedPair, MakeDrafter, Method
+from harness.menu.hybrid import hybrid, parts
+from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 from harness.menu.registry import Registry
 from harness.menu.trees import check_trees
 
@@ -20,7 +21,39 @@ if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
 
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
-METHODS: Registry[Method] = Registry("draft", Method, "harness.menu.methods", "harness.methods")
+
+
+class Methods(Registry[Method]):
+    """Ways to draft, and hybrids of two of them, `suffix+model`."""
+
+    def is_built_in(self, name: str) -> bool:
+        """See `Registry.is_built_in`; of a hybrid, whether both parts are."""
+        if found := parts(name):
+            return all(super(Methods, self).is_built_in(part) for part in found)
+        return super().is_built_in(name)
+
+    def source(self, name: str) -> bytes | None:
+        """See `Registry.source`; of a hybrid, the code of its text method."""
+        found = parts(name)
+        return super().source(found[0] if found else name)
+
+    def split(self, draft: str) -> tuple[str, str] | None:
+        """The text method and the other draft that a hybrid's name has; None where the name is no hybrid's."""
+        found = parts(draft)
+        if found is None:
+            return None
+        first = found[0]
+        known = first in self.names() or self.is_in_file(first)
+        return found if known and isinstance(self[first], TextMethod) else None
+
+    def _load(self, name: str) -> Method:
+        if (found := parts(name)) is None:
+            return super()._load(name)
+        first, second = found
+        return hybrid(name, self[first], self[second])
+
+
+METHODS = Methods("draft", Method, "harness.menu.methods", "harness.methods")
 COMMANDS: Registry[Command] = Registry(
     "command", Command, "harness.menu.commands", "harness.commands"
 )

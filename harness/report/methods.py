@@ -71,7 +71,9 @@ def _held_back(pair: MeasuredPair) -> str | None:
 
 def _memory(pair: MeasuredPair) -> str | None:
     """Bytes of the draft's own weights, or the method's word for them."""
-    method = METHODS.all().get(pair.row.draft_method or "")
+    # A hybrid's memory is that of the head or model in it.
+    other = (pair.row.draft_method or "").rpartition("+")[2]
+    method = METHODS.all().get(other)
     if method is not None and method.memory is not None:
         return method.memory
     sizes = pair.row.draft_weight_bytes

@@ -38,6 +38,7 @@ class EarlyExit(Method):
     summary = "the target's own first layers, a quarter of them; early_exit_8 has 8"
     settings = EarlyExitSettings
     memory = "shared"
+    follows = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """See `Method.choice`: `early_exit_8`."""

@@ -74,6 +74,10 @@ class Lookup(TextMethod):
     summary = "what followed the same n-gram in prompt and output"
     settings = LookupSettings
 
+    def hybrid_defaults(self) -> dict[str, Any]:
+        """See `TextMethod.hybrid_defaults`: only the longest n-gram is enough to leave the other's proposal."""
+        return {"min_ngram": "${.max_ngram}"}
+
     def texts(self, settings: LookupSettings, tokenizer: Any = None) -> Callable[[], LookupText]:
         """See `TextMethod.texts`."""
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)

@@ -86,6 +86,7 @@ class ModelDraft(Method):
     )
     settings = ModelDraftSettings
     trains = True
+    follows = True
     named = False
 
     def plan(

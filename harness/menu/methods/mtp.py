@@ -17,6 +17,7 @@ class Mtp(Method):
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
     settings = DrawnSettings
+    follows = True
 
     def plan(self, settings: Any, target: Any, read: Any, weights: bool) -> DraftPlan:
         """See `Method.plan`."""

@@ -1,0 +1,151 @@
+"""Hybrids, `draft=suffix+tiny_eagle3`: a method that reads the text, and a head or a model where it is not confident.
+
+The method of a hybrid is named by its two parts, `suffix+model`, and has the settings of both. A setting that both have
+is the text's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.errors import SettingError
+from harness.config.run import RunSettings
+from harness.config.settings import DraftSettings, require, require_at_least
+from harness.menu.method import MakeDrafter, Method, TextMethod
+
+if TYPE_CHECKING:
+    from harness.drafting.plan import DraftPlan
+
+SUMMARY = (
+    "a method that reads text where it is confident, another draft elsewhere: suffix+tiny_eagle3; "
+    "with the settings of both"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSettings(DraftSettings):
+    """Settings of a hybrid, beside those of its parts.
+
+    Attributes:
+        least_text: tokens that the text must offer, or the other part proposes.
+    """
+
+    least_text: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, least_text=1)
+
+    def __reduce__(self) -> Any:
+        """The class has no name in a module: a process that reads this makes it again."""
+        return _of_method, (self.method, dict(vars(self)))
+
+
+class Hybrid(Method):
+    """A text method that proposes where it is confident, and another method elsewhere.
+
+    Args:
+        text: the method whose proposals come first.
+        other: the method of every other proposal, whose drafters are `FollowingDrafter`s.
+    """
+
+    named = False
+
+    def __init__(self, text: TextMethod, other: Method) -> None:
+        self._text = text
+        self._other = other
+        self.name = f"{text.name}+{other.name}"
+        # These are of the class elsewhere; here they are of the two parts.
+        self.summary = f"{text.name} where it is confident, else {other.name}"  # type: ignore[misc]
+        self.memory = other.memory  # type: ignore[misc]
+        self.settings = _settings_of_both(text, other)  # type: ignore[misc]
+
+    def check(self, run: RunSettings) -> None:
+        """See `Method.check`."""
+        self._text.check(run)
+        self._other.check(run)
+        tree = getattr(run.draft, "tree", "chain")
+        require(tree == "chain", "draft.tree", "must be chain: a hybrid has no trees", tree)
+
+    def plan(self, settings: Any, target: Any, read: Any, weights: bool) -> DraftPlan:
+        """See `Method.plan`."""
+        plan = self._other.plan(self._of_other(settings), target, read, weights)
+        shared = {name: getattr(settings, name) for name in self._shared()}
+        return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **shared))
+
+    def sketch(self, plan: Any, target: Any, dtype: Any) -> Any:
+        """See `Method.sketch`."""
+        return self._other.sketch(plan, target, dtype)
+
+    def describe(self, settings: Any) -> str:
+        """See `Method.describe`."""
+        return self._other.describe(settings)
+
+    def layers(self, pair: Any) -> Any:
+        """See `Method.layers`."""
+        return self._other.layers(pair)
+
+    def model(self, pair: Any) -> Any:
+        """See `Method.model`."""
+        return self._other.model(pair)
+
+    def warp(self, settings: Any, pair: Any, of_target: Any) -> Any:
+        """See `Method.warp`."""
+        return self._other.warp(settings, pair, of_target)
+
+    def drafter(self, settings: Any, pair: Any, runner: Any) -> MakeDrafter:
+        """See `Method.drafter`."""
+        from harness.drafting.hybrid import HybridDrafter
+
+        if pair.translation is not None:
+            rule = f"must have the model's tokenizer to draft beside {self._text.name}"
+            raise SettingError("draft", rule, settings.name)
+        text = self._text.drafter(settings, pair, None)
+        other = self._other.drafter(self._of_other(settings), pair, runner)
+
+        def make(warp: Any) -> Any:
+            drafters: list[Any] = [text(warp), other(warp)]
+            return HybridDrafter(drafters[0], drafters[1], settings.least_text)
+
+        return make
+
+    def _of_other(self, settings: Any) -> Any:
+        """The settings, of which those that both parts have are not set."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self._other.settings)}
+        return dataclasses.replace(settings, **{name: defaults[name] for name in self._shared()})
+
+    def _shared(self) -> set[str]:
+        """The settings that both parts have of their own."""
+        common = {field.name for field in dataclasses.fields(DraftSettings)}
+        of_text = {field.name for field in dataclasses.fields(self._text.settings)}
+        of_other = {field.name for field in dataclasses.fields(self._other.settings)}
+        return (of_text & of_other) - common
+
+
+def _settings_of_both(text: TextMethod, other: Method) -> type[DraftSettings]:
+    described = {"__doc__": f"Settings of a hybrid of {text.name} and {other.name}."}
+    kind = type("HybridSettings", (HybridSettings, text.settings, other.settings), described)
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def _of_method(method: str, values: dict[str, Any]) -> DraftSettings:
+    """The settings of a method, with these values."""
+    from harness.menu.records import METHODS
+
+    return METHODS[method].settings(**values)
+
+
+def parts(name: str) -> tuple[str, str] | None:
+    """What stands before and after the first plus of a name; None without both."""
+    first, _, second = name.partition("+")
+    return (first, second) if first and second else None
+
+
+def hybrid(name: str, text: Method, other: Method) -> Hybrid:
+    """The hybrid of two methods. Raises SettingError unless they can draft together."""
+    if isinstance(text, TextMethod) and other.follows:
+        return Hybrid(text, other)
+    rule = "must be lookup, suffix or another method that reads text, a plus, and a model, a head, early_exit or mtp"
+    raise SettingError("draft", rule, name)
