@@ -210,7 +210,7 @@ class HeadDrafter(Drafter):
             return self.draft(unread, uniforms)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """See `FollowingDrafter.replace`. The features of decided tokens are the same whoever proposed them."""
+        """See `FollowingDrafter.replace`. Features do not depend on who proposed a token."""
         self._proposed = tokens.to(self.device)
 
     @torch.inference_mode()

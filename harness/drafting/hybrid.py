@@ -1,4 +1,4 @@
-"""Two drafters in one: a row's text proposes where it is confident, a head or a draft model elsewhere."""
+"""Two drafters in one: a text proposes where it is confident, a head or a draft model elsewhere."""
 
 from __future__ import annotations
 

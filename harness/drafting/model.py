@@ -18,8 +18,9 @@ class ModelDrafter(Drafter):
     The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
     draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
     as soon as one does, or may while the host has not read the verdict: the others give one cached token back and feed
-    it again. Tokens that were decided without a proposal are fed with the next one. Where rows took tokens of another
-    drafter, each trails by a number of its own, and all catch up before the next proposal.
+    it again. Tokens that were decided without a proposal are fed with the next one.
+    Where rows took tokens of another drafter, each trails by a number of its own, and all catch up
+    before the next proposal.
 
     `warp` is the one applied to the target's logits; `device` is the target's, where proposals are used.
     """

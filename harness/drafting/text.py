@@ -25,8 +25,8 @@ class Text(Protocol):
 class TextDrafter(Drafter):
     """Proposes deterministically what each row's text says.
 
-    `least` may be set to the number of tokens that a text must have; one with fewer proposes nothing. Whether a row
-    has that many does not depend on K, nor so on the other rows.
+    `least` may be set to the number of tokens that a text must have; one with fewer proposes
+    nothing. Whether a row has that many does not depend on K, and so not on the other rows.
 
     Args:
         new_text: makes an empty text.

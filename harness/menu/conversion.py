@@ -13,6 +13,7 @@ from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
 from harness.menu import records
+from harness.menu.hybrid import HybridSettings
 
 SettingsType = TypeVar("SettingsType")
 
@@ -61,6 +62,8 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
             for name, method in records.METHODS.all().items()
             if key in method.settings.setting_names()
         ]
+        if key in HybridSettings.own_names():
+            owners = ["hybrids"]
         if owners:
             drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
             rule = f"is for {drafts}, not for draft={config.get('name')}"
@@ -100,6 +103,7 @@ def _names_of_all(kind: type) -> list[str]:
     kinds: list[type[DraftSettings] | type[EngineSettings]]
     if kind is DraftSettings:
         kinds = [method.settings for method in records.METHODS.all().values()]
+        kinds.append(HybridSettings)
     else:
         kinds = [engine.settings for engine in records.ENGINES.all().values()]
     return list(dict.fromkeys(key for each in kinds for key in each.setting_names()))

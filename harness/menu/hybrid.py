@@ -1,7 +1,7 @@
-"""Hybrids, `draft=suffix+tiny_eagle3`: a method that reads the text, and a head or a model where it is not confident.
+"""Hybrids, `draft=suffix+tiny_eagle3`: a text proposes where it is confident, a head elsewhere.
 
-The method of a hybrid is named by its two parts, `suffix+model`, and has the settings of both. A setting that both have
-is the text's.
+The method of a hybrid is named by its two parts, `suffix+model`, and has the settings of both. A
+setting that both have is the text's.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ class HybridSettings(DraftSettings):
         super().__post_init__()
         require_at_least(self, least_text=1)
 
+    @staticmethod
+    def own_names() -> list[str]:
+        """The settings that no other draft has."""
+        return ["least_text"]
+
     def __reduce__(self) -> Any:
-        """The class has no name in a module: a process that reads this makes it again."""
-        return _of_method, (self.method, dict(vars(self)))
+        """The class has no name in a module: a process that reads this makes it of the same two."""
+        _, of_text, of_other = type(self).__bases__
+        return _restored, (of_text, of_other, dict(vars(self)))
 
 
 class Hybrid(Method):
@@ -60,7 +66,7 @@ class Hybrid(Method):
         # These are of the class elsewhere; here they are of the two parts.
         self.summary = f"{text.name} where it is confident, else {other.name}"  # type: ignore[misc]
         self.memory = other.memory  # type: ignore[misc]
-        self.settings = _settings_of_both(text, other)  # type: ignore[misc]
+        self.settings = _settings_of_both(text.settings, other.settings)  # type: ignore[misc]
 
     def check(self, run: RunSettings) -> None:
         """See `Method.check`."""
@@ -124,17 +130,24 @@ class Hybrid(Method):
         return (of_text & of_other) - common
 
 
-def _settings_of_both(text: TextMethod, other: Method) -> type[DraftSettings]:
-    described = {"__doc__": f"Settings of a hybrid of {text.name} and {other.name}."}
-    kind = type("HybridSettings", (HybridSettings, text.settings, other.settings), described)
-    return dataclass(frozen=True, kw_only=True)(kind)
+# By the settings of their parts: one class, so that settings of two processes can be compared.
+_CLASSES: dict[tuple[type, type], type[DraftSettings]] = {}
 
 
-def _of_method(method: str, values: dict[str, Any]) -> DraftSettings:
-    """The settings of a method, with these values."""
-    from harness.menu.records import METHODS
+def _settings_of_both(
+    of_text: type[DraftSettings], of_other: type[DraftSettings]
+) -> type[DraftSettings]:
+    """The class of a hybrid's settings, from those of its parts."""
+    if (of_text, of_other) not in _CLASSES:
+        kind = type("HybridSettings", (HybridSettings, of_text, of_other), {})
+        _CLASSES[of_text, of_other] = dataclass(frozen=True, kw_only=True)(kind)
+    return _CLASSES[of_text, of_other]
 
-    return METHODS[method].settings(**values)
+
+def _restored(
+    of_text: type[DraftSettings], of_other: type[DraftSettings], values: dict[str, Any]
+) -> DraftSettings:
+    return _settings_of_both(of_text, of_other)(**values)
 
 
 def parts(name: str) -> tuple[str, str] | None:
@@ -147,5 +160,8 @@ def hybrid(name: str, text: Method, other: Method) -> Hybrid:
     """The hybrid of two methods. Raises SettingError unless they can draft together."""
     if isinstance(text, TextMethod) and other.follows:
         return Hybrid(text, other)
-    rule = "must be lookup, suffix or another method that reads text, a plus, and a model, a head, early_exit or mtp"
+    rule = (
+        "must be lookup, suffix or another method that reads text, a plus, and a model, a head, "
+        "early_exit or mtp"
+    )
     raise SettingError("draft", rule, name)

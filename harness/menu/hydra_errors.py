@@ -104,4 +104,6 @@ def _names_draft(choice: str) -> bool:
         if key == "pair"
         for pair in value.split(",")
     ]
+    # The second part of a hybrid is one too.
+    drafts += [draft.partition("+")[2] for draft in drafts]
     return choice in map(without_suffixes, drafts)

@@ -82,7 +82,8 @@ class Method(Record):
         deterministic: whether its proposals come without probabilities.
         trains: whether `distill` can train it.
         batches: whether it drafts for several prompts at once.
-        follows: whether it can draft beside a text method in a hybrid; its drafters are then `FollowingDrafter`s.
+        follows: whether it can draft beside a text method in a hybrid; its drafters are then
+            `FollowingDrafter`s.
         named: whether `draft=NAME` alone chooses it; False for models, which have names of their own.
     """
 

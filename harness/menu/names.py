@@ -47,7 +47,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-# The group of a hybrid's second part. In the group `draft` it would be overridden with the hybrid itself.
+# The group of a hybrid's second part: in the group `draft` the hybrid itself would override it.
 _OF_A_HYBRID = "draft_of_hybrid"
 # Begins the name of the primary configuration of a command that has none in `conf/`.
 _OF_A_COMMAND = "command:"
@@ -92,7 +92,7 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
     require(other != "none", "draft", "must name a draft after the plus", name)
     record = METHODS[text]
     assert isinstance(record, TextMethod)
-    own = _defaults(HybridSettings, ["least_text"])
+    own = _defaults(HybridSettings, HybridSettings.own_names())
     own |= _defaults_of_method(text) | record.hybrid_defaults()
     return {
         "defaults": [{f"/{_OF_A_HYBRID}@_here_": other}, "_self_"],

@@ -38,7 +38,7 @@ class Methods(Registry[Method]):
         return super().source(found[0] if found else name)
 
     def split(self, draft: str) -> tuple[str, str] | None:
-        """The text method and the other draft that a hybrid's name has; None where the name is no hybrid's."""
+        """The text method and the other draft in a hybrid's name; None for any other name."""
         found = parts(draft)
         if found is None:
             return None

@@ -98,7 +98,10 @@ def _drafting_methods(sweeps: list[Override]) -> list[str]:
     for sweep in sweeps:
         if sweep.key_or_group in ("draft", "pair"):
             for choice in sweep.sweep_iterator():
-                methods.add(method_name(str(choice).rpartition("+")[2]))
+                draft = str(choice)
+                if sweep.key_or_group == "pair":
+                    draft = draft.partition("+")[2]
+                methods.add(method_name(draft))
     return sorted(methods)
 
 

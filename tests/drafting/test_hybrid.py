@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
+from harness.menu.records import METHODS
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, Checked, check_greedy
 from small_heads import eagle_head, layer_config, target_model
@@ -129,3 +131,10 @@ def test_a_head_reads_what_texts_propose(least: int) -> None:
 def test_greedy_output_with_a_head_is_that_of_generate() -> None:
     target, head = target_model(), eagle_head(layer_config("llama"))
     check_greedy(target, HybridDrafter(lookup_drafter(), head.drafter(target, GREEDY), 1))
+
+
+def test_settings_reach_other_processes() -> None:
+    settings = METHODS["suffix+model"].settings(
+        name="suffix+x", method="suffix+model", repository="x"
+    )
+    assert pickle.loads(pickle.dumps(settings)) == settings

@@ -75,7 +75,7 @@ class Lookup(TextMethod):
     settings = LookupSettings
 
     def hybrid_defaults(self) -> dict[str, Any]:
-        """See `TextMethod.hybrid_defaults`: only the longest n-gram is enough to leave the other's proposal."""
+        """See `TextMethod.hybrid_defaults`: only a match of the longest n-gram is certain enough."""
         return {"min_ngram": "${.max_ngram}"}
 
     def texts(self, settings: LookupSettings, tokenizer: Any = None) -> Callable[[], LookupText]:
