@@ -28,13 +28,13 @@ class Methods(Registry[Method]):
 
     def is_built_in(self, name: str) -> bool:
         """See `Registry.is_built_in`; of a hybrid, whether both parts are."""
-        if found := parts(name):
+        if found := self._parts(name):
             return all(super(Methods, self).is_built_in(part) for part in found)
         return super().is_built_in(name)
 
     def source(self, name: str) -> bytes | None:
         """See `Registry.source`; of a hybrid, the code of its text method."""
-        found = parts(name)
+        found = self._parts(name)
         return super().source(found[0] if found else name)
 
     def split(self, draft: str) -> tuple[str, str] | None:
@@ -46,8 +46,12 @@ class Methods(Registry[Method]):
         known = first in self.names() or self.is_in_file(first)
         return found if known and isinstance(self[first], TextMethod) else None
 
+    def _parts(self, name: str) -> tuple[str, str] | None:
+        """The parts of a hybrid's method; the plus in a file's path divides nothing."""
+        return None if self.is_in_file(name) else parts(name)
+
     def _load(self, name: str) -> Method:
-        if (found := parts(name)) is None:
+        if (found := self._parts(name)) is None:
             return super()._load(name)
         first, second = found
         return hybrid(name, self[first], self[second])

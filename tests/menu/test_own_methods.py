@@ -165,3 +165,16 @@ def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -
 )
 def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
+
+
+def test_a_hybrid_has_the_text_of_a_file_and_a_path_may_have_a_plus(harness: Harness) -> None:
+    text, setting = CORPUS[0], CORPUS[1]
+    harness("latency", *QUICK, f"{text}+tiny_eagle3", setting, "draft.ngram=2")
+    rows = results()
+    assert list(rows["draft"].dropna().unique()) == [f"{text}+tiny_eagle3".removeprefix("draft=")]
+    folder = Path("a+b")
+    folder.mkdir()
+    Path("corpus_ngrams.py").rename(folder / "corpus_ngrams.py")
+    del sys.modules["corpus_ngrams"]
+    METHODS.forget()
+    assert "It fits" in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", setting).stdout
