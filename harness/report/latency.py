@@ -40,6 +40,8 @@ from harness.results.work import why_no_verdict
 
 # Printed in the place of an unknown figure among known ones.
 _UNKNOWN = "–"
+# A damaged file may hold any number.
+_MOST_SPEEDUP = 1e6
 # Predictions for other K in one line.
 _MOST_K = 8
 
@@ -155,18 +157,23 @@ def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
     if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
         return Interval()
     own = Interval(row.speedup, row.speedup_low, row.speedup_high)
-    return widened(own, num_compared, _degrees_of_freedom(row)) if num_compared > 1 else own
+    if num_compared == 1:
+        return own
+    ends = (own.low, own.estimate, own.high)
+    if not 0 < min(ends) <= max(ends) < _MOST_SPEEDUP:
+        return Interval()
+    return widened(own, num_compared, _degrees_of_freedom(row))
 
 
 def _degrees_of_freedom(row: LatencyRow) -> int:
     """Of whatever the interval has fewest of: `15 prompts and 5 runs` leave 4."""
-    words = (row.speedup_covers or f"{row.num_prompts or 0} prompts").split()
+    words = (row.speedup_covers or "").split()
     numbers = [
         int(number)
         for number, name in itertools.pairwise(words)
-        if number.isdigit() and not name.startswith("seed")
+        if number.isdecimal() and not name.startswith("seed")
     ]
-    return min(numbers) - 1
+    return min(numbers, default=row.num_prompts or 0) - 1
 
 
 def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
