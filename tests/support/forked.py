@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -176,11 +177,21 @@ def _become_new(environment: Mapping[str, str]) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors=errors, closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    _log_to_stderr()
     # This process may be the copy of one that runs a command.
     signals._waiting = signals._leave = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _log_to_stderr() -> None:
+    """Let libraries that were imported by the tests log to this process's stderr."""
+    known = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in known:
+        for handler in getattr(logger, "handlers", ()):
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)
 
 
 def _run(program: Callable[[], object]) -> NoReturn:
