@@ -57,14 +57,19 @@ class Forked:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            if new_session:
-                os.setsid()
-            if directory is not None:
-                os.chdir(directory)
-            _open_streams(output, terminal)
-            _close_files({0, 1, 2, *kept})
-            _become_new(environment)
-            _run(program)
+
+            def begin() -> None:
+                if new_session:
+                    os.setsid()
+                if directory is not None:
+                    os.chdir(directory)
+                _open_streams(output, terminal)
+                _close_files({0, 1, 2, *kept})
+                _become_new(environment)
+                program()
+
+            # Whatever fails, this process must not go on with the tests.
+            _run(begin)
 
     def poll(self) -> int | None:
         """The exit code, negative after a signal; None while it runs."""
@@ -191,7 +196,8 @@ def _log_to_stderr() -> None:
     for logger in known:
         for handler in getattr(logger, "handlers", ()):
             if type(handler) is logging.StreamHandler:
-                handler.setStream(sys.stderr)
+                # `setStream` flushes the stream of before, which is closed here.
+                handler.stream = sys.stderr
 
 
 def _run(program: Callable[[], object]) -> NoReturn:

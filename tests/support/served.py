@@ -4,54 +4,55 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forked import Forked, command
-from processes import wait_for
-
 ROOT = Path(__file__).parents[2]
+
+
+# The command with another grace period after a signal.
+_PROGRAM = """
+import harness.cli, harness.serve.command
+harness.serve.command._GRACE_S = {grace_s}
+harness.cli.main()
+"""
 
 
 @contextmanager
 def serving(
     directory: Path, *settings: str, grace_s: float | None = None, **environment: str
-) -> Iterator[tuple[str, Forked]]:
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`python -m harness serve` in a directory, with its address.
 
-    It must end well on Ctrl-C, if it has not ended by then, and never print a traceback.
-
-    Args:
-        grace_s: another grace period after a signal.
+    It must end well on Ctrl-C, if it has not ended by then, and never print a traceback. It is a
+    new interpreter: a fork of the tests' process has its locks but not its threads, and a server
+    with threads of its own may wait for them forever.
     """
-
-    def program() -> None:
-        if grace_s is not None:
-            from harness.serve import command as serve
-
-            serve._GRACE_S = grace_s
-        command(["serve", "port=0", *settings])
-
-    with (directory / "stdout").open("w+") as stdout, (directory / "stderr").open("w+") as stderr:
-        process = Forked(
-            program,
-            environment=os.environ | environment,
-            directory=directory,
-            output=[stdout, stderr],
-        )
+    program = ["-m", "harness"] if grace_s is None else ["-c", _PROGRAM.format(grace_s=grace_s)]
+    with (directory / "stderr").open("w+") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, *program, "serve", "port=0", *settings],
+            cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            stdout=subprocess.PIPE, stderr=stderr, text=True,
+        )  # fmt: skip
         try:
-            wait_for(process, directory, "stdout", holding="\n")
-            line = (directory / "stdout").read_text()
-            assert line.startswith("Serving "), line
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            stderr.seek(0)
+            assert line.startswith("Serving "), stderr.read()
             yield line.split(" on ")[1].split()[0].rstrip("/"), process
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
-            printed = (directory / "stderr").read_text()
+            stderr.seek(0)
+            printed = stderr.read()
             assert "Traceback" not in printed, printed
         finally:
             process.kill()
             process.wait()
+            process.stdout.close()
 
 
 @contextmanager
