@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, NoReturn
 
+import torch
+
 from harness import cli
 from harness.sweep import signals, worker
 from processes import TIMEOUT_S, wait_for
@@ -183,6 +185,8 @@ def _become_new(environment: Mapping[str, str]) -> None:
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors=errors, closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     _log_to_stderr()
+    # The first use after a fork makes the pool of threads again, for which two threads must not race.
+    torch.set_num_threads(torch.get_num_threads())
     # This process may be the copy of one that runs a command.
     signals._waiting = signals._leave = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
