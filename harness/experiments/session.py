@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,10 @@ from harness.results.weights import weights_identity
 
 # The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
 REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
+# Seconds before each lap of an engine that keeps requests in flight. What is written between two laps is not the same
+# before both arms, and slows the first requests after it: without a rest the first tokens of one of two identical
+# arms came 0.25 ms later (`benchmarks/identical_arms.py`).
+_REST_S = 0.02
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
@@ -328,6 +333,8 @@ class Session:
                             generate(engine, arm, warmup or question, allow_failures=allow_failures)
                         warm.add(arm.name)
                     asked = for_arm(question, arm.name)
+                    if engine.queues:
+                        time.sleep(_REST_S)
                     generations[arm.name] = generate(
                         engine, arm, asked, allow_failures=allow_failures
                     )
