@@ -191,7 +191,6 @@ MISTAKES = {
     "latency draft.tree=dynamic runner=compiled": "runner=compiled: must be one of auto, eager, static",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
-    "latency draft=tiny_medusa draft.tree=static": "draft.tree=static: must be chain for draft=tiny_medusa",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for heads, not for draft=lookup",
     "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",
     "serve draft.tree=dynamic": "draft.tree=a tree: must be chain with serve",

@@ -2,63 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_plans
-from harness.decoding.protocols import TreeDrafter
 from harness.decoding.transfer import most, to_device
-from harness.decoding.trees import TreeProposal
-from harness.decoding.warp import AnyWarp
-from harness.drafting.head_drafter import HeadDrafter
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.head_drafter import Unread
+from harness.drafting.head_trees import HeadTrees
+from harness.drafting.tree_growth import Predictor
 
 
-class EagleTrees(HeadDrafter, TreeDrafter):
+class EagleTrees(HeadTrees):
     """Proposes trees, for a drafter with an EAGLE-3 head.
 
     Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
     """
 
-    def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> None:
-        super().__init__(head, target, warp)
-        self._plan = plan
-
-    @torch.inference_mode()
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        """See `TreeDrafter.propose_tree`."""
-        with without_plans():
-            unread = self._unread()
-            self.cache.num_slots = most(self._num_cached) + unread.features.shape[1]
-            states = self.read(unread)
-            self._count_as_read(self.num_reread)
-            predictor = _EaglePredictor(self, states)
-            uniforms = uniforms.to(self.device)
-            proposal = self._plan.propose(predictor, depth, self._warp, uniforms)
-        self.cache.end_tree()
-        self._proposed = proposal.tokens
-        probabilities = proposal.probabilities
-        if probabilities is not None:
-            probabilities = probabilities.to(self._home)
-        return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities)
-
-    def follow(self, path: Tensor) -> None:
-        """See `TreeDrafter.follow`."""
-        self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """See `HeadTrees.predictor`."""
+        return _EaglePredictor(self, self.read(unread))
 
     def logits_of(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [B, n, V] after entries with these states [B, n, width], and the states that
         the entries of their children take.
         """
         normed = self.head.norm(states)
-        logits = self._logits(normed)
-        if self._tokens is not None:
-            every_token = logits.new_full((*logits.shape[:2], self.vocabulary_size), -torch.inf)
-            logits = every_token.index_copy(-1, self._tokens, logits)
+        logits = self.over_vocabulary(self._logits(normed))
         return logits, normed if self.head.config.norm_output else states
 
     def entries(

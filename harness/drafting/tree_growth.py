@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 
 # A dynamic tree expands so many nodes of a level, and looks at as many children of each, as EAGLE-2
-# does.
+# does, where each expansion takes time.
 _WIDTH = 10
 
 # Branches are scored by the drafter's probabilities at the run's own temperature, but at least at
@@ -23,14 +23,22 @@ _LOWEST_TEMPERATURE = 0.1
 
 
 class Predictor(Protocol):
-    """Predicts the tokens after the nodes of growing trees, level by level."""
+    """Predicts the tokens after the nodes of growing trees, level by level.
+
+    Attributes:
+        width: the most nodes of a level that a dynamic tree expands; None for as many as it can use.
+        num_levels: the most levels that can be predicted; None for any number.
+    """
+
+    width: int | None = _WIDTH
+    num_levels: int | None = None
 
     def root(self) -> Tensor:
         """Return logits [B, 1, V] after the text."""
         ...
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Return logits [B, n, V] after n nodes of the next level.
+        """Return logits [B, n, V] after n nodes of the next level; [B, 1, V] where all are alike.
 
         Args:
             tokens: [B, n] of these nodes.
@@ -64,6 +72,8 @@ class TreePlan:
             warp: what tokens are drawn with, where a tree is not deterministic.
             uniforms: [B, budget].
         """
+        if predictor.num_levels is not None:
+            depth = min(depth, predictor.num_levels)
         if self.kind == "dynamic":
             return grow_dynamic(predictor, depth, self.budget, _confidence_temperature(warp))
         parents = best_shape(self.rates, depth, self.budget)
@@ -80,7 +90,7 @@ def grow_dynamic(
     parent scores no less than its children. The trees follow from the texts alone.
     """
     logits = predictor.root()
-    width = min(_WIDTH, budget, logits.shape[-1])
+    width = min(predictor.width or budget, budget, logits.shape[-1])
     num_rows = len(logits)
     tokens: list[Tensor] = []
     scores: list[Tensor] = []
@@ -93,7 +103,8 @@ def grow_dynamic(
         confidence = (logits.float() / temperature).log_softmax(-1)
         children = confidence.topk(width, dim=-1)
         scores.append((above.unsqueeze(2) + children.values).flatten(1))
-        tokens.append(children.indices.flatten(1))
+        num_above = above.shape[1]
+        tokens.append(children.indices.expand(-1, num_above, -1).flatten(1))
         parents.append(numbers.repeat_interleave(width, dim=1))
         if level + 1 == depth:
             break
@@ -153,6 +164,7 @@ def grow_static(
         )
         columns = [node - 1 for node in following]
         logits = predictor.expand(tokens[:, columns], above.expand(len(tokens), -1))
+        logits = logits.expand(-1, len(following), -1)
         level = following
 
 

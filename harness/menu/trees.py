@@ -59,6 +59,8 @@ def check_tree_models(settings: Any, target: Any, head: Any, draft: Any) -> None
     if head is not None and not head.kind.drafts_trees:
         rule = f"must be chain for draft={settings.name}: {head.kind.name} heads draft no trees"
         raise SettingError("draft.tree", rule, settings.tree)
+    rule = f"ends a chain, and must be null with draft.tree={settings.tree}"
+    require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
 
 
 def plan_of(settings: DraftSettings) -> Any:

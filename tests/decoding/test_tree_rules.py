@@ -49,10 +49,23 @@ def markov_chain(seed: int) -> Tensor:
 
 
 class Trees:
-    """Many offers of trees of one shape over a Markov chain; every third row is cut to one level."""
+    """Many offers of trees of one shape over a Markov chain; every third row is cut to one level.
 
-    def __init__(self, seed: int, *, deterministic: bool, warp: Warp | None = None) -> None:
+    The draft is another chain; `by_level` it predicts the tokens of a level alike after all nodes, as
+    heads do that draft a block at once.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        deterministic: bool,
+        by_level: bool = False,
+        warp: Warp | None = None,
+    ) -> None:
         parents = random_tree(seed)
+        self._levels = TreeShape([parents]).depths_on(torch.device("cpu"))[0].clamp(max=SIZE)
+        self._by_level = by_level
         self._generator = torch.Generator().manual_seed(seed)
         chain = markov_chain(seed)
         self.target = chain if warp is None else warp(chain.log())
@@ -67,7 +80,7 @@ class Trees:
             self.target[tokens],
             tokens[:, 1:],
             shape,
-            None if deterministic else draft[tokens],
+            None if deterministic else self._drafted(draft, tokens),
             self._uniforms(len(parents)),
             self._uniforms(len(parents) + 1),
             shape.depths_on(tokens.device)[:, 1:] <= limits,
@@ -76,12 +89,17 @@ class Trees:
     def _uniforms(self, *shape: int) -> Tensor:
         return torch.rand(NUM_DRAWS, *shape, generator=self._generator)
 
+    def _drafted(self, draft: Tensor, tokens: Tensor) -> Tensor:
+        """The draft's distributions [B, n, V] after the text and each node."""
+        given = self._levels[: tokens.shape[1]].expand_as(tokens) if self._by_level else tokens
+        return draft[given]
+
     def _tokens(self, parents: Parents, draft: Tensor, deterministic: bool) -> Tensor:
         """The last token of the text, then the nodes."""
         tokens = torch.full((NUM_DRAWS, 1), SIZE)
         for node, parent in enumerate(parents):
             siblings = [one + 1 for one in range(node) if parents[one] == parent]
-            after = draft[tokens[:, parent]]
+            after = self._drafted(draft, tokens)[:, parent]
             new = after.argsort(dim=1, descending=True)[:, len(siblings)]
             if not deterministic:
                 new = draw_child(after, tokens[:, siblings], self._uniforms())
@@ -111,6 +129,18 @@ class Trees:
 def test_it_keeps_the_target_s_distribution(rule: TreeRule, seed: int, deterministic: bool) -> None:
     """False-alarm rate 1e-9."""
     assert Trees(seed, deterministic=deterministic).p_value(rule) > FALSE_ALARM_RATE
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_it_keeps_the_target_s_distribution_where_levels_are_drawn_alike(rule: TreeRule) -> None:
+    """False-alarm rate 1e-9. A verification with other probabilities than the drawn ones is caught."""
+    trees = Trees(2, deterministic=False, by_level=True)
+    assert trees.p_value(rule) > FALSE_ALARM_RATE
+    drafted = trees.offer.draft_probabilities
+    assert drafted is not None
+    wrong = dataclasses.replace(trees.offer, draft_probabilities=drafted.roll(1, dims=1))
+    trees.offer = wrong
+    assert trees.p_value(rule) < FALSE_ALARM_RATE
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)

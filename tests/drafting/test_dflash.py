@@ -6,59 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
+from block_reference import block_expected, block_states
 from chains import GREEDY, request, texts
 from fakes import Scripted
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.warp import Warp
-from harness.drafting.kinds.dflash import BlockHead
 from harness.runners.eager import EagerRunner
-from head_references import PROMPTS, Expected, attend, check_against, check_greedy, mlp, rms, spread
+from head_references import PROMPTS, check_against, check_greedy
 from small_heads import block_head, target_model
 
 DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence_markov": True}
-
-
-def block_states(
-    head: BlockHead, target: PreTrainedModel, last: Tensor, features: Tensor
-) -> Tensor:
-    """The states [block, D] of one block, after the final norm."""
-    size, length = head.config.block_size, len(features)
-    context = rms(head.fc(features.flatten(1)), head.hidden_norm)
-    queries = torch.cat([last.view(1), torch.full((size - 1,), head.config.mask_token_id)])
-    states = target.get_input_embeddings()(queries)
-    at, block_at = torch.arange(length + size), torch.arange(length, length + size)
-    for layer, window in zip(head.layers, head.windows, strict=True):
-        seen = torch.ones(size, length + size, dtype=torch.bool)
-        if window is not None:
-            seen &= at >= length - window
-            if head.config.causal_windows:
-                seen &= at <= block_at[:, None]
-        x = rms(states, layer.input_layernorm)
-        states = states + attend(layer.self_attn, x, torch.cat([context, x]), block_at, at, seen)
-        states = states + mlp(layer, rms(states, layer.post_attention_layernorm))
-    return rms(states, head.norm)
-
-
-def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
-    output = head.lm_head or target.get_output_embeddings()
-
-    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        states = block_states(head, target, decided[-1], features)
-        logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
-        if head.markov_head is not None:
-            before = torch.cat([decided[-1:], drawn[:-1]])
-            logits = (
-                logits
-                + head.markov_head["markov_w1"].weight[before]
-                @ head.markov_head["markov_w2"].weight.T
-            )
-        return spread(head, logits)
-
-    return expected
 
 
 @pytest.mark.parametrize(

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from architectures import VOCABULARY
 from chains import GREEDY
 from harness.decoding.warp import Warp
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, check_against, check_greedy
+from medusa_reference import medusa_expected
 from small_heads import medusa_head, target_model
 
 
 @pytest.mark.parametrize("own_outputs", [True, False])
 def test_distributions_are_those_of_the_formula(own_outputs: bool) -> None:
     target, head = target_model(), medusa_head(own_outputs)
-    weights = head.state_dict()
-
-    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        found = []
-        for number in range(len(drawn)):
-            x = features[-1, 0]
-            for block in range(2):
-                linear = (
-                    weights[f"{number}.{block}.linear.weight"] @ x
-                    + weights[f"{number}.{block}.linear.bias"]
-                )
-                x = x + linear * linear.sigmoid()
-            output = weights[f"{number}.2.weight"] if own_outputs else target.lm_head.weight
-            found.append((output @ x).log_softmax(-1))
-        return torch.stack(found)
-
-    check_against(target, head.drafter(target, Warp()), expected)
+    check_against(target, head.drafter(target, Warp()), medusa_expected(head, target))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])

@@ -1,16 +1,18 @@
-"""Trees grow to the likeliest nodes; EAGLE-3 and draft models predict each node as they would after its path alone."""
+"""Trees grow to the likeliest nodes; heads and draft models predict each node as they would after its path alone."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from architectures import generated, random_model
 from chains import GREEDY, chain, request, texts
+from block_reference import block_expected
 from eagle_reference import eagle_expected
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Step, TreeDrafter
@@ -19,12 +21,17 @@ from harness.decoding.tree_rules import verify_rounds, verify_traversal
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import Warp
+from harness.drafting.blocks import Head
+from harness.drafting.head_trees import MarginalPredictor
+from harness.drafting.kinds.eagle3 import EagleHead
+from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.model_trees import ModelTreeDrafter
 from harness.drafting.tree_growth import Predictor, TreePlan, best_shape, grow_dynamic, grow_static
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
-from head_references import PROMPTS
-from small_heads import eagle_head, layer_config, target_model
+from head_references import PROMPTS, Expected
+from medusa_reference import medusa_expected
+from small_heads import block_head, eagle_head, layer_config, medusa_head, target_model
 
 DEPTH, BUDGET = 4, 9
 RATES = (0.6, 0.3, 0.2)
@@ -52,17 +59,26 @@ def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-def test_a_dynamic_tree_has_the_likeliest_paths() -> None:
-    size, depth, budget = 5, 3, 12
+def random_chain(size: int) -> Tensor:
     transitions = chain(3)[:size, :size]
-    transitions = transitions / transitions.sum(-1, keepdim=True)
-    proposal = grow_dynamic(TablePredictor(transitions, 2), depth, budget)
+    return transitions / transitions.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("marginal", [False, True], ids=["by token", "by level"])
+def test_a_dynamic_tree_has_the_likeliest_paths(marginal: bool) -> None:
+    size, depth, budget = 5, 3, 12
+    table = random_chain(size)
+    predictor: Predictor = TablePredictor(table, 2)
+    if marginal:
+        predictor = MarginalPredictor(table[:depth].log().expand(2, -1, -1))
+    proposal = grow_dynamic(predictor, depth, budget)
     likelihoods = {}
     for length in range(1, depth + 1):
         for path in itertools.product(range(size), repeat=length):
-            steps = zip((0, *path), path, strict=False)
-            logs = [transitions[before, after].log() for before, after in steps]
-            likelihoods[path] = float(sum(logs))
+            rows = range(length) if marginal else (0, *path)
+            likelihoods[path] = sum(
+                float(table[row, token].log()) for row, token in zip(rows, path, strict=False)
+            )
     # A level expands its five likeliest nodes, which hold all that can be among the first twelve.
     likeliest = sorted(likelihoods, key=lambda path: -likelihoods[path])[:budget]
     for row in range(2):
@@ -120,7 +136,7 @@ def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
 
 
 class Checked:
-    """An EAGLE-3 drafter of drawn trees, whose distributions are compared with a plain computation."""
+    """A drafter of drawn trees, whose distributions are compared with a plain computation."""
 
     def __init__(self, drafter: TreeDrafter, target: torch.nn.Module, expected: object) -> None:
         self.layers = drafter.layers
@@ -177,12 +193,32 @@ def tree_request(warp: Warp, length: int = 20) -> object:
     return type(what)(PROMPTS, numbers, warp, length)
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-def test_eagle_predicts_each_node_as_after_its_path_alone(reduced: bool) -> None:
-    target = target_model()
-    head = eagle_head(layer_config("llama"), reduced=reduced)
+DSPARK = {"from_anchor": True, "markov_rank": 6}
+# Heads of every kind, some with a vocabulary of their own.
+HEADS: dict[str, Callable[[], Head]] = {
+    "EAGLE-3": lambda: eagle_head(layer_config("llama")),
+    "EAGLE-3, reduced vocabulary": lambda: eagle_head(layer_config("llama"), reduced=True),
+    "P-EAGLE": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96, reduced=True),
+    "Medusa": lambda: medusa_head(True),
+    "DFlash": lambda: block_head(window=True),
+    "DSpark, reduced vocabulary": lambda: block_head(reduced=True, **DSPARK),
+}
+
+
+def expected_of(head: Head, target: PreTrainedModel) -> Expected:
+    if isinstance(head, EagleHead):
+        return eagle_expected(head, head.embed_tokens, head.lm_head)
+    if isinstance(head, MedusaHead):
+        return medusa_expected(head, target)
+    return block_expected(head, target)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
+    """So the verification reads the distributions that the nodes were drawn from."""
+    target, head = target_model(), HEADS[name]()
     drafter = head.tree_drafter(target, Warp(), TreePlan("static", BUDGET, RATES))
-    checked = Checked(drafter, target, eagle_expected(head, head.embed_tokens, head.lm_head))
+    checked = Checked(drafter, target, expected_of(head, target))
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = list(
         speculative_trees(runner, checked, tree_request(Warp()), DEPTH, BUDGET, verify_rounds)
@@ -193,9 +229,9 @@ def test_eagle_predicts_each_node_as_after_its_path_alone(reduced: bool) -> None
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("make", [EagerRunner, StaticRunner])
-def test_greedy_texts_with_eagle_are_those_of_generate(kind: str, make: type) -> None:
-    target = target_model()
-    head = eagle_head(layer_config("llama"))
+@pytest.mark.parametrize("name", ["EAGLE-3", "P-EAGLE", "Medusa", "DSpark, reduced vocabulary"])
+def test_greedy_texts_with_a_head_are_those_of_generate(kind: str, make: type, name: str) -> None:
+    target, head = target_model(), HEADS[name]()
     drafter = head.tree_drafter(target, GREEDY, TreePlan(kind, BUDGET, RATES))
     runner = make(target, hidden_layers=drafter.layers)
     records = speculative_trees(
@@ -204,9 +240,9 @@ def test_greedy_texts_with_eagle_are_those_of_generate(kind: str, make: type) ->
     assert texts(records, 3) == [generated(target, prompt, 20) for prompt in PROMPTS]
 
 
-def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts() -> None:
-    target = target_model()
-    head = eagle_head(layer_config("llama"))
+@pytest.mark.parametrize("name", HEADS)
+def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts(name: str) -> None:
+    target, head = target_model(), HEADS[name]()
     expected = [
         record.proposed
         for record in speculative(

@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
 # Blocks of one row that a head is trained on at a time.
@@ -110,6 +113,10 @@ class BlockHead(LayeredHead):
         """See `Head.drafter`."""
         return BlockDrafter(self, target, warp, confidence)
 
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
+        """See `Head.tree_drafter`."""
+        return BlockTrees(self, target, warp, plan)
+
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Blocks after some tokens of each row, chosen again for each lesson, as `BlockDrafter` drafts them."""
         config, device = self.config, lesson.tokens.device
@@ -155,22 +162,27 @@ class BlockDrafter(HeadDrafter):
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         """See `HeadDrafter.draft`."""
+        last, states = self.block(unread, uniforms.shape[1])
+        logits = self._logits(states)
+        if self.head.markov_head is None:
+            drawn = self.draw(logits, uniforms[:, : logits.shape[1]])
+        else:
+            drawn = self._draw_in_turn(last, logits, uniforms)
+        return self._offer(last, states, drawn)
+
+    def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
+        """Return the token just decided [B], and the states [B, n, width] that predict the tokens
+        after it, n = `count` if one pass can propose so many.
+        """
         config = self._config
-        # The token just decided, which has no features yet.
+        # It has no features yet.
         last = unread.following[unread.last()]
         self.read(unread)
         masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
         queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
         self.cache.place(unread.starts + unread.counts, config.block_size)
         predicting = self.head(queries, self.cache)[:, config.block_size - config.most_tokens :]
-        states = predicting[:, : uniforms.shape[1]]
-        count = states.shape[1]
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            drawn = self.draw(logits, uniforms[:, :count])
-        else:
-            drawn = self._draw_in_turn(last, logits, uniforms)
-        return self._offer(last, states, drawn)
+        return last, predicting[:, :count]
 
     def num_ahead(self, num_draft_tokens: int) -> int:
         """See `HeadDrafter.num_ahead`: a block."""
@@ -178,15 +190,19 @@ class BlockDrafter(HeadDrafter):
 
     def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw one token after the other, each with a bias by the one before."""
-        assert self.head.markov_head is not None
         drawn: list[Draft] = []
         before = last
         for count in range(logits.shape[1]):
-            bias = self.head.markov_head["markov_w2"](self._previous(before))
-            biased = logits[:, count] + bias[..., : logits.shape[-1]]
+            biased = self.biased(logits[:, count], before)
             drawn.append(self.draw(biased, uniforms[:, count]))
             before = drawn[-1].tokens
         return stacked(drawn)
+
+    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Add DSpark's bias to logits [..., V of the head], by the tokens [...] before."""
+        assert self.head.markov_head is not None
+        bias = self.head.markov_head["markov_w2"](self._previous(before))
+        return logits + bias[..., : logits.shape[-1]]
 
     def read(self, unread: Unread) -> None:
         """See `HeadDrafter.read`."""
@@ -209,10 +225,50 @@ class BlockDrafter(HeadDrafter):
         return drawn._replace(lengths=lengths)
 
 
+class BlockTrees(HeadTrees, BlockDrafter):
+    """Proposes trees with a DFlash or DSpark head."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """See `HeadTrees.predictor`."""
+        last, states = self.block(unread, depth)
+        logits = self._logits(states)
+        if self.head.markov_head is not None:
+            return _MarkovPredictor(self, last, logits)
+        return MarginalPredictor(self.over_vocabulary(logits))
+
+
+class _MarkovPredictor(Predictor):
+    """The levels of one DSpark block: each node's children follow its own token.
+
+    Args:
+        last: [B], the token just decided.
+        logits: [B, K, V of the head], without the bias.
+    """
+
+    def __init__(self, drafter: BlockTrees, last: Tensor, logits: Tensor) -> None:
+        self._drafter = drafter
+        self._last = last.unsqueeze(1)
+        self._levels = list(logits.split(1, dim=1))
+        self.num_levels = len(self._levels)
+        self._level = 0
+
+    def root(self) -> Tensor:
+        return self._after(self._last)
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self._level += 1
+        return self._after(tokens)
+
+    def _after(self, tokens: Tensor) -> Tensor:
+        biased = self._drafter.biased(self._levels[self._level], tokens)
+        return self._drafter.over_vocabulary(biased)
+
+
 class DFlash(HeadKind):
     """DFlash, as speculators, z-lab and DeepSpec store it."""
 
     name = "dflash"
+    drafts_trees = True
     trains = True
 
     # Whether a configuration that does not say so has a Markov head, of this rank.

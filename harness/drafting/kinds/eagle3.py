@@ -21,10 +21,11 @@ from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.eagle_trees import EagleTrees
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
-from harness.drafting.tree_growth import TreePlan
+from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 from harness.runners.regions import end_part
 
@@ -109,7 +110,9 @@ class EagleHead(LayeredHead):
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
         """See `Head.tree_drafter`."""
-        return EagleTreeDrafter(self, target, warp, plan)
+        is_chain = self.config.mask_token_id is None
+        kind = EagleTreeDrafter if is_chain else MaskTreeDrafter
+        return kind(self, target, warp, plan)
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Training-time test (section 3.2 of the paper): each step reads the states that the head itself made."""
@@ -138,8 +141,7 @@ class EagleDrafter(HeadDrafter):
         """See `HeadDrafter.draft`."""
         head = self.head
         if head.config.mask_token_id is not None:
-            states = self.read(unread, num_masks=uniforms.shape[1] - 1)
-            return self.draw(self._logits(head.norm(states)), uniforms)
+            return self.draw(self.logits(unread, uniforms.shape[1]), uniforms)
         states = self.read(unread)
         most = uniforms.shape[1]
         ahead = torch.arange(most, device=states.device)
@@ -154,6 +156,11 @@ class EagleDrafter(HeadDrafter):
                 embedded = self._embed(drawn[-1].tokens.unsqueeze(1))
                 states = head(embedded, normed if head.config.norm_output else states, self.cache)
         return stacked(drawn)
+
+    def logits(self, unread: Unread, count: int) -> Tensor:
+        """Return logits [B, count, V of the head] from the last feature and masks behind it."""
+        states = self.read(unread, num_masks=count - 1)
+        return self._logits(self.head.norm(states))
 
     def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
         """Read the new features, and masks behind them.
@@ -178,7 +185,16 @@ class EagleDrafter(HeadDrafter):
 
 
 class EagleTreeDrafter(EagleTrees, EagleDrafter):
-    """Proposes trees with an EAGLE-3 head."""
+    """Proposes trees with an EAGLE-3 head that drafts a chain."""
+
+
+class MaskTreeDrafter(HeadTrees, EagleDrafter):
+    """Proposes trees with an EAGLE-3 head that has masks."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """See `HeadTrees.predictor`."""
+        logits = self.logits(unread, depth)
+        return MarginalPredictor(self.over_vocabulary(logits))
 
 
 class _Unrolled(SlotCache):

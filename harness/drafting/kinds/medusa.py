@@ -1,6 +1,6 @@
 """Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for each token ahead.
 
-The tree of Medusa's own code is not built: the heads' tokens form one chain, each drawn without knowing the others.
+The heads' tokens form one chain or a tree; each is predicted without knowing the others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import Head, HeadConfig
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
 from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import NUM_TOKENS
+from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
 
@@ -65,6 +68,10 @@ class MedusaHead(Head):
         """See `Head.drafter`."""
         return MedusaDrafter(self, target, warp)
 
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
+        """See `Head.tree_drafter`."""
+        return MedusaTrees(self, target, warp, plan)
+
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Head h predicts the token h + 2 after the state that it reads."""
         losses = []
@@ -93,9 +100,14 @@ class MedusaDrafter(HeadDrafter):
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         """See `HeadDrafter.draft`."""
+        logits = self.logits(unread, uniforms.shape[1])
+        return self.draw(logits, uniforms[:, : logits.shape[1]])
+
+    def logits(self, unread: Unread, count: int) -> Tensor:
+        """Return the logits [B, n, V] of the first n heads, n = `count` if there are so many."""
         last = unread.features[unread.last()]
         logits: list[Tensor] = []
-        for number in range(min(uniforms.shape[1], self.head.config.num_heads)):
+        for number in range(min(count, self.head.config.num_heads)):
             states, blocks = last, self.head.parts(number)
             output = blocks.pop() if self.head.config.own_outputs else None
             for block in blocks:
@@ -105,13 +117,22 @@ class MedusaDrafter(HeadDrafter):
                 if output is None
                 else output(states)[..., : self.vocabulary_size]
             )
-        return self.draw(torch.stack(logits, dim=1), uniforms[:, : len(logits)])
+        return torch.stack(logits, dim=1)
+
+
+class MedusaTrees(HeadTrees, MedusaDrafter):
+    """Proposes trees, with one head for each level."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """See `HeadTrees.predictor`."""
+        return MarginalPredictor(self.logits(unread, depth))
 
 
 class Medusa(HeadKind):
     """Medusa-1, as its authors and speculators store it."""
 
     name = "medusa"
+    drafts_trees = True
     trains = True
     saved_as = "medusa_lm_head.safetensors"
     weight_files = (*HeadKind.weight_files, saved_as, "medusa_lm_head.pt")

@@ -14,7 +14,6 @@ class PEagle(Eagle3):
 
     name = "peagle"
     one_pass = True
-    drafts_trees = False
     trains = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
