@@ -1,4 +1,6 @@
-"""How trees of draft tokens grow, whatever predicts the tokens: dynamic trees, and trees of one shape."""
+"""How trees of draft tokens grow, whatever predicts the tokens: dynamic trees, trees of one shape, and
+sequences that are drawn independently.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from harness.decoding.randomness import existing_index
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 
 # A dynamic tree expands so many nodes of a level, and looks at as many children of each, as EAGLE-2
@@ -53,14 +57,16 @@ class TreePlan:
 
     Attributes:
         kind: `dynamic` chooses the nodes by the drafter's confidence, in every iteration; `static`
-            trees have one shape.
+            trees have one shape; `sequences` are drawn independently and merged.
         budget: the most nodes of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted.
+        replacement: of sequences: whether several may begin with the same token.
     """
 
-    kind: Literal["static", "dynamic"]
+    kind: Literal["static", "dynamic", "sequences"]
     budget: int
     rates: tuple[float, ...] = ()
+    replacement: bool = True
 
     def propose(
         self, predictor: Predictor, depth: int, warp: Any, uniforms: Tensor
@@ -76,7 +82,15 @@ class TreePlan:
             depth = min(depth, predictor.num_levels)
         if self.kind == "dynamic":
             return grow_dynamic(predictor, depth, self.budget, _confidence_temperature(warp))
-        parents = best_shape(self.rates, depth, self.budget)
+        if self.kind == "static":
+            parents = best_shape(self.rates, depth, self.budget)
+            return grow_static(predictor, parents, warp, uniforms)
+        depth = min(depth, self.budget)
+        num_sequences = self.budget // depth
+        if self.replacement and not _is_greedy(warp):
+            return grow_sequences(predictor, num_sequences, depth, warp, uniforms)
+        # Sequences of likeliest tokens would all be the same, so they begin with different ones.
+        parents = sequences_shape(num_sequences, depth)
         return grow_static(predictor, parents, warp, uniforms)
 
 
@@ -149,7 +163,9 @@ def grow_static(
             own = children[number]
             columns = [child - 1 for child in own]
             if probabilities is None:
-                tokens[:, columns] = logits[:, place].topk(len(own), dim=-1).indices
+                num_known = min(len(own), logits.shape[-1])
+                likeliest = logits[:, place].topk(num_known, dim=-1).indices
+                tokens[:, columns[:num_known]] = likeliest
                 continue
             probabilities[:, number] = warp(logits[:, place])
             for child in own:
@@ -166,6 +182,101 @@ def grow_static(
         logits = predictor.expand(tokens[:, columns], above.expand(len(tokens), -1))
         logits = logits.expand(-1, len(following), -1)
         level = following
+
+
+def grow_sequences(
+    predictor: Predictor, num_sequences: int, depth: int, warp: Any, uniforms: Tensor
+) -> TreeProposal:
+    """SpecInfer (Miao et al. 2023, arXiv:2305.09781): draw sequences independently of each other, and
+    merge their equal beginnings.
+
+    Sequences that draw the same token after a node share one child. In the order in which they were
+    first drawn, the children of a node are distributed as if drawn without replacement, however many
+    there are: what is drawn again says nothing about the next new one. So the rules for draws without
+    replacement are lossless.
+    """
+    num_rows = len(uniforms)
+    numbers = uniforms[:, : depth * num_sequences].reshape(num_rows, depth, num_sequences)
+    itself = torch.arange(num_sequences, device=uniforms.device).expand(num_rows, -1)
+    tokens: list[Tensor] = []
+    distributions: list[Tensor] = []
+    for level in range(depth):
+        if level == 0:
+            logits = predictor.root()
+        else:
+            parents = torch.zeros_like(itself) if level == 1 else itself
+            logits = predictor.expand(tokens[-1], parents)
+        distributions.append(warp(logits).expand(-1, num_sequences, -1))
+        tokens.append(existing_index(distributions[-1], numbers[:, level]))
+    return _merge(torch.stack(tokens, dim=2), torch.stack(distributions, dim=2))
+
+
+def _merge(tokens: Tensor, distributions: Tensor) -> TreeProposal:
+    """Merge sequences [B, n, K], whose tokens were drawn from distributions [B, n, K, V]."""
+    tries = [_Trie.of(sequences) for sequences in tokens.tolist()]
+    num_nodes = max(len(trie.tokens) for trie in tries)
+    for trie in tries:
+        trie.fill(num_nodes)
+    # Behind the last place there are zeros, for leaves.
+    places = functional.pad(distributions.flatten(1, 2), (0, 0, 0, 1))
+    rows = torch.arange(len(tries), device=tokens.device).unsqueeze(1)
+    following = torch.tensor([trie.following for trie in tries], device=tokens.device)
+    return TreeProposal(
+        torch.tensor([trie.tokens for trie in tries], device=tokens.device),
+        TreeShape([tuple(trie.parents) for trie in tries]),
+        places[rows, following],
+    )
+
+
+@dataclass
+class _Trie:
+    """Sequences of one row, merged where they begin alike.
+
+    Attributes:
+        tokens, parents: of the nodes, in the order in which they were drawn.
+        following: of the root and of each node: the place, among all tokens of all sequences, that
+            was drawn from the distribution after it; -1 for a leaf.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    following: list[int]
+
+    @classmethod
+    def of(cls, sequences: list[list[int]]) -> _Trie:
+        trie = cls([], [], [0])
+        numbers: dict[tuple[int, int], int] = {}
+        place = 0
+        for sequence in sequences:
+            node = 0
+            for level, token in enumerate(sequence, start=1):
+                place += 1
+                if (node, token) not in numbers:
+                    numbers[node, token] = trie.add(node, token)
+                    trie.following.append(place if level < len(sequence) else -1)
+                node = numbers[node, token]
+        return trie
+
+    def add(self, parent: int, token: int) -> int:
+        """Add a node, and return its number."""
+        self.parents.append(parent)
+        self.tokens.append(token)
+        return len(self.tokens)
+
+    def fill(self, num_nodes: int) -> None:
+        """Repeat the first token: no rule tests a token again that was drawn without replacement."""
+        while len(self.tokens) < num_nodes:
+            self.add(0, self.tokens[0])
+            self.following.append(-1)
+
+
+def sequences_shape(num_sequences: int, depth: int) -> Parents:
+    """Return the tree of sequences that differ from their first token on."""
+    parents: list[int] = []
+    for _ in range(num_sequences):
+        first = len(parents) + 1
+        parents += [0, *range(first, first + depth - 1)]
+    return tuple(parents)
 
 
 def _temperatures(warp: Any) -> list[float]:

@@ -68,4 +68,4 @@ def plan_of(settings: DraftSettings) -> Any:
     from harness.drafting.tree_growth import TreePlan
 
     described: Any = settings
-    return TreePlan(described.tree, described.budget, described.rates)
+    return TreePlan(described.tree, described.budget, described.rates, described.replacement)

@@ -206,6 +206,7 @@ _PHRASES_OF_VALUES = {
     ("draft_budget", "16"): "",
     ("draft_tree", "static"): "static trees",
     ("draft_tree", "dynamic"): "dynamic trees",
+    ("draft_tree", "sequences"): "several sequences",
     ("shared", "false"): "",
     ("shared", "true"): "searches earlier answers",
     ("top_k", "0"): "",

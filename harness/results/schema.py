@@ -82,7 +82,7 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
     )
     draft_tree: str | None = setting(
-        "whether proposals are a `chain`, or trees: `static` or `dynamic`", "draft.tree"
+        "whether proposals are a `chain`, or trees: `static`, `dynamic` or `sequences`", "draft.tree"
     )
     draft_budget: int | None = setting(
         "draft tokens of a tree, at most; its depth is `num_draft_tokens`. Not of a chain",

@@ -11,13 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import generated, random_model
-from chains import GREEDY, chain, request, texts
+from chains import GREEDY, chain, p_value_of_texts, request, small_chain, texts
 from block_reference import block_expected
 from eagle_reference import eagle_expected
+from fakes import ChainTreeDrafter, MarkovRunner
+from harness.decoding.batch import Request
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Step, TreeDrafter
 from harness.decoding.randomness import uniforms
-from harness.decoding.tree_rules import verify_rounds, verify_traversal
+from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversal
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import Warp
@@ -26,26 +28,39 @@ from harness.drafting.head_trees import MarginalPredictor
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.model_trees import ModelTreeDrafter
-from harness.drafting.tree_growth import Predictor, TreePlan, best_shape, grow_dynamic, grow_static
+from harness.drafting import tree_growth
+from harness.drafting.tree_growth import (
+    Predictor,
+    TreePlan,
+    _merge,
+    best_shape,
+    grow_dynamic,
+    grow_static,
+)
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS, Expected
 from medusa_reference import medusa_expected
 from small_heads import block_head, eagle_head, layer_config, medusa_head, target_model
+from verifiers import FALSE_ALARM_RATE
 
 DEPTH, BUDGET = 4, 9
 RATES = (0.6, 0.3, 0.2)
 
 
 class TablePredictor(Predictor):
-    """What follows a token depends on that token alone; the text ends with token 0 in every row."""
+    """What follows a token depends on that token alone.
 
-    def __init__(self, transitions: Tensor, num_rows: int) -> None:
+    Args:
+        last: the last token of each row's text.
+    """
+
+    def __init__(self, transitions: Tensor, last: Sequence[int]) -> None:
         self._logits = transitions.log()
-        self._num_rows = num_rows
+        self._last = torch.tensor(last).unsqueeze(1)
 
     def root(self) -> Tensor:
-        return self._logits[torch.zeros(self._num_rows, 1, dtype=torch.long)]
+        return self._logits[self._last]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         return self._logits[tokens]
@@ -68,7 +83,7 @@ def random_chain(size: int) -> Tensor:
 def test_a_dynamic_tree_has_the_likeliest_paths(marginal: bool) -> None:
     size, depth, budget = 5, 3, 12
     table = random_chain(size)
-    predictor: Predictor = TablePredictor(table, 2)
+    predictor: Predictor = TablePredictor(table, [0, 0])
     if marginal:
         predictor = MarginalPredictor(table[:depth].log().expand(2, -1, -1))
     proposal = grow_dynamic(predictor, depth, budget)
@@ -118,8 +133,9 @@ def test_the_best_shape_is_that_of_sequoia_s_dynamic_programme(depth: int, budge
 def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
     transitions = chain(3)
     shape = best_shape(RATES, 3, 10)
-    drawn = grow_static(TablePredictor(transitions, 50), shape, Warp(1.0), torch.rand(50, 10))
-    likeliest = grow_static(TablePredictor(transitions, 50), shape, GREEDY, torch.rand(50, 10))
+    text = [0] * 50
+    drawn = grow_static(TablePredictor(transitions, text), shape, Warp(1.0), torch.rand(50, 10))
+    likeliest = grow_static(TablePredictor(transitions, text), shape, GREEDY, torch.rand(50, 10))
     assert drawn.probabilities is not None
     assert likeliest.probabilities is None
     for row in range(50):
@@ -133,6 +149,78 @@ def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
             before = 0 if parent == 0 else int(likeliest.tokens[row, parent - 1])
             order = transitions[before].argsort(descending=True)
             assert likeliest.tokens[row, node] == order[rank]
+
+
+def test_sequences_are_merged_where_they_begin_alike() -> None:
+    """The second row has one node fewer, and repeats its first token in place of it."""
+    sequences = torch.tensor([[[5, 6], [5, 7], [8, 6]], [[5, 6], [8, 6], [8, 6]]])
+    distributions = torch.arange(12.0).reshape(2, 3, 2, 1)
+    merged = _merge(sequences, distributions)
+    assert merged.tokens.tolist() == [[5, 6, 7, 8, 6], [5, 6, 8, 6, 5]]
+    assert merged.shape.parents == [(0, 1, 1, 0, 4), (0, 1, 0, 3, 0)]
+    assert merged.probabilities is not None
+    # After the root, after 5 and after 8; after leaves nothing was drawn.
+    assert merged.probabilities.squeeze(2).tolist() == [[0, 1, 0, 0, 5, 0], [6, 7, 0, 9, 0, 0]]
+
+
+def test_sequences_fill_the_budget() -> None:
+    transitions = chain(3)
+    for replacement in (True, False):
+        plan = TreePlan("sequences", 11, replacement=replacement)
+        predictor = TablePredictor(transitions, [0, 1])
+        proposal = plan.propose(predictor, 3, Warp(1.0), torch.rand(2, 11))
+        assert proposal.tokens.shape[1] <= 9
+        firsts = [
+            [token for token, parent in zip(tokens, parents, strict=True) if parent == 0]
+            for tokens, parents in zip(
+                proposal.tokens.tolist(), proposal.shape.parents, strict=True
+            )
+        ]
+        assert replacement or [len(set(row)) for row in firsts] == [3, 3]
+        deeper = plan.propose(TablePredictor(transitions, [0, 1]), 20, GREEDY, torch.rand(2, 11))
+        assert set(deeper.shape.parents) == {chain_of(11)}
+
+
+class Growing(ChainTreeDrafter):
+    """Proposes the trees of a plan, over a table."""
+
+    def __init__(self, transitions: Tensor, plan: TreePlan) -> None:
+        super().__init__(transitions, ())
+        self._plan = plan
+
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+        predictor = TablePredictor(self._transitions, [row[-1] for row in self.rows])
+        proposal = self._plan.propose(predictor, depth, Warp(1.0), uniforms)
+        self._proposed = proposal.tokens
+        return proposal
+
+
+@pytest.mark.parametrize("rule", [verify_rounds, verify_traversal])
+def test_sequences_keep_the_target_s_distribution(
+    rule: TreeRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chi-square over the first token and three after it, false-alarm rate 1e-9. Children in an order
+    of their own are caught.
+    """
+    num_rows, length = 15_000, 4
+    target, draft = small_chain(5, 0.8, 3).float(), small_chain(6, 1.2, 3).float()
+    numbers = uniforms(0, range(num_rows), (length + 1) * 7)
+    what = Request([[0]] * num_rows, numbers, Warp(1.0), length)
+
+    def p_value() -> float:
+        drafter = Growing(draft, TreePlan("sequences", 6))
+        records = speculative_trees(MarkovRunner(target), drafter, what, 2, 6, rule)
+        return p_value_of_texts(texts(records, num_rows), target.double(), 0)
+
+    assert p_value() > FALSE_ALARM_RATE
+
+    def merge_in_order_of_tokens(tokens: Tensor, distributions: Tensor) -> TreeProposal:
+        rows = torch.arange(num_rows).unsqueeze(1)
+        order = tokens[:, :, 0].argsort(dim=1)
+        return _merge(tokens[rows, order], distributions[rows, order])
+
+    monkeypatch.setattr(tree_growth, "_merge", merge_in_order_of_tokens)
+    assert p_value() < FALSE_ALARM_RATE
 
 
 class Checked:
@@ -227,7 +315,7 @@ def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
     assert checked.error < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", ["static", "dynamic", "sequences"])
 @pytest.mark.parametrize("make", [EagerRunner, StaticRunner])
 @pytest.mark.parametrize("name", ["EAGLE-3", "P-EAGLE", "Medusa", "DSpark, reduced vocabulary"])
 def test_greedy_texts_with_a_head_are_those_of_generate(kind: str, make: type, name: str) -> None:
@@ -267,7 +355,7 @@ class Sure(StaticRunner):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", ["static", "dynamic", "sequences"])
 def test_a_draft_that_is_the_target_is_right_on_every_level(kind: str, name: str) -> None:
     """So its cache follows the accepted paths, and every node has its position and its ancestors."""
     target = random_model(name)

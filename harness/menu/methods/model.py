@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.drafting.plan import DraftPlan
 
 Sampling = Literal["target", "greedy"]
-Tree = Literal["chain", "static", "dynamic"]
+Tree = Literal["chain", "static", "dynamic", "sequences"]
 
 # What a node's first, second, ... child was accepted with, in round numbers.
 _RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
@@ -47,11 +47,13 @@ class ModelDraftSettings(DrawnSettings):
         threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that a token is accepted
             falls below this; None holds nothing back.
         tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass. `dynamic` keeps the
-            likeliest of the branches it finds, as EAGLE-2 does; `static` trees have one shape. Their depth is
-            decoding.num_draft_tokens.
+            likeliest of the branches it finds, as EAGLE-2 does; `static` trees have one shape; `sequences` are several
+            chains, as in SpecInfer, merged where they begin alike. Their depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted; the tree is the best
             one for these.
+        replacement: of sequences: draw each by itself, so that several may begin alike; false begins each with
+            another token, as greedy decoding always does.
     """
 
     layers: tuple[int, ...] | None = None
@@ -59,6 +61,7 @@ class ModelDraftSettings(DrawnSettings):
     tree: Tree = "chain"
     budget: int = 16
     rates: tuple[float, ...] = _RATES
+    replacement: bool = True
 
     HAS_WEIGHTS = True
 
