@@ -183,8 +183,9 @@ MISTAKES = {
     # Trees
     "latency draft.tree=wide": "draft.tree=wide: must be one of chain, static, dynamic",
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
+    "latency draft.rates=wide": "draft.rates=wide: must be a list of rates, or a speculation_profile.json",
+    "latency draft.rates=missing.json": "draft.rates=missing.json: cannot be read: No such file",
     "latency draft.rates=[2]": "draft.rates=[2.0]: must be a list of numbers in [0, 1]",
-    "latency draft.tree=dynamic decoding.num_draft_tokens=auto": "decoding.num_draft_tokens=auto: must be a number",
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "latency draft.tree=static decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",

@@ -1,4 +1,6 @@
-"""Acceptance that is asked for: what `decoding.synthetic_acceptance` may be, as a rate for each draft position."""
+"""Acceptance that is asked for: what `decoding.synthetic_acceptance` may be, as a rate for each draft position; and the
+rates of profiles, which `draft.rates` may name too.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.config.errors import SettingError
 
 # One rate for every position; above 1 a mean acceptance length; a rate for each position.
 Rates = float | tuple[float, ...]
+
+# Of a profile, under `harness`.
+RATES_BY_RANK = "accept_rates_by_rank"
 
 _SETTING = "synthetic_acceptance"
 _NO_PROFILE = "must be a number, a list of rates, or a speculation_profile.json"
@@ -68,28 +73,48 @@ def rates_of_profile(path: str) -> Rates:
     Raises:
         SettingError: there is no such file, or it is no profile of a measurement.
     """
-    if not path.endswith(".json"):
-        raise SettingError(_SETTING, _NO_PROFILE, path)
-    try:
-        profile = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise SettingError(_SETTING, f"cannot be read: {error.strerror}", path) from None
-    except (ValueError, RecursionError):
-        raise SettingError(_SETTING, "is not a JSON file", path) from None
-    if not isinstance(profile, dict) or "schema_version" not in profile:
-        raise SettingError(_SETTING, f"{_NO_PROFILE}: it has no schema_version", path)
-    if not profile.get("measured"):
-        raise SettingError(_SETTING, "is a profile without a measurement", path)
-    return _rates(profile, path)
-
-
-def _rates(profile: dict[str, Any], path: str) -> Rates:
+    profile = _profile(_SETTING, path, _NO_PROFILE)
     own = profile.get("harness")
     tested = own.get("accept_rates_of_tested") if isinstance(own, dict) else None
     rates = tested or profile.get("conditional_accept_rates")
-    if isinstance(rates, list) and all(isinstance(rate, int | float) for rate in rates) and rates:
+    if _are_numbers(rates):
         return tuple(float(rate) for rate in rates)
     length = profile.get("mean_accept_length")
     if rates is None and isinstance(length, int | float):
         return float(length)
     raise SettingError(_SETTING, "is a profile without acceptance rates", path)
+
+
+def rank_rates_of_profile(path: str) -> tuple[float, ...]:
+    """How often the first, second, ... child of a node was accepted in a run with trees.
+
+    Raises:
+        SettingError: there is no such file, or it is no profile of a run with trees.
+    """
+    profile = _profile("rates", path, "must be a list of rates, or a speculation_profile.json")
+    own = profile.get("harness")
+    rates = own.get(RATES_BY_RANK) if isinstance(own, dict) else None
+    if not _are_numbers(rates):
+        raise SettingError("rates", "is the profile of a run without trees", path)
+    return tuple(float(rate) for rate in rates)
+
+
+def _profile(setting: str, path: str, rule: str) -> dict[str, Any]:
+    if not path.endswith(".json"):
+        raise SettingError(setting, rule, path)
+    try:
+        profile = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise SettingError(setting, f"cannot be read: {error.strerror}", path) from None
+    except (ValueError, RecursionError):
+        raise SettingError(setting, "is not a JSON file", path) from None
+    if not isinstance(profile, dict) or "schema_version" not in profile:
+        raise SettingError(setting, f"{rule}: it has no schema_version", path)
+    if not profile.get("measured"):
+        raise SettingError(setting, "is a profile without a measurement", path)
+    return profile
+
+
+def _are_numbers(rates: Any) -> TypeGuard[list[float]]:
+    is_list = isinstance(rates, list) and bool(rates)
+    return is_list and all(isinstance(rate, int | float) for rate in rates)

@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.decoding.randomness import draw
-from harness.decoding.trees import TreeProposal, TreeShape
+from harness.decoding.trees import Branch, TreeProposal, TreeShape
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import AnyWarp
 
@@ -225,6 +225,7 @@ class Iteration:
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.
+        branches: of trees; empty for chains.
     """
 
     rows: list[int]
@@ -233,3 +234,4 @@ class Iteration:
     proposed: list[list[int]]
     num_accepted: list[int]
     verdict: Verdict | None = None
+    branches: Sequence[Sequence[Branch]] = ()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
 from harness.decoding.decisions import Figures
 from harness.decoding.protocols import (
@@ -121,14 +122,16 @@ class TreeTurn(Turn):
     Attributes:
         paths: the root and then the nodes of each row, those that are kept first [B, N + 1].
         trees: the figures of each row's tree.
+        shape: of the trees.
     """
 
     paths: Tensor | None = None
     trees: Sequence[_TreeFigures] = ()
+    shape: TreeShape | None = None
 
     def read(self, rows: Rows) -> Iteration:
         """See `Turn.read`."""
-        if not self.trees:
+        if self.shape is None:
             return super().read(rows)
         proposed: list[list[int]] = []
         origins: list[list[Origin]] = []
@@ -144,7 +147,12 @@ class TreeTurn(Turn):
             proposed.append(tree.tokens[: tree.num_offered])
             origins.append([*[Origin.DRAFT] * tree.num_accepted, last][: len(tokens)])
             taken.append(tokens)
-        return Iteration(rows.numbers, taken, origins, proposed, self.num_accepted, self.verdict)
+        branches = [
+            self.shape.branches(row, tree.path[: tree.num_accepted])
+            for row, tree in enumerate(self.trees)
+        ]
+        accepted, verdict = self.num_accepted, self.verdict
+        return Iteration(rows.numbers, taken, origins, proposed, accepted, verdict, branches)
 
 
 @torch.inference_mode()
@@ -152,7 +160,7 @@ def speculative_trees(
     target: TreeRunner,
     drafter: TreeDrafter,
     request: Request,
-    depth: int,
+    depth: int | DraftLength,
     budget: int,
     rule: TreeRule,
     warp: BatchWarp | None = None,
@@ -163,13 +171,15 @@ def speculative_trees(
     Every iteration proposes and accepts with new random numbers.
 
     Args:
-        depth: the most draft tokens that can be accepted.
+        depth: the levels of a tree, or what chooses them before every iteration; 0 is an iteration of
+            regular decoding.
         budget: N, the nodes of a tree.
         rule: one of `tree_rules`.
         warp, agree: as in `loops.speculative`.
     """
     rows = Rows(warp or BatchWarp(), agree)
-    steps = _TreeSteps(target, drafter, rows, depth, budget, rule)
+    draft_length = Constant(depth) if isinstance(depth, int) else depth
+    steps = _TreeSteps(target, drafter, rows, draft_length, budget, rule)
 
     def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         assert isinstance(turn, TreeTurn)
@@ -184,6 +194,7 @@ def speculative_trees(
             if turn.paths is not None:
                 drafter.follow(turn.paths[:, 1:])
             drafter.observe(num_accepted, next_tokens, step)
+        draft_length.observe(turn.limits, num_accepted)
 
     turns = Turns(rows, steps.draft_and_verify, roll_back, None)
     yield from decode_batch(request, rows, turns, target, drafter)
@@ -204,21 +215,22 @@ class _TreeSteps:
     target: TreeRunner
     drafter: TreeDrafter
     rows: Rows
-    depth: int
+    draft_length: DraftLength
     budget: int
     rule: TreeRule
 
     def draft_and_verify(self, progress: Progress) -> TreeTurn:
         """Queue an iteration."""
+        depth = self.draft_length.choose(len(self.rows.members))
         # As many levels as a row may still take tokens, less the one that follows the path.
         limits = [
-            min(self.depth, row.request.max_new_tokens - count - 1)
+            min(depth, row.request.max_new_tokens - count - 1)
             for row, count in zip(self.rows.members, progress.num_generated, strict=True)
         ]
         uniforms = self._uniforms(progress)
         if not max(limits):
             return self._undrafted(uniforms, limits, progress)
-        proposal = self.drafter.propose_tree(self.depth, limits, uniforms.draft)
+        proposal = self.drafter.propose_tree(depth, limits, uniforms.draft)
         return self._verify(proposal, uniforms, limits, progress)
 
     def _uniforms(self, progress: Progress) -> TurnUniforms:
@@ -228,7 +240,8 @@ class _TreeSteps:
             for row, count in zip(rows.members, progress.num_iterations, strict=True)
         ]
         draft, accept, _ = rows.uniforms_from(unused, self.budget).unbind(-1)
-        _, _, target = rows.uniforms_from(progress.num_generated, self.depth + 1).unbind(-1)
+        num_positions = self.draft_length.most + 1
+        _, _, target = rows.uniforms_from(progress.num_generated, num_positions).unbind(-1)
         return TurnUniforms(draft, accept, target)
 
     def _verify(
@@ -268,6 +281,7 @@ class _TreeSteps:
             Verdict(packed[:, 0], packed[:, 1], *probabilities),
             paths=torch.cat([torch.zeros_like(last_tokens), nodes], dim=1),
             trees=trees,
+            shape=shape,
         )
 
     def _undrafted(

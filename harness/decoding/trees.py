@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,18 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
 
 Parents = tuple[int, ...]
+
+
+class Branch(NamedTuple):
+    """The children of a node that a verification reached.
+
+    Attributes:
+        num_children: that were offered, at least one.
+        accepted: which of them, from 0; None if none was.
+    """
+
+    num_children: int
+    accepted: int | None
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,19 @@ class TreeShape:
         """Return which root and nodes each of them attends to, [B, N + 1, N + 1] bool."""
         ancestors = np.stack([_ancestors(parents) for parents in self.parents])
         return torch.from_numpy(ancestors).to(device)
+
+    def branches(self, row: int, path: Sequence[int]) -> list[Branch]:
+        """Return what became of the children of the root and of each node on a row's path."""
+        parents = self.parents[row]
+        found: list[Branch] = []
+        for level, node in enumerate([0, *path]):
+            if self.limits is not None and level >= self.limits[row]:
+                break
+            children = [child for child, parent in enumerate(parents, start=1) if parent == node]
+            if children:
+                accepted = children.index(path[level]) if level < len(path) else None
+                found.append(Branch(len(children), accepted))
+        return found
 
     def select(self, rows: Sequence[int]) -> TreeShape:
         """Return the shapes of these rows."""

@@ -109,12 +109,13 @@ class LocalArm(Arm):
         if self.fault == "rollback_off_by_one":
             target = RollbackOffByOne(target)
         number = decoding.num_draft_tokens
-        if self._most_nodes and number != "auto":
+        num_draft_tokens = self.policy if number == "auto" else number
+        if self._most_nodes:
             return speculative_trees(
                 target,
                 self._drafter(warp),
                 request,
-                number,
+                num_draft_tokens,
                 self._most_nodes,
                 tree_rule_of(decoding, self.fault),
                 warp,
@@ -125,7 +126,7 @@ class LocalArm(Arm):
             target,
             self._drafter(warp),
             request,
-            self.policy if number == "auto" else number,
+            num_draft_tokens,
             acceptance.lenience,
             acceptance.verification,
             redraw=decoding.rule == "block",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.decoding.protocols import Iteration, Origin
+from harness.decoding.trees import Branch
 from harness.engines.chunks import Chunk, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
@@ -40,6 +41,8 @@ class RequestRecord:
         on_new_connection: whether a connection was opened for it.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
+        branches: of trees: at each node that was reached, how many children were offered, and which of them was
+            accepted.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
         sums: of a server that tells no more than both numbers over all iterations.
     """
@@ -56,6 +59,7 @@ class RequestRecord:
     on_new_connection: bool = False
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     num_cached: int | None = None
     sums: tuple[int, int] | None = None
     error: RequestError | None = None

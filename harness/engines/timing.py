@@ -109,6 +109,8 @@ class Generation:
                 self.requests[row].add(new, seconds)
                 if proposed or one.verdict is not None:
                     self.requests[row].outcomes.append((len(proposed), accepted))
+            for row, branches in zip(one.rows, one.branches, strict=False):
+                self.requests[row].branches += branches
 
 
 @contextmanager

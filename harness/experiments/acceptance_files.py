@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from harness.config.run import PromptedSettings
 from harness.config.settings import ModelSettings
+from harness.config.synthetic import RATES_BY_RANK
 from harness.engines.pair import PlacedPair
 from harness.experiments.session import Session
 from harness.results.environment import package_version
@@ -28,17 +29,25 @@ _THOUGHTS = ("<think>", "</think>")
 
 
 def write_acceptance(
-    session: Session, settings: PromptedSettings, measured: Measured, texts: Iterable[str]
+    session: Session,
+    settings: PromptedSettings,
+    measured: Measured,
+    texts: Iterable[str],
+    rates_by_rank: Sequence[float] = (),
 ) -> None:
     """Write `speculation_profile.json` and `golden_acceptance_lengths.yaml`; neither if nothing was drafted.
 
     Args:
         texts: the answers, which show whether the model thinks before it answers.
+        rates_by_rank: of trees, which `draft.rates` reads.
     """
     draft = settings.draft
     if draft is None or not measured.drafted:
         return
     extrapolates = _extrapolates(session.placed)
+    own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
+    if rates_by_rank:
+        own[RATES_BY_RANK] = rates_by_rank
     profile = speculation_profile(
         measured,
         method=_method(session.placed, draft.method),
@@ -49,7 +58,7 @@ def write_acceptance(
             "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
             "measurement_conditions": _conditions(settings, measured),
         },
-        own={"version": package_version("harness"), "run": session.run},
+        own=own,
     )
     thinks = any(thought in text for text in texts for thought in _THOUGHTS)
     mode = "thinking_on" if thinks else "thinking_off"

@@ -115,7 +115,8 @@ class Latency(Experiment):
         if "speculative" in self.measured:
             of_arm = [row for row in self.prompt_rows if row.arm == "speculative"]
             texts = [row.completion or "" for row in of_arm]
-            write_acceptance(session, self.settings, self._by_prompt(), texts)
+            rates = self.measured["speculative"].rates_by_rank
+            write_acceptance(session, self.settings, self._by_prompt(), texts, rates)
 
     def _by_prompt(self) -> Measured:
         """The acceptance of each prompt that the speculative arm answered."""

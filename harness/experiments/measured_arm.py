@@ -13,7 +13,12 @@ from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation
 from harness.experiments.ends import end_columns
-from harness.results.acceptance import Acceptance, mean_length_per_request, predicted_speedup
+from harness.results.acceptance import (
+    Acceptance,
+    mean_length_per_request,
+    predicted_speedup,
+    rates_by_rank,
+)
 
 
 @dataclass
@@ -44,6 +49,12 @@ class MeasuredArm:
         return sum((generation.acceptance for generation in self.generations), Acceptance())
 
     @property
+    def rates_by_rank(self) -> list[float]:
+        """Of trees, with four decimals; [] for chains."""
+        branches = [branch for request in self.answered for branch in request.branches]
+        return [round(rate, 4) for rate in rates_by_rank(branches)]
+
+    @property
     def seconds(self) -> float:
         """The time of all timed generations."""
         return sum(generation.seconds for generation in self.generations)
@@ -59,6 +70,7 @@ class MeasuredArm:
         columns["mean_acceptance_length_per_request"] = mean_length_per_request(
             Acceptance.of(request.outcomes) for request in answered
         )
+        columns["acceptance_by_rank"] = self.rates_by_rank or None
         if end_tokens:
             columns |= end_columns(answered, end_tokens)
         if any(generation.sent for generation in self.generations):

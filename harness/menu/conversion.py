@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -124,7 +125,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if type(None) in arguments:
         return None if value is None else _convert(_fitting(arguments, value), value, setting)
-    if origin is typing.Union:
+    if origin in (typing.Union, types.UnionType):
         return _number_or_word(arguments, value, setting)
     if origin is Literal:
         if value not in arguments:

@@ -6,7 +6,8 @@ completion. The source here knows
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
-  `early_exit_8` for the first 8 layers, hybrids such as `suffix+tiny_eagle3`, and new heads for `distill`;
+  `early_exit_8` for the first 8 layers, `tiny_eagle3_tree` for dynamic trees, hybrids such as `suffix+tiny_eagle3`,
+  and new heads for `distill`;
 - the `engine` group: its presets, engines of installed packages and `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, the primary configuration of a command that has none in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
@@ -49,6 +50,8 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 # The group of a hybrid's second part: in the group `draft` the hybrid itself would override it.
 _OF_A_HYBRID = "draft_of_hybrid"
+# Ends the name of a draft that proposes dynamic trees.
+_OF_TREES = "_tree"
 # Begins the name of the primary configuration of a command that has none in `conf/`.
 _OF_A_COMMAND = "command:"
 
@@ -79,11 +82,22 @@ def _draft(name: str) -> dict[str, Any]:
         return {"name": "none"}
     if found := METHODS.split(name):
         return _hybrid(name, *found)
+    if (drafter := _drafter_of_trees(name)) is not None:
+        return {"defaults": [drafter, "_self_"], "name": name, "tree": "dynamic"}
     method, chosen = _method_and_choice(name)
     if method != "model":
         return _defaults_of_method(method) | {"name": name, "method": method} | chosen
     own_defaults = {"method": "model"} | _defaults_of_method("model")
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
+
+
+def _drafter_of_trees(name: str) -> str | None:
+    """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
+    drafter = name.removesuffix(_OF_TREES)
+    is_shorter = drafter not in (name, "") and "/" not in name
+    if not is_shorter or (CONF / "model" / f"{name}.yaml").is_file():
+        return None
+    return drafter if _method_and_choice(drafter)[0] == "model" else None
 
 
 def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:

@@ -27,8 +27,6 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
         return
     of_trees = f"with draft.tree={tree}"
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
-    number = decoding.num_draft_tokens
-    require(number != "auto", "decoding.num_draft_tokens", f"must be a number {of_trees}", number)
     rule = f"must be one of {', '.join(_RULES)} {of_trees}"
     require(decoding.rule in _RULES, "decoding.rule", rule, decoding.rule)
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)

@@ -136,6 +136,21 @@ def _first(histogram: list[int] | None, num_levels: int | None) -> list[int] | N
     return histogram[: num_levels + 1]
 
 
+def rates_by_rank(branches: Iterable[tuple[int, int | None]]) -> list[float]:
+    """How often the first, second, ... child of a node was accepted, of the nodes that had so many.
+
+    Args:
+        branches: for each node that was reached: how many children were offered, and which of them
+            was accepted, from 0.
+    """
+    offered: Counter[int] = Counter()
+    accepted: Counter[int | None] = Counter()
+    for num_children, rank in branches:
+        offered.update(range(num_children))
+        accepted[rank] += 1
+    return [accepted[rank] / offered[rank] for rank in sorted(offered)]
+
+
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
     """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
     lengths = [length for one in requests if (length := one.mean_acceptance_length) is not None]

@@ -82,7 +82,8 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
     )
     draft_tree: str | None = setting(
-        "whether proposals are a `chain`, or trees: `static`, `dynamic` or `sequences`", "draft.tree"
+        "whether proposals are a `chain`, or trees: `static`, `dynamic` or `sequences`",
+        "draft.tree",
     )
     draft_budget: int | None = setting(
         "draft tokens of a tree, at most; its depth is `num_draft_tokens`. Not of a chain",
@@ -380,6 +381,10 @@ class LatencyRow(PromptedRow):
     )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    acceptance_by_rank: list[float] | None = figure(
+        "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
+        " have so many, as JSON"
     )
     acceptance_length_by_num_draft_tokens: list[float] | None = figure(
         "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON",

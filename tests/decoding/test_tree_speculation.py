@@ -18,7 +18,7 @@ from chains import (
     small_chain,
     texts,
 )
-from fakes import ChainTreeDrafter, MarkovRunner
+from fakes import ChainTreeDrafter, MarkovRunner, Scripted
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Origin, Step
@@ -30,6 +30,7 @@ from harness.decoding.trees import TreeShape, chain_of
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
+from harness.results.acceptance import rates_by_rank
 from verifiers import FALSE_ALARM_RATE
 
 SHAPE = (0, 0, 1, 1, 2, 3)
@@ -58,6 +59,30 @@ def test_greedy_texts_are_the_regular_ones(rule: TreeRule) -> None:
             record.tokens, record.proposed, record.num_accepted, strict=True
         ):
             assert tokens[:accepted] == proposed[:accepted]
+
+
+def test_levels_may_be_chosen_before_every_iteration() -> None:
+    """None at all is an iteration of regular decoding."""
+    target, draft = chain(1), chain(2, 1.0) + 0.5 * chain(1)
+    what = with_room(request(RAGGED, GREEDY, 30), 6)
+    expected = texts(autoregressive(MarkovRunner(target), what), 3)
+    drafter = ChainTreeDrafter(draft, SHAPE, deterministic=True)
+    chosen = Scripted([0, 3, 1, 0, 2])
+    records = list(speculative_trees(MarkovRunner(target), drafter, what, chosen, 6, verify_rounds))
+    assert texts(records, 3) == expected
+    assert len(chosen.seen) == chosen.turn
+    assert {max(limits) for limits, _ in chosen.seen} == {0, 1, 2, 3}
+    for limits, accepted in chosen.seen:
+        assert all(count <= limit for count, limit in zip(accepted, limits, strict=True))
+
+
+def test_branches_say_which_child_of_each_node_was_accepted() -> None:
+    shape = TreeShape([SHAPE, SHAPE], [2, 3])
+    assert shape.branches(0, [2, 5]) == [(2, 1), (1, 0)]
+    assert shape.branches(0, [1]) == [(2, 0), (2, None)]
+    assert shape.branches(1, [1, 3]) == [(2, 0), (2, 0), (1, None)]
+    assert shape.branches(1, []) == [(2, None)]
+    assert rates_by_rank([(2, 1), (1, 0), (2, None)]) == [1 / 3, 1 / 2]
 
 
 class KeepsSibling(MarkovRunner):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from in_process import Harness, results
+from in_process import Harness, only, results
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
@@ -34,6 +36,22 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
         chain, tree = rows.mean_acceptance_length
         assert tree > 1.05 * chain
         assert mentions(said.stdout, "Trees against chains", "tiny with tiny_eagle3")
+
+
+def test_a_static_tree_reads_the_rates_that_a_run_measured(harness: Harness) -> None:
+    few = [*FEW[1:], "num_prompts=2", "decoding=greedy"]
+    harness("latency", "draft=tiny_eagle3_tree", "decoding.num_draft_tokens=auto", *few)
+    row = results().iloc[-1]
+    assert (row.draft_tree, row.num_draft_tokens, row.identical_prompts) == ("dynamic", "auto", 2)
+    assert row.tokens_per_iteration > 1
+    rates = json.loads(row.acceptance_by_rank)
+    assert 0.5 < rates[0] <= 1
+    assert rates[0] > rates[1]
+    named = f"draft.rates={only('speculation_profile.json')}"
+    harness("latency", "draft=tiny_medusa", "draft.tree=static", named, *few)
+    row = results().iloc[-1]
+    assert row.identical_prompts == 2
+    assert json.loads(row.settings)["draft.rates"] == rates
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, ModelSettings, require
+from harness.config.synthetic import rank_rates_of_profile
 from harness.menu.method import LoadedPair, MakeDrafter, Method
 from harness.menu.trees import check_tree_models, plan_of
 
@@ -51,7 +52,7 @@ class ModelDraftSettings(DrawnSettings):
             chains, as in SpecInfer, merged where they begin alike. Their depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted; the tree is the best
-            one for these.
+            one for these. A speculation_profile.json of a run with trees has what was measured there.
         replacement: of sequences: draw each by itself, so that several may begin alike; false begins each with
             another token, as greedy decoding always does.
     """
@@ -60,7 +61,7 @@ class ModelDraftSettings(DrawnSettings):
     threshold: float | None = None
     tree: Tree = "chain"
     budget: int = 16
-    rates: tuple[float, ...] = _RATES
+    rates: tuple[float, ...] | str = _RATES
     replacement: bool = True
 
     HAS_WEIGHTS = True
@@ -71,8 +72,16 @@ class ModelDraftSettings(DrawnSettings):
         require(known, "threshold", "must be in [0, 1]", self.threshold)
         within = 1 <= self.budget <= _MOST_NODES
         require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
-        possible = bool(self.rates) and all(0 <= rate <= 1 for rate in self.rates)
-        require(possible, "rates", "must be a list of numbers in [0, 1]", list(self.rates))
+        self._settle_rates()
+
+    def _settle_rates(self) -> None:
+        """Check `rates`; those of a file take the place of its name."""
+        rates = self.rates
+        if isinstance(rates, str):
+            rates = rank_rates_of_profile(rates)
+            object.__setattr__(self, "rates", rates)
+        possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
+        require(possible, "rates", "must be a list of numbers in [0, 1]", list(rates))
 
     @property
     def most_nodes(self) -> int:
