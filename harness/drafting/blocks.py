@@ -98,6 +98,9 @@ class Head(nn.Module):
         """Drafts trees with these weights, where `HeadKind.drafts_trees`; arguments as of `drafter`."""
         raise NotImplementedError
 
+    def initialise(self) -> None:
+        """Set weights that training does not begin with at random; all others are set before."""
+
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """The loss of a lesson.
 

@@ -1,7 +1,7 @@
 """Reads what the configurations of draft heads have in common.
 
-Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. Each file
-in `kinds/` recognises its own kind and reads the rest.
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2), DeepSpec (EAGLE-3, DFlash,
+DSpark) and Medusa. Each file in `kinds/` recognises its own kind and reads the rest.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _BOUNDS = {
     "intermediate_size": (1, 1 << 22),
     "target_hidden_size": (1, 1 << 20),
     "markov_rank": (0, 1 << 20),
+    "conv_kernel_size": (1, 1024),
+    "conv_group_size": (1, 1 << 20),
+    "selector_rank": (1, 1 << 20),
+    "selector_top_k": (1, 1 << 24),
     "vocab_size": (1, 1 << 24),
     "draft_vocab_size": (1, 1 << 24),
 }

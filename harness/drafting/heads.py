@@ -32,7 +32,13 @@ from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
-_LOOKED_UP = ("embed_tokens.weight", "markov_head.markov_w1.weight", "d2t")
+_LOOKED_UP = (
+    "embed_tokens.weight",
+    "markov_head.markov_w1.weight",
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "d2t",
+)
 
 
 @dataclass(frozen=True)

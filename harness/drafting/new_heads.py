@@ -16,7 +16,6 @@ from harness.config.settings import ModelSettings
 from harness.drafting.blocks import Head
 from harness.drafting.head_formats import StoredHead
 from harness.drafting.heads import HeadCheckpoint
-from harness.drafting.kinds.medusa import MedusaHead
 from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint
 
@@ -34,17 +33,18 @@ def new_head(settings: ModelSettings, target: Checkpoint, kind: HeadKind) -> Hea
 
 
 def initialise(head: Head, target: PreTrainedModel) -> None:
-    """Weights to train from: an output matrix is the target's own, and Medusa's blocks change nothing at first."""
+    """Set the weights to train from: an output matrix is the target's own."""
     output: Any = target.get_output_embeddings()
     for name, parameter in head.named_parameters():
         if parameter.shape == output.weight.shape:
             parameter.data.copy_(output.weight.data)
-        elif name.endswith("bias") or isinstance(head, MedusaHead):
+        elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() == 1:
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    head.initialise()
 
 
 def save_head(checkpoint: HeadCheckpoint, head: Head, directory: Path, dtype: torch.dtype) -> None:

@@ -20,6 +20,7 @@ from harness.config.settings import (
 )
 from harness.drafting.heads import HeadCheckpoint
 from harness.drafting.kinds.dflash import BlockConfig
+from harness.drafting.kinds.dflash2 import SelectorConfig
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.kinds.medusa import MedusaConfig
 from harness.engines.local import LocalEngine
@@ -54,6 +55,10 @@ DFLASH = SPECULATORS | {
     "aux_hidden_state_layer_ids": [1, 4, 6],
 }
 DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token_id": 319}
+SELECTOR = {
+    "block_size": 8, "mask_token_id": 319, "target_layer_ids": [1, 4], "conv_kernel_size": 3, "conv_group_size": 8,
+    "selector_rank": 4, "selector_top_k": 6,
+}  # fmt: skip
 
 # The raw configuration, the kind, and some of what must have been understood.
 FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
@@ -88,6 +93,16 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "z-lab dflash": (
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
         {"layers": (2, 5), "from_anchor": False, "causal_windows": False, "own_output": False, "block_size": 16},
+    ),
+    "speculators dflash2": (
+        DFLASH | {"speculators_model_type": "dflash2", "draft_vocab_size": VOCABULARY, "selector_rank": 8}, "dflash2",
+        {"layers": (1, 4, 6), "causal_windows": False, "windows_follow": False, "num_taps": 2, "group_size": 16}
+        | {"selector_rank": 8, "num_candidates": 16, "block_size": 5},
+    ),
+    "z-lab dflash2": (
+        QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}, "dflash2",
+        {"layers": (2, 5), "windows_follow": True, "num_taps": 3, "group_size": 8, "selector_rank": 4}
+        | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
     ),
     "DeepSpec dflash": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
@@ -366,6 +381,22 @@ def test_other_tensors_are_one_line(
             "names no mask_token_id in the vocabulary (None)",
         ),
         ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
+        (
+            "speculators dflash2",
+            {"draft_vocab_size": REDUCED},
+            "drafts some of the target's tokens only, which is not supported",
+        ),
+        ("z-lab dflash2", {"is_causal": True}, "causal attention, which is not supported"),
+        (
+            "z-lab dflash2",
+            {"dflash_config": SELECTOR | {"output_multiplier": 0.2}},
+            "has output_multiplier=0.2, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"dflash_config": SELECTOR | {"conv_group_size": 7}},
+            "has conv_group_size=7, which does not divide its width, 128",
+        ),
     ],
 )
 def test_another_target_or_format_is_one_line(
@@ -403,6 +434,11 @@ def test_another_target_or_format_is_one_line(
         ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
         ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
         ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),
+        (
+            "speculators dflash2",
+            {"selector_top_k": 0},
+            "selector_top_k=0, which must be an integer",
+        ),
         ("speculators eagle3", {"speculators_model_type": [1]}, "of type [1], which is not"),
     ],
 )
@@ -498,6 +534,7 @@ def check_line(error: HarnessError, message: str) -> None:
 
 def test_kinds_have_their_own_types(tmp_path: Path) -> None:
     types = {"eagle3": EagleConfig, "peagle": EagleConfig, "medusa": MedusaConfig}
+    types["dflash2"] = SelectorConfig
     for name in FORMATS:
         head = usual_head(name, tmp_path)
         assert type(head.config) is types.get(head.kind.name, BlockConfig)

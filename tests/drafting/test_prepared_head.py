@@ -22,7 +22,15 @@ from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS
 from mtp_models import mtp_target
-from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from small_heads import (
+    block_head,
+    eagle_head,
+    layer_config,
+    medusa_head,
+    mtp_head,
+    selector_head,
+    target_model,
+)
 
 KINDS = {
     "eagle3": lambda: eagle_head(layer_config("llama")),
@@ -32,12 +40,13 @@ KINDS = {
     "dspark": lambda: block_head(
         from_anchor=True, markov_rank=6, confidence=True, confidence_markov=True
     ),
+    "dflash2": selector_head,
     "medusa": lambda: medusa_head(own_outputs=True),
     "mtp": 1,
     "deep mtp": 3,
 }
 # Compiling takes many seconds.
-COMPILED = ["eagle3, reduced", "dspark"]
+COMPILED = ["eagle3, reduced", "dspark", "dflash2"]
 LENGTH = 24
 
 
@@ -197,9 +206,13 @@ def test_a_call_that_drafts_otherwise_is_refused() -> None:
         tokens, probabilities, logits = right
         return tokens + 1, probabilities, logits
 
+    def other_candidates(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tokens, probabilities, logits = right
+        return tokens, probabilities, logits.masked_fill(logits < logits.median(), -torch.inf)
+
     prepared._require_same(lambda *inputs: right, inputs, "differ")
-    for wrong in (wrong_logits, wrong_tokens):
-        with pytest.raises(UnsupportedModelError, match=r"differ|other tokens"):
+    for wrong in (wrong_logits, wrong_tokens, other_candidates):
+        with pytest.raises(UnsupportedModelError, match=r"differ|other tokens|other candidates"):
             prepared._require_same(wrong, inputs, "differ")
 
 

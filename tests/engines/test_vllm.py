@@ -61,6 +61,7 @@ def harness(
         ({}, "eagle3", {"method": "eagle3", "model": "somewhere"}),
         ({}, "peagle", {"method": "eagle3", "parallel_drafting": True}),
         ({}, "dflash", {"method": "dflash"}),
+        ({}, "dflash2", {"method": "dflash", "parallel_drafting": False}),
         ({}, "medusa", {"method": "medusa"}),
         ({"method": "mtp"}, "mtp", {"method": "mtp", "draft_sample_method": "probabilistic"}),
     ],

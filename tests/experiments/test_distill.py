@@ -111,7 +111,7 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "medusa"])
 def test_new_head_is_trained_stored_and_goes_on(
     kind: str, harness: Harness, tmp_path: Path
 ) -> None:
@@ -226,7 +226,7 @@ def test_head_that_would_be_trained_wrong_is_refused(
     complaint = harness(*SHORT, "draft=./head", code=2).complaint
     assert (
         complaint
-        == f"draft=./head: must be an EAGLE-3, DFlash or Medusa head to be trained, not {kind}"
+        == f"draft=./head: must be an EAGLE-3, DFlash, DFlash 2 or Medusa head to be trained, not {kind}"
     )
 
 

@@ -10,6 +10,7 @@ from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY, random_model
 from harness.drafting.kinds.dflash import BlockConfig, BlockHead
+from harness.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleHead
 from harness.drafting.kinds.medusa import MedusaConfig, MedusaHead
 from harness.drafting.mtp import MtpHead
@@ -39,6 +40,26 @@ def block_head(
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(torch.arange(60) // 2)
+    return head
+
+
+def selector_head(window: bool = False, **changes: Any) -> SelectorHead:
+    config = SelectorConfig(
+        layers=(1, 3),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=VOCABULARY,
+        transformer=layer_config("qwen3", 2, **(WINDOW if window else {})),
+        block_size=5,
+        mask_token_id=96,
+        num_taps=2,
+        group_size=8,
+        selector_rank=6,
+        num_candidates=7,
+        **changes,
+    )
+    head = SelectorHead(config)
+    randomize(head)
     return head
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from harness.config.settings import ModelSettings
 from harness.drafting.blocks import Head
 from harness.drafting.kinds import dflash
 from harness.drafting.kinds.dflash import BlockHead
+from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.lesson import DECAY, Lesson
@@ -121,6 +124,48 @@ def test_dflash_learns_from_blocks_behind_the_features(
     assert loss_of(head, target, 1)(drawn).item() == pytest.approx(
         float(sum(expected)) / 2, rel=1e-5
     )
+
+
+def test_dflash2_also_learns_to_choose_among_its_likeliest_tokens(target: PreTrainedModel) -> None:
+    head = untrained("dflash2", target)
+    assert isinstance(head, SelectorHead)
+    output = target.get_output_embeddings()
+    assert output is not None
+    selector, num_candidates = head.candidate_selector, head.config.num_candidates
+    batch, embedding = given(target, head), target.get_input_embeddings()
+    torch.manual_seed(4)
+    blocks = head.practise(batch, embedding)
+    total, count = 0.0, 0.0
+    for states, tokens, wanted, counts in zip(*blocks, strict=True):
+        for state, before, likely, weight in zip(states, tokens, wanted, counts, strict=True):
+            logits = output(state)
+            candidates = logits.argsort(descending=True)[:num_candidates]
+            context = selector.predecessor_codebook[before] * selector.hidden_projection(state)
+            chosen = logits[candidates] + selector.successor_codebook[candidates] @ context
+            losses = cross_entropy(logits, likely) + cross_entropy(chosen, likely[candidates])
+            total += float(weight * losses)
+            count += float(weight)
+    torch.manual_seed(4)
+    assert loss_of(head, target, 1)(batch).item() == pytest.approx(total / count, rel=1e-4)
+
+
+def test_a_new_dflash2_head_begins_as_a_dflash_head(target: PreTrainedModel) -> None:
+    checkpoint: Checkpoint = as_checkpoint(target.config)
+    embedding = target.get_input_embeddings()
+    states = []
+    head: Any
+    weights: dict[str, Tensor] = {}
+    for kind in ("dflash2", "dflash"):
+        settings = ModelSettings(name=kind, repository="new")
+        head = new_head(settings, checkpoint).load(torch.device("cpu"), torch.float32)
+        initialise(head, target)
+        head.load_state_dict(
+            {name: weights.get(name, own) for name, own in head.state_dict().items()}
+        )
+        weights = head.state_dict()
+        torch.manual_seed(5)
+        states.append(head.practise(given(target, head), embedding).states)
+    assert torch.allclose(states[0], states[1], atol=1e-6)
 
 
 def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -> None:

@@ -2,14 +2,15 @@
 
 Every layer sees the target's features at all decided tokens as keys and values. The queries are the token just decided
 and masks after it, which see each other in both directions. DSpark then adds to each position's logits a bias that
-depends on the token before it, so that its tokens are drawn one after the other.
+depends on the token before it, so that its tokens are drawn one after the other. `dflash2` chooses
+them by a selector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class BlockConfig(HeadConfig):
         block_size: queries of one pass, as in training.
         from_anchor: whether the query of the decided token predicts the next one (DSpark), or only the masks do.
         causal_windows: whether layers with a sliding window see the block in one direction only.
+        windows_follow: whether a sliding window ends at each query instead of at the block's first.
         markov_rank: of DSpark's bias; 0 without.
         confidence: whether there is a confidence head, and
         confidence_markov: whether it also reads the token before.
@@ -51,6 +53,7 @@ class BlockConfig(HeadConfig):
     mask_token_id: int
     from_anchor: bool = False
     causal_windows: bool = False
+    windows_follow: bool = False
     markov_rank: int = 0
     confidence: bool = False
     confidence_markov: bool = False
@@ -59,6 +62,22 @@ class BlockConfig(HeadConfig):
     def most_tokens(self) -> int:
         """That one pass can propose."""
         return self.block_size - (not self.from_anchor)
+
+
+class Blocks(NamedTuple):
+    """Blocks that a head drafts after N tokens of a lesson.
+
+    Attributes:
+        states: [N, most, width], after the norm.
+        tokens: [N, most], those whose successors the states predict.
+        wanted: [N, most, V], the target's distributions of these successors.
+        counts: [N, most], how much each prediction counts.
+    """
+
+    states: Tensor
+    tokens: Tensor
+    wanted: Tensor
+    counts: Tensor
 
 
 class BlockHead(LayeredHead):
@@ -93,19 +112,29 @@ class BlockHead(LayeredHead):
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
         """Embedded queries of one block per row at `cache.positions` -> states [B, block, width], after the norm."""
         positions = cache.positions
-        rotary, start, end = self.rotary_emb(states, positions), positions[:, :1], positions[:, -1:]
+        rotary, end = self.rotary_emb(states, positions), positions[:, -1:]
         for layer, window in zip(self.layers, self.windows, strict=True):
-            first = (
-                torch.zeros_like(positions)
-                if window is None
-                else (start - window).expand_as(positions)
-            )
             causal = window is not None and self.config.causal_windows
-            mask = cache.seen(first, positions if causal else end.expand_as(positions))
-            states = layer(
-                states, attention_mask=mask, position_embeddings=rotary, past_key_values=cache
-            )
+            last = positions if causal else end.expand_as(positions)
+            how = {
+                "attention_mask": cache.seen(self._first_seen(positions, window), last),
+                "position_embeddings": rotary,
+                "past_key_values": cache,
+            }
+            states = self.pass_layer(layer, states, how)
         return self.norm(states)
+
+    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """Pass states [B, block, width] through a layer; `how` is for its attention."""
+        return layer(states, **how)
+
+    def _first_seen(self, positions: Tensor, window: int | None) -> Tensor:
+        """The first position that each query [B, block] sees."""
+        if window is None:
+            return torch.zeros_like(positions)
+        if self.config.windows_follow:
+            return positions - window + 1
+        return (positions[:, :1] - window).expand_as(positions)
 
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
@@ -118,7 +147,13 @@ class BlockHead(LayeredHead):
         return BlockTrees(self, target, warp, plan)
 
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Blocks after some tokens of each row, chosen again for each lesson, as `BlockDrafter` drafts them."""
+        """Cross-entropy over some blocks of each row, chosen again for each lesson."""
+        blocks = self.practise(lesson, embedding)
+        logits = output(blocks.states)
+        return soft_loss(logits, blocks.wanted, blocks.counts, self.known_tokens)
+
+    def practise(self, lesson: Lesson, embedding: Any) -> Blocks:
+        """Blocks after some tokens of each row, as `BlockDrafter` drafts them."""
         config, device = self.config, lesson.tokens.device
         num_rows, length = lesson.tokens.shape
         most = config.most_tokens
@@ -136,12 +171,14 @@ class BlockHead(LayeredHead):
         queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
         queries[:, :1] = lesson.tokens[rows].gather(1, anchors)
         states = self(embedding(queries), cache)[:, config.block_size - most :]
-        # The tokens whose successors the states predict.
-        before = anchors + torch.arange(most, device=device)
+        places = anchors + torch.arange(most, device=device)
         weights = DECAY ** torch.arange(most, device=device)
-        counts = lesson.counts[rows].gather(1, before) * weights
-        wanted = lesson.wanted[rows.unsqueeze(1), before]
-        return soft_loss(output(states), wanted, counts, self.known_tokens)
+        return Blocks(
+            states,
+            tokens=lesson.tokens[rows].gather(1, places),
+            wanted=lesson.wanted[rows.unsqueeze(1), places],
+            counts=lesson.counts[rows].gather(1, places) * weights,
+        )
 
 
 class BlockDrafter(HeadDrafter):
@@ -163,11 +200,7 @@ class BlockDrafter(HeadDrafter):
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         """See `HeadDrafter.draft`."""
         last, states = self.block(unread, uniforms.shape[1])
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            drawn = self.draw(logits, uniforms[:, : logits.shape[1]])
-        else:
-            drawn = self._draw_in_turn(last, logits, uniforms)
+        drawn = self.draw_block(last, states, uniforms[:, : states.shape[1]])
         return self._offer(last, states, drawn)
 
     def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
@@ -183,6 +216,13 @@ class BlockDrafter(HeadDrafter):
         self.cache.place(unread.starts + unread.counts, config.block_size)
         predicting = self.head(queries, self.cache)[:, config.block_size - config.most_tokens :]
         return last, predicting[:, :count]
+
+    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        """Draw K tokens after `last` [B] by their states [B, K, width] and uniforms [B, K]."""
+        logits = self._logits(states)
+        if self.head.markov_head is None:
+            return self.draw(logits, uniforms)
+        return self._draw_in_turn(last, logits, uniforms)
 
     def num_ahead(self, num_draft_tokens: int) -> int:
         """See `HeadDrafter.num_ahead`: a block."""
@@ -271,18 +311,26 @@ class DFlash(HeadKind):
     drafts_trees = True
     trains = True
 
-    # Whether a configuration that does not say so has a Markov head, of this rank.
+    # The rank of a Markov head where a configuration does not say it; 0 for no such head.
     usual_rank = 0
+    # Likewise, in the format of speculators alone.
     usually_from_anchor = False
+    usually_causal_windows = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dflash"
-        return "dflash_config" in raw or (has_blocks(raw) and not raw.get("markov_rank"))
+        if "dflash_config" in raw:
+            return not has_selector(raw)
+        return has_blocks(raw) and not raw.get("markov_rank")
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
         """See `HeadKind.config`."""
+        return BlockConfig(**self.fields(stored, shapes))
+
+    def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
+        """Fields of the configuration."""
         raw = stored.raw
         complete = "target_layer_ids" in raw
         layered = stored.layered(shapes, ["embed_tokens", "lm_head"] if complete else [])
@@ -301,24 +349,24 @@ class DFlash(HeadKind):
         confidence = bool(raw.get("enable_confidence_head", usually_confident))
         reads_token = bool(raw.get("confidence_head_with_markov", True)) and rank > 0
         mask = raw.get("mask_token_id", nested.get("mask_token_id"))
-        return BlockConfig(
-            **layered,
-            block_size=size,
-            mask_token_id=stored.token("mask_token_id", mask),
-            from_anchor=bool(raw.get("sample_from_anchor", from_anchor)),
-            causal_windows=is_speculators and not raw.get("sliding_window_non_causal"),
-            markov_rank=rank,
-            confidence=confidence,
-            confidence_markov=confidence and reads_token,
-        )
+        non_causal = raw.get("sliding_window_non_causal", not self.usually_causal_windows)
+        return layered | {
+            "block_size": size,
+            "mask_token_id": stored.token("mask_token_id", mask),
+            "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
+            "causal_windows": is_speculators and not non_causal,
+            "markov_rank": rank,
+            "confidence": confidence,
+            "confidence_markov": confidence and reads_token,
+        }
 
-    def build(self, config: BlockConfig) -> BlockHead:
+    def build(self, config: Any) -> BlockHead:
         """See `HeadKind.build`."""
         return BlockHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """See `HeadKind.new`: two layers as wide as the target's."""
-        raw, layers_read = speculators_configuration("dflash", "qwen3", 2, text, verifier)
+        raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text, verifier)
         end = text.eos_token_id
         mask = end[0] if isinstance(end, list) else end
         raw |= {
@@ -333,6 +381,12 @@ class DFlash(HeadKind):
 def has_blocks(raw: Mapping[str, Any]) -> bool:
     """Whether a flat configuration is of a head that drafts blocks."""
     return "target_layer_ids" in raw and "block_size" in raw
+
+
+def has_selector(raw: Mapping[str, Any]) -> bool:
+    """Whether a configuration in z-lab's format is of a DFlash 2 head."""
+    nested = raw.get("dflash_config")
+    return isinstance(nested, Mapping) and "selector_rank" in nested
 
 
 RECORD = DFlash()

@@ -72,6 +72,12 @@ class MedusaHead(Head):
         """See `Head.tree_drafter`."""
         return MedusaTrees(self, target, warp, plan)
 
+    def initialise(self) -> None:
+        """See `Head.initialise`: the blocks change nothing at first."""
+        for part in self.modules():
+            if isinstance(part, _Block):
+                nn.init.zeros_(part.linear.weight)
+
     def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Head h predicts the token h + 2 after the state that it reads."""
         losses = []

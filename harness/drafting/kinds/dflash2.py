@@ -1,0 +1,249 @@
+"""DFlash 2 (z-lab and Inco AI 2026): a DFlash head with convolutions, and a selector of tokens.
+
+Each layer convolves the inputs and the outputs of its attention and of its MLP over the positions
+of a block. At every position the selector keeps the likeliest tokens and adds to their logits how
+well each follows the token before, so that tokens are drawn one after the other without another
+pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from harness.decoding.warp import AnyWarp
+from harness.drafting.head_drafter import Draft, stacked
+from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash, has_selector
+from harness.drafting.lesson import Lesson, soft_loss
+from harness.menu.head_kind import HeadKind
+
+# The settings of a new head, as of those that are published.
+_NUM_TAPS, _GROUP_SIZE, _RANK, _NUM_CANDIDATES = 2, 16, 256, 16
+# Settings that some heads have and this file does not know; null and 1 change nothing.
+_UNKNOWN = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorConfig(BlockConfig):
+    """A DFlash 2 head.
+
+    Attributes:
+        num_taps: positions that a convolution reads, its own and those before it.
+        group_size: channels that share the part of a kernel that depends on the input.
+        selector_rank: width of the selector's embeddings.
+        num_candidates: tokens that the selector keeps at each position.
+    """
+
+    num_taps: int
+    group_size: int
+    selector_rank: int
+    num_candidates: int
+
+
+class Convolutions(nn.Module):
+    """Two convolutions over a block's positions: of the input and the output of a part of a layer.
+
+    A kernel is a fixed number per tap and channel, plus one per tap and group of channels that the
+    part's input at the same position gives.
+    """
+
+    def __init__(self, config: SelectorConfig) -> None:
+        super().__init__()
+        width = config.transformer.hidden_size
+        self._num_taps, self._group_size = config.num_taps, config.group_size
+        num_groups = width // config.group_size
+        self.base_kernel = nn.Parameter(torch.empty(2, config.num_taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * config.num_taps * num_groups, bias=False)
+
+    def around(self, part: Any, inputs: Tensor) -> Tensor:
+        """Convolve inputs [B, block, width], apply `part`, and convolve what it returns."""
+        by_group = self.kernel_projection(inputs).unflatten(-1, (2, self._num_taps, -1))
+        kernels = self.base_kernel + by_group.repeat_interleave(self._group_size, dim=-1)
+        of_input, of_output = kernels.unbind(2)
+        return _convolved(part(_convolved(inputs, of_input)), of_output)
+
+
+def _convolved(states: Tensor, kernel: Tensor) -> Tensor:
+    """Convolve states [B, block, width] by a kernel [B, block, taps, width].
+
+    Positions before the block are zeros.
+    """
+    length = states.shape[1]
+    total = torch.zeros_like(states)
+    for tap in range(kernel.shape[2]):
+        earlier = nn.functional.pad(states, (0, 0, tap, 0))[:, :length]
+        total = total + kernel[:, :, tap] * earlier
+    return total
+
+
+class Selector(nn.Module):
+    """Scores how well a token follows another one, given the state that predicts it."""
+
+    def __init__(self, config: SelectorConfig) -> None:
+        super().__init__()
+        shape = config.vocabulary_size, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.empty(shape))
+        self.successor_codebook = nn.Parameter(torch.empty(shape))
+        width = config.transformer.hidden_size
+        self.hidden_projection = nn.Linear(width, config.selector_rank, bias=False)
+
+    def scores(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
+        """Score candidates [..., C] after tokens `before` [...], by projected states [..., rank]."""
+        context = self.predecessor_codebook[before] * projected
+        successors = self.successor_codebook[candidates]
+        return (successors @ context.unsqueeze(-1)).squeeze(-1)
+
+
+class SelectorHead(BlockHead):
+    """The weights of a DFlash 2 head."""
+
+    config: SelectorConfig
+
+    def __init__(self, config: SelectorConfig) -> None:
+        super().__init__(config)
+        layer: Any
+        for layer in self.layers:
+            layer.attention_conv = Convolutions(config)
+            layer.mlp_conv = Convolutions(config)
+        self.candidate_selector = Selector(config)
+
+    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """See `BlockHead.pass_layer`."""
+
+        def attend(inputs: Tensor) -> Tensor:
+            return layer.self_attn(hidden_states=inputs, **how)[0]
+
+        normed = layer.input_layernorm(states)
+        states = states + layer.attention_conv.around(attend, normed)
+        normed = layer.post_attention_layernorm(states)
+        return states + layer.mlp_conv.around(layer.mlp, normed)
+
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> SelectorDrafter:
+        """See `Head.drafter`."""
+        return SelectorDrafter(self, target, warp)
+
+    def initialise(self) -> None:
+        """See `Head.initialise`: it begins as a DFlash head."""
+        for part in self.modules():
+            if isinstance(part, Convolutions):
+                nn.init.zeros_(part.kernel_projection.weight)
+                nn.init.zeros_(part.base_kernel)
+                nn.init.ones_(part.base_kernel[:, 0])
+        nn.init.normal_(self.candidate_selector.predecessor_codebook)
+        nn.init.zeros_(self.candidate_selector.successor_codebook)
+
+    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """The loss of the logits, and of the selector's choice after the tokens of the text."""
+        blocks = self.practise(lesson, embedding)
+        logits = output(blocks.states)[..., : blocks.wanted.shape[-1]]
+        selector = self.candidate_selector
+        likeliest, candidates = logits.topk(self.config.num_candidates)
+        projected = selector.hidden_projection(blocks.states)
+        scores = likeliest + selector.scores(projected, blocks.tokens, candidates)
+        of_logits = soft_loss(logits, blocks.wanted, blocks.counts)
+        of_choice = soft_loss(scores, blocks.wanted.gather(-1, candidates), blocks.counts)
+        return of_logits + of_choice
+
+
+class SelectorDrafter(BlockDrafter):
+    """Proposes with a DFlash 2 head."""
+
+    head: SelectorHead
+
+    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        """See `BlockDrafter.draw_block`. Tokens that are no candidates have no probability."""
+        selector = self.head.candidate_selector
+        logits = self._logits(states).float()
+        likeliest, candidates = logits.topk(self.head.config.num_candidates)
+        projected = selector.hidden_projection(states)
+        drawn: list[Draft] = []
+        before = last
+        for place in range(states.shape[1]):
+            following = selector.scores(projected[:, place], before, candidates[:, place])
+            scores = torch.full_like(logits[:, place], -torch.inf)
+            scores.scatter_(-1, candidates[:, place], likeliest[:, place] + following)
+            drawn.append(self.draw(scores, uniforms[:, place]))
+            before = drawn[-1].tokens
+        return stacked(drawn)
+
+
+class DFlash2(DFlash):
+    """DFlash 2, as speculators and z-lab store it."""
+
+    name = "dflash2"
+    drafts_trees = False
+    usually_causal_windows = False
+
+    def recognises(self, raw: Mapping[str, Any]) -> bool:
+        """See `HeadKind.recognises`."""
+        if "speculators_model_type" in raw:
+            return raw["speculators_model_type"] == self.name
+        return has_selector(raw)
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> SelectorConfig:
+        """See `HeadKind.config`."""
+        fields = self.fields(stored, shapes)
+        settings = _settings(stored.raw)
+        num_candidates = settings.get("selector_top_k") or _NUM_CANDIDATES
+        config = SelectorConfig(
+            **fields,
+            windows_follow="dflash_config" in stored.raw,
+            num_taps=settings.get("conv_kernel_size") or _NUM_TAPS,
+            group_size=settings.get("conv_group_size") or _GROUP_SIZE,
+            selector_rank=settings.get("selector_rank") or _RANK,
+            num_candidates=min(num_candidates, fields["vocabulary_size"]),
+        )
+        _check(stored, config)
+        return config
+
+    def build(self, config: SelectorConfig) -> SelectorHead:
+        """See `HeadKind.build`."""
+        return SelectorHead(config)
+
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """See `HeadKind.new`."""
+        raw, shapes = super().new(text, verifier)
+        return raw | {
+            "architectures": ["DFlash2DraftModel"],
+            "conv_kernel_size": _NUM_TAPS,
+            "conv_group_size": math.gcd(_GROUP_SIZE, text.hidden_size),
+            "selector_rank": min(_RANK, text.hidden_size),
+            "selector_top_k": _NUM_CANDIDATES,
+        }, shapes
+
+    def vllm(self) -> dict[str, Any]:
+        """See `HeadKind.vllm`: it tells both versions apart by itself."""
+        return HeadKind.vllm(self) | {"method": "dflash"}
+
+
+def _check(stored: StoredHead, config: SelectorConfig) -> None:
+    """Raise a SettingError for a head that this file would draft wrongly with."""
+    for key in _UNKNOWN:
+        value = _settings(stored.raw).get(key)
+        if value not in (None, 1):
+            raise stored.refused(f"has {key}={value}, which is not supported")
+    if stored.raw.get("is_causal"):
+        raise stored.refused("has causal attention, which is not supported")
+    if config.draft_vocabulary_size != config.vocabulary_size:
+        raise stored.refused("drafts some of the target's tokens only, which is not supported")
+    width = config.transformer.hidden_size
+    if width % config.group_size:
+        rule = f"has conv_group_size={config.group_size}, which does not divide its width, {width}"
+        raise stored.refused(rule)
+
+
+def _settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that holds what DFlash 2 adds."""
+    return raw.get("dflash_config") or raw
+
+
+RECORD = DFlash2()
