@@ -196,6 +196,13 @@ class LocalEngine(Engine):
         """See `Engine.reference`."""
         return self._reference
 
+    @property
+    def watches_freely(self) -> bool:
+        """See `Engine.watches_freely`. GPUs would be waited for, and each layer of 8 bits be timed."""
+        models = [self._pair.target, self.runners.draft_model]
+        layers = [layer for one in models if one for layer in eight_bit_layers(one.model)]
+        return not layers and all(device.type == "cpu" for device in self.devices)
+
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`."""
         clocks = [Phases(self.devices) for _ in self.arms]

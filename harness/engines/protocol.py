@@ -161,6 +161,11 @@ class Engine:
         """The same arms under stopwatches, each with its own, where the engine can tell its phases."""
         return ()
 
+    @property
+    def watches_freely(self) -> bool:
+        """Whether these stopwatches cost next to nothing, so that they may run while an arm is timed."""
+        return False
+
     def pass_ms(self, question: Question) -> list[float | None] | None:
         """Times of the target's passes by the number of tokens from 1 on; see `engines.pass_times`."""
         return None

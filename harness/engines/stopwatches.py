@@ -1,4 +1,4 @@
-"""Where the time of a generation goes: stopwatches around the phases of a loop, for a pass that is not timed."""
+"""Where the time of a generation goes: stopwatches around the phases of a loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Replacing:
 
 
 class Phases:
-    """Seconds and calls of each phase, with the devices synchronised around each call: the timed run does not do that.
+    """Seconds and calls of each phase, with the devices synchronised around each call.
+
+    On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
 
     `forward` has the target's forward passes after the prompt with what is decided after each, as a runner may have
     prepared both together; there is one per iteration. `drafting` has the proposals.
@@ -54,6 +56,12 @@ class Phases:
             return result
 
         return Replacing(watched, **{method: timed})
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.seconds.clear()
+        self.seconds_in_layers.clear()
+        self.calls.clear()
 
     def mean_ms(self, phase: str) -> float | None:
         """Mean time per iteration; None where the phase never came."""

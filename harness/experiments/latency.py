@@ -53,8 +53,8 @@ PROMPTS_FILE = "latency_prompts.csv"
 class Latency(Experiment):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine queues.
 
-    After the timed runs of a batch each arm runs once more under stopwatches, so that drift of the machine hits the
-    times and their split alike.
+    On a CPU stopwatches run in the timed runs. Where they would slow these, each arm runs once more under stopwatches
+    after the timed runs of a batch, so that drift of the machine hits the times and their split alike.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -161,9 +161,16 @@ class Latency(Experiment):
         watched = engine.watched()
         for arm, phases in watched:
             self.measured[arm.name].phases = phases
+        watched_arms = [arm for arm, _ in watched]
+        arms, again = engine.arms, watched_arms
+        if engine.watches_freely:
+            arms, again = watched_arms, []
+
+        def warmed(name: str) -> None:
+            self.measured[name].phases.clear()
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
-            for arm, _ in watched:
+            for arm in again:
                 generate(engine, arm, conversations.for_arm(question, arm.name))
             if not engine.queues:
                 self._keep(session, generations, list(generations))
@@ -181,7 +188,9 @@ class Latency(Experiment):
             note,
             how_often,
             warmup=warmup,
+            arms=arms,
             allow_failures=True,
+            warmed=warmed,
             ended=ended,
             for_arm=conversations.for_arm,
         )

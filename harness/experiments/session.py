@@ -300,6 +300,7 @@ class Session:
         warmup: Question | None = None,
         arms: Sequence[Arm] | None = None,
         allow_failures: bool = False,
+        warmed: Callable[[str], None] = lambda arm: None,
         ended: Callable[[Question, dict[str, Generation]], None] = lambda question, answers: None,
         for_arm: Callable[[Question, str], Question] = lambda question, arm: question,
     ) -> None:
@@ -310,6 +311,7 @@ class Session:
             num_warmup: how often each arm answers `warmup` before, by default the first question.
             arms: the engine's by default.
             allow_failures: see `run_lap`.
+            warmed: gets the name of an arm that has warmed up.
             ended: gets the answers to a question so far whenever an arm has ended.
             for_arm: the question as an arm of this name is asked it.
         """
@@ -332,6 +334,7 @@ class Session:
                         for _ in range(num_warmup):
                             generate(engine, arm, warmup or question, allow_failures=allow_failures)
                         warm.add(arm.name)
+                        warmed(arm.name)
                     asked = for_arm(question, arm.name)
                     if engine.queues:
                         time.sleep(_REST_S)

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 from architectures import RECURRENT
 from forked import Forked, run, start
 from harness.config.settings import ModelSettings
+from harness.engines.local import LocalArm
+from harness.engines.stopwatches import Phases
 from in_process import Harness, only, results
 from processes import end
 from wording import mentions
@@ -48,6 +51,27 @@ def _prompts(tmp_path: Path) -> None:
 def pair(save_model: SaveModel) -> list[str]:
     model, draft = save_model("llama", "model"), save_model("gpt2", "draft")
     return [f"model={model.name}", f"draft={draft.name}"]
+
+
+def test_on_a_cpu_each_prompt_is_answered_once(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its phases timed, of which the warm-up is none."""
+    asked: list[str] = []
+    cleared: list[dict[str, int]] = []
+    original, clear = LocalArm.stream, Phases.clear
+    monkeypatch.setattr(
+        LocalArm, "stream", lambda arm, question: asked.append(arm.name) or original(arm, question)
+    )
+    monkeypatch.setattr(
+        Phases, "clear", lambda phases: cleared.append(dict(phases.calls)) or clear(phases)
+    )
+    harness("latency", *pair, *QUICK, "num_warmup=1")
+    assert Counter(asked) == {"regular": 5, "speculative": 5}
+    assert {"forward": 7} in cleared
+    regular, speculative = (row for _, row in results().iterrows())
+    assert regular["target_step_ms"] > 0
+    assert 0 < speculative["draft_ms"] + speculative["verify_ms"] <= speculative["iteration_ms"]
 
 
 def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str]) -> None:
