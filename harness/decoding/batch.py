@@ -51,8 +51,8 @@ class Request:
 class Change:
     """Sent to a loop after a record, to end rows or let requests join.
 
-    The first `Change`, even an empty one, ends working ahead. A loop that already works ahead
-    cannot take a `Change` that alters the batch.
+    Where a loop works ahead, a turn is queued already: its record comes before that of the prompts
+    that join.
 
     Attributes:
         ended: numbers of rows that end here, even if their request goes on.
@@ -62,11 +62,6 @@ class Change:
 
     ended: Collection[int] = ()
     joining: Sequence[Request] = ()
-
-    @property
-    def prompts(self) -> list[Sequence[int]]:
-        """The prompts of all requests that join, in order."""
-        return [prompt for request in self.joining for prompt in request.prompts]
 
 
 Records = Generator[Iteration, Change | None, None]
@@ -102,7 +97,7 @@ class Row:
     Attributes:
         number: as in `Iteration.rows`.
         last_token: decided, but not read by the target yet.
-        ended: whether the last record was the row's last.
+        ended: whether the row has had its last record.
     """
 
     number: int
@@ -123,7 +118,8 @@ class Row:
 
 @dataclass
 class Rows:
-    """The rows of a batch that have not ended.
+    """The rows of a batch: those that go on, and those that have ended since the target's rows were
+    selected last.
 
     Attributes:
         warp: of the rows; the loop's drafter may share it.
@@ -185,20 +181,21 @@ class Rows:
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position)
 
-    def all_outlast(self, count: int) -> bool:
-        """Return whether every row goes on after any `count` further tokens."""
-        for row in self.members:
-            if row.request.stop_tokens or row.num_generated + count >= row.request.max_new_tokens:
-                return False
-        return True
+    def have_room(self, count: int) -> bool:
+        """Return whether no row has ended, nor would by its length within `count` further tokens."""
+        if any(row.ended for row in self.members):
+            return False
+        return all(row.num_generated + count < row.request.max_new_tokens for row in self.members)
 
-    def going_on(self, ended: Collection[int] = ()) -> list[int]:
-        """Return positions of the rows that have not ended, nor are among these numbers."""
-        return [
-            position
-            for position, row in enumerate(self.members)
-            if not row.ended and row.number not in ended
-        ]
+    def going_on(self) -> list[int]:
+        """Return positions of the rows that have not ended."""
+        return [position for position, row in enumerate(self.members) if not row.ended]
+
+    def end(self, numbers: Collection[int]) -> None:
+        """End the rows with these numbers, those of them that are in the batch."""
+        for row in self.members:
+            if row.number in numbers:
+                row.ended = True
 
     def select(self, positions: list[int]) -> None:
         """Continue with the rows at these positions."""

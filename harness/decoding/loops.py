@@ -28,9 +28,9 @@ def autoregressive(
     """Regular decoding: one token per row and forward pass.
 
     Args:
-        ahead: queue each step before the host reads the tokens of the one before it, where these
-            cannot end a row and the consumer sends no `Change`. It changes no record, only when
-            each is yielded.
+        ahead: queue each step before the host reads the tokens of the one before it. A row that
+            these end is left out of the step that is queued already. It changes no token of a row,
+            only when each record is yielded.
         agree: for several processes that decode together, see `batch.Agree`.
     """
     rows = Rows(BatchWarp(), agree)
@@ -70,13 +70,15 @@ def speculative(
             see `decoding.randomness`.
         warp: the drafter's, if rows with other settings may join.
         ahead, agree: as in `autoregressive`; an iteration is queued behind another one if K is a
-            number and no row can end within two.
+            number, the drafter need not read the verdict first, and no row can reach its length
+            within two iterations.
     """
     rows = Rows(warp or BatchWarp(), agree)
     num_tokens_ahead: int | None = None
     draft_length = num_draft_tokens
     if isinstance(draft_length, int):
-        num_tokens_ahead = 2 * draft_length + 1 if ahead else None
+        if ahead and not drafter.reads_verdicts:
+            num_tokens_ahead = 2 * draft_length + 1
         draft_length = Constant(draft_length)
     steps = Speculation(target, drafter, rows, lenience, verification, redraw, draft_length.most)
 

@@ -122,11 +122,16 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """A way to propose tokens. It reads the hidden states of `layers`, which the target's runner
-    captures.
+    """A way to propose tokens.
+
+    Attributes:
+        layers: of the target, whose hidden states it reads; the target's runner captures them.
+        reads_verdicts: whether `observe` reads its numbers on the host. Working ahead of the host
+            then gains nothing.
     """
 
     layers: tuple[int, ...]
+    reads_verdicts: bool = False
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from harness.decoding.batch import Change, Progress, Records, Request, Rows
+from harness.decoding.batch import Progress, Records, Request, Rows
 from harness.decoding.decisions import Draw, Figures
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Runner, Step
 from harness.decoding.transfer import Arriving, added, to_device, to_host
@@ -66,25 +66,42 @@ class Turn:
         return num_accepted, next_tokens
 
     def read(self, rows: Rows) -> Iteration:
-        """Wait for the device, and give the rows their tokens."""
-        self._check_finite(rows)
-        proposed: list[list[int]] = []
-        origins: list[list[Origin]] = []
+        """Wait for the device, and give the rows their tokens.
+
+        Rows that had ended when the turn was queued, which the host did not know, get none.
+        """
+        places = rows.going_on()
+        self._check_finite(rows, places)
+        numbers: list[int] = []
         taken: list[list[int]] = []
-        for row, figures, length in zip(rows.members, self.figures, self.lengths, strict=True):
+        origins: list[list[Origin]] = []
+        proposed: list[list[int]] = []
+        for place in places:
+            row, figures, length = rows.members[place], self.figures[place], self.lengths[place]
             accepted = figures.draft_tokens[: figures.num_accepted]
             tokens = row.take([*accepted, figures.next_token])
             from_draft = [Origin.DRAFT] * len(accepted)
-            proposed.append(figures.draft_tokens[:length])
-            origins.append([*from_draft, _last_origin(len(accepted), length)][: len(tokens)])
+            numbers.append(row.number)
             taken.append(tokens)
-        return Iteration(rows.numbers, taken, origins, proposed, self.num_accepted, self.verdict)
+            origins.append([*from_draft, _last_origin(len(accepted), length)][: len(tokens)])
+            proposed.append(figures.draft_tokens[:length])
+        num_accepted = [self.figures[place].num_accepted for place in places]
+        return Iteration(numbers, taken, origins, proposed, num_accepted, self._verdict_of(places))
 
-    def _check_finite(self, rows: Rows) -> None:
+    def _verdict_of(self, places: list[int]) -> Verdict | None:
+        """The verdict over the rows at these places."""
+        if self.verdict is None or len(places) == len(self.lengths):
+            return self.verdict
+        width = max(self.lengths[place] for place in places)
+        index = to_device(places, self.next_tokens.device)
+        return self.verdict.select(index, width)
+
+    def _check_finite(self, rows: Rows, places: list[int]) -> None:
         """Raise a NonFiniteError for the first token of a row whose logits were nan."""
         # A rule need not look at the target's probability of a token to accept it.
         width = max(self.lengths)
-        for row, figures in zip(rows.members, self.figures, strict=True):
+        for place in places:
+            row, figures = rows.members[place], self.figures[place]
             position = row.num_generated
             if figures.num_finite < width:
                 raise NonFiniteError("model", position + figures.num_finite)
@@ -119,8 +136,8 @@ class Turns:
         queue: queues a turn behind the given progress of the rows.
         settle: rolls back and learns, given a turn with its `num_accepted` and `next_tokens`, both
             of which may be `transfer.Arriving`.
-        num_tokens_ahead: queue each turn before the host reads the one before it, while every row
-            goes on after this many tokens. None: never.
+        num_tokens_ahead: queue each turn before the host reads the one before it, while no row can
+            reach its length within this many tokens. None: never.
     """
 
     def __init__(
@@ -142,11 +159,11 @@ class Turns:
         turn = self._queued or self._queue(rows.progress)
         self._queued = None
         ahead = self._num_tokens_ahead
-        if may_work_ahead and ahead is not None and rows.all_outlast(ahead):
+        if may_work_ahead and ahead is not None and rows.have_room(ahead):
             self._queued = self._queue_behind(turn)
             return turn.read(rows)
         record = turn.read(rows)
-        self._settle(turn, record.num_accepted, rows.progress.next_tokens)
+        self._settle(turn, turn.num_accepted, rows.progress.next_tokens)
         return record
 
     def _queue_behind(self, turn: Turn) -> Turn:
@@ -157,38 +174,54 @@ class Turns:
         num_iterations = [count + 1 for count in before.num_iterations]
         return self._queue(Progress(num_generated, num_iterations, next_tokens))
 
-    def require_nothing_queued(self) -> None:
-        """Raise a ValueError if a turn is queued for the rows as they are."""
-        if self._queued:
-            raise ValueError("a batch that is worked on ahead cannot change")
+    @property
+    def is_queued(self) -> bool:
+        """Whether a turn is queued, for all rows of the batch."""
+        return self._queued is not None
+
+    def drop(self) -> None:
+        """Forget a turn that is queued: every row has ended."""
+        self._queued = None
 
 
 def decode_batch(
     request: Request, rows: Rows, turns: Turns, target: Runner, drafter: Drafter | None = None
 ) -> Records:
-    """Take turns until all rows have ended; after each record rows may leave, and others join."""
-    change: Change | None = Change(joining=[request])
-    while rows.members or (change and change.joining):
+    """Take turns until all rows have ended; after each record rows may leave, and others join.
+
+    A turn that is queued is for the rows as they were. So rows leave and join behind it; its
+    record has nothing of rows that have ended.
+    """
+    joining: list[Request] = [request]
+    while rows.members or joining:
         first_step: Step | None = None
         is_first = not rows.members
-        if change and change.joining:
-            prompts = change.prompts
+        if joining and not turns.is_queued:
+            prompts = [prompt for one in joining for prompt in one.prompts]
             first_step = target.start(prompts) if is_first else target.add(prompts)
-            record = rows.join(change.joining, first_step.logits)
+            record = rows.join(joining, first_step.logits)
+            joining = []
         else:
-            record = turns.take(may_work_ahead=change is None)
+            record = turns.take(may_work_ahead=not joining)
         change = yield record
-        staying = rows.going_on(change.ended if change else ())
-        some_leave = len(staying) < len(rows.members)
-        if some_leave or (change and change.joining):
-            turns.require_nothing_queued()
+        if change is not None:
+            rows.end(change.ended)
+            joining += change.joining
+        staying = rows.going_on()
         if drafter and first_step and staying:
             # Only now, because a reader waits for the first tokens.
             begin = drafter.start if is_first else drafter.add
             begin(prompts, [token for [token] in record.tokens], first_step)
-        if some_leave:
-            if staying:
-                target.select(staying)
-            if drafter and staying:
-                drafter.select(staying)
-            rows.select(staying)
+        if not staying:
+            turns.drop()
+        if not turns.is_queued and len(staying) < len(rows.members):
+            _select(staying, rows, target, drafter)
+
+
+def _select(staying: list[int], rows: Rows, target: Runner, drafter: Drafter | None) -> None:
+    """Continue with the rows at these positions."""
+    if staying:
+        target.select(staying)
+    if drafter and staying:
+        drafter.select(staying)
+    rows.select(staying)

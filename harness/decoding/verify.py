@@ -78,6 +78,15 @@ class Verdict:
     target_probability: Tensor
     draft_probability: Tensor
 
+    def select(self, rows: Tensor, width: int) -> Verdict:
+        """Return the verdict over these rows [n], and the first `width` draft tokens of each."""
+        return Verdict(
+            self.num_accepted[rows],
+            self.next_token[rows],
+            self.target_probability[rows, :width],
+            self.draft_probability[rows, :width],
+        )
+
 
 def verify(offer: Offer) -> Verdict:
     """Keep a prefix of the draft tokens and draw the token after it: the rows follow the target's

@@ -28,6 +28,8 @@ class CheckedDrafter(Drafter):
         RunError: from each method, for an exception of the drafter or a proposal that breaks a rule.
     """
 
+    reads_verdicts = True
+
     def __init__(self, drafter: Drafter, name: str, vocabulary_size: int) -> None:
         self._drafter = drafter
         self._name = name

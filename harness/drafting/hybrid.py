@@ -25,6 +25,8 @@ class HybridDrafter(Drafter):
         least: how many tokens are enough.
     """
 
+    reads_verdicts = True
+
     def __init__(self, text: TextDrafter, other: FollowingDrafter, least: int) -> None:
         text.least = least
         self._text = text

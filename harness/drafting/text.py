@@ -35,6 +35,7 @@ class TextDrafter(Drafter):
     """
 
     layers = ()
+    reads_verdicts = True
     least = 1
 
     def __init__(

@@ -60,6 +60,7 @@ class TranslatedDrafter(Drafter):
     """
 
     layers = ()
+    reads_verdicts = True
 
     def __init__(
         self,

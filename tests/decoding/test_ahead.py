@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from chains import GREEDY, RAGGED, SIZE, chain, fields, request
+from chains import GREEDY, RAGGED, SIZE, chain, fields, request, texts
 from fakes import MarkovRunner
 from harness.decoding.adaptive import Adaptive
-from harness.decoding.batch import Change, Records
+from harness.decoding.batch import Change, Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
@@ -23,6 +23,7 @@ from harness.drafting.model import ModelDrafter
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, drafting, pair, prepared
+from text_drafters import lookup_drafter
 
 # All the ways in which the host learns what a tensor holds.
 HOST_READS = "tolist item cpu numpy __bool__ __int__ __float__ __index__".split()
@@ -76,6 +77,25 @@ def markov_pair(warp: Warp) -> tuple[Runner, Drafter]:
     return MarkovRunner(chain(0)), ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
 
 
+def assert_same(found: Sequence[Iteration], expected: Sequence[Iteration]) -> None:
+    """Compare records, with the probabilities of their verdicts."""
+    assert list(map(fields, found)) == list(map(fields, expected))
+    for one, other in zip(found, expected, strict=True):
+        assert (one.verdict is None) == (other.verdict is None)
+        if one.verdict is not None and other.verdict is not None:
+            for name in ("num_accepted", "next_token", "target_probability", "draft_probability"):
+                torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))
+
+
+def by_row(records: Sequence[Iteration]) -> dict[int, list[tuple[list[int], list[int]]]]:
+    """The tokens and the proposals of each row, turn by turn."""
+    found: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for record in records:
+        for row, tokens, proposed in zip(record.rows, record.tokens, record.proposed, strict=True):
+            found.setdefault(row, []).append((tokens, proposed))
+    return found
+
+
 KINDS = ["model", "eagle", "parallel eagle", "block", "medusa", "mtp"]
 
 
@@ -104,15 +124,33 @@ def test_regular_steps_are_queued_before_the_last_one_is_read(ahead: bool, log: 
     assert log == expected
 
 
-@pytest.mark.parametrize("why", ["stop tokens", "changes"])
-def test_nothing_is_queued_that_may_not_be_wanted(why: str, log: list[str]) -> None:
+@pytest.mark.parametrize("what_may_come", ["stop tokens", "changes"])
+def test_rows_that_may_leave_do_not_stop_working_ahead(what_may_come: str, log: list[str]) -> None:
     runner, what = prepared(pair("llama")[0]), request(RAGGED, length=5)
     del log[:]
-    if why == "changes":
+    if what_may_come == "changes":
         list(changing(autoregressive(runner, what, ahead=True)))
     else:
         list(autoregressive(runner, replace(what, stop_tokens=frozenset({SIZE + 99})), ahead=True))
-    assert log == ["read", *["pass", "read"] * 4]
+    assert log == ["read", "pass", *["pass", "read"] * 3, "read"]
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+@pytest.mark.parametrize("stop", [[8], [0, 3, 8], range(SIZE)])
+def test_rows_that_a_token_ends_leave_the_same_records(
+    stop: Iterable[int], prompts: list[list[int]], warp: Warp
+) -> None:
+    what = request(prompts, warp, 30, stop)
+    plain, ahead = (
+        list(autoregressive(MarkovRunner(chain(0)), what, flag)) for flag in (False, True)
+    )
+    assert ahead == plain
+    for k in (1, 2, 4):
+        plain, ahead = (
+            list(speculative(*markov_pair(warp), what, k, ahead=flag)) for flag in (False, True)
+        )
+        assert_same(ahead, plain)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -149,22 +187,40 @@ def test_rows_of_different_lengths_end_where_they_should(drafts: bool) -> None:
     assert {len(rows) for rows, *_ in found[0][2:]} >= {3, 4}
 
 
-@pytest.mark.parametrize(
-    "change", [Change({0}), Change(joining=[request([[1]])])], ids=["leaves", "joins"]
-)
-@pytest.mark.parametrize("decode", [autoregressive, speculative])
-def test_a_batch_that_is_worked_on_ahead_cannot_change(
-    decode: Callable[..., Records], change: Change
-) -> None:
-    target, drafter = markov_pair(WARP)
-    what = request(RAGGED)
-    records = decode(
-        *([target, what] if decode is autoregressive else [target, drafter, what, 2]), ahead=True
-    )
+@pytest.mark.parametrize("drafts", [False, True])
+def test_rows_leave_and_join_behind_a_queued_turn(drafts: bool) -> None:
+    """Every row has the tokens that it has alone, with the same proposals."""
+    target, draft = pair("llama")
+    runner = prepared(target, batch_size=4)
+    long, short = request(RAGGED, WARP, 30), request(RAGGED[:1], WARP, 15, indices=[7])
+
+    def decode(what: Request, ahead: bool) -> Records:
+        if not drafts:
+            return autoregressive(runner, what, ahead)
+        drafter = ModelDrafter(prepared(draft, 4, NUM_DRAFT_TOKENS), WARP)
+        return speculative(runner, drafter, what, NUM_DRAFT_TOKENS, ahead=ahead)
+
+    records = decode(long, ahead=True)
+    found = [next(records), next(records), records.send(Change({1}, [short]))]
+    assert found[-1].rows == [0, 2], "queued before"
+    found += records
+    assert found[3].rows == [3], "the prompt that joins"
+    together = by_row(found)
+    whole = by_row([*decode(long, ahead=False)])
+    (alone,) = by_row([*decode(short, ahead=False)]).values()
+    assert [together[row] for row in (0, 2, 3)] == [whole[0], whole[2], alone]
+    assert together[1] == whole[1][:2]
+
+
+def test_a_batch_that_has_emptied_behind_a_queued_turn_takes_new_rows() -> None:
+    first, second = request(RAGGED, length=20), request([[4]], length=9, indices=[5])
+    records = autoregressive(MarkovRunner(chain(0)), first, ahead=True)
     next(records)
     next(records)
-    with pytest.raises(ValueError, match="worked on ahead"):
-        records.send(change)
+    found = [records.send(Change({0, 1, 2}, [second])), *records]
+    assert {row for one in found for row in one.rows} == {3}
+    (expected,) = texts(autoregressive(MarkovRunner(chain(0)), second), 1)
+    assert [token for one in found for token in one.tokens[0]] == expected
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
@@ -227,6 +283,25 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
     if kind != "deep mtp":
         assert waiting[1][:2] == [0, 1]
         assert sum(waiting[1]) > len(waiting[1]) / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_a_token_ends_are_drafted_for_alike(kind: str) -> None:
+    what = request(RAGGED, WARP, 40, stop=range(50, 57))
+    found: list[list[Iteration]] = []
+    for ahead in (False, True):
+        runner, drafter = drafting(kind)
+        found.append([*speculative(runner, drafter, what, NUM_DRAFT_TOKENS, ahead=ahead)])
+    assert len({len(one.rows) for one in found[0]}) > 1
+    assert_same(found[1], found[0])
+
+
+def test_nothing_is_queued_for_a_drafter_that_reads_the_verdict_first(log: list[str]) -> None:
+    runner, what = prepared(pair("llama")[0]), request(RAGGED, WARP)
+    del log[:]
+    records = speculative(runner, lookup_drafter(), what, NUM_DRAFT_TOKENS, ahead=True)
+    num_passes = [log.count("pass") for _ in records]
+    assert num_passes == list(range(len(num_passes)))
 
 
 @pytest.mark.gpu
