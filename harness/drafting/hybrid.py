@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, FollowingDrafter, Proposal, Step
+from harness.decoding.transfer import to_device
+from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
+from harness.runners.graphs import filled_up
 
 
 class HybridDrafter(Drafter):
@@ -37,7 +40,6 @@ class HybridDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.start`."""
-        self._vocabulary_size = step.logits.shape[-1]
         self._text.start(prompts, first_tokens, step)
         self.other.start(prompts, first_tokens, step)
 
@@ -58,7 +60,7 @@ class HybridDrafter(Drafter):
             return found
         proposal = self.other.propose(num_draft_tokens, uniforms)
         if any(replaced):
-            proposal = _mixed(found, proposal, replaced, self._vocabulary_size)
+            proposal = _mixed(found, proposal, replaced)
             self.other.replace(proposal.tokens, replaced)
         self._text.replace(proposal.tokens)
         return proposal
@@ -74,24 +76,27 @@ class HybridDrafter(Drafter):
         self.other.select(rows)
 
 
-def _mixed(
-    found: Proposal, drafted: Proposal, replaced: Sequence[bool], vocabulary_size: int
-) -> Proposal:
+def part_with_head(drafter: Drafter) -> HeadDrafter | None:
+    """The drafter itself or the part of a hybrid that drafts with a head; None where none does."""
+    part = drafter.other if isinstance(drafter, HybridDrafter) else drafter
+    return part if isinstance(part, HeadDrafter) else None
+
+
+def _mixed(found: Proposal, drafted: Proposal, replaced: Sequence[bool]) -> Proposal:
     """The proposal that has the rows `replaced` of `found`, and the others of `drafted`."""
     assert found.lengths is not None
     assert drafted.probabilities is not None
     device = drafted.tokens.device
-    width = drafted.tokens.shape[1]
+    num_rows, width = drafted.tokens.shape
     longest = max(width, found.tokens.shape[1])
-    of_text = torch.tensor(replaced, device=device)
-    tokens = drafted.tokens.new_zeros(len(replaced), longest)
-    tokens[:, : found.tokens.shape[1]] = found.tokens.to(device)
-    tokens[~of_text] = 0
-    own = tokens[:, :width]
-    own[~of_text] = drafted.tokens[~of_text]
-    certain = torch.nn.functional.one_hot(tokens, vocabulary_size)
-    probabilities = certain.to(drafted.probabilities.dtype)
-    probabilities[:, :width][~of_text] = drafted.probabilities[~of_text]
+    # All rows are computed and then chosen from: picking some would wait for the device.
+    is_replaced = to_device([int(row) for row in replaced], device).unsqueeze(1) > 0
+    is_certain = is_replaced | (torch.arange(longest, device=device) >= width)
+    of_text = filled_up(found.tokens.to(device), num_rows, longest)
+    tokens = torch.where(is_certain, of_text, filled_up(drafted.tokens, num_rows, longest))
+    drawn_from = filled_up(drafted.probabilities, num_rows, longest)
+    certain = torch.zeros_like(drawn_from).scatter_(2, tokens.unsqueeze(2), 1.0)
+    probabilities = torch.where(is_certain.unsqueeze(2), certain, drawn_from)
     offered = [width] * len(replaced) if drafted.lengths is None else drafted.lengths
     lengths = [length or other for length, other in zip(found.lengths, offered, strict=True)]
     return Proposal(tokens, probabilities, lengths)

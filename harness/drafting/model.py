@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.transfer import Arriving, added, to_device
+from harness.decoding.transfer import Arriving, added, to_device, to_host
 from harness.decoding.warp import AnyWarp
 
 
@@ -37,8 +37,9 @@ class ModelDrafter(Drafter):
         self._proposed = torch.empty(0)  # [B, K]
         # Decided tokens of each row that the runner has not been fed, in place of `_unseen`.
         self._late: list[list[int]] | None = None
-        # What is proposed, and the rows where another drafter proposes it.
-        self._replacement: tuple[list[list[int]], Sequence[bool]] | None = None
+        # What is proposed, in a transfer that has begun, and the rows where another drafter proposes
+        # it.
+        self._replacement: tuple[Callable[[], list[list[int]]], Sequence[bool]] | None = None
         self._most_drafted = 1
 
     def start(
@@ -70,7 +71,7 @@ class ModelDrafter(Drafter):
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
         """See `FollowingDrafter.replace`."""
-        self._replacement = tokens.tolist(), replaced
+        self._replacement = to_host(tokens), replaced
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         if self._late is not None or self._replacement is not None:
@@ -103,7 +104,11 @@ class ModelDrafter(Drafter):
         """Remember what was decided, however many tokens a row gained."""
         num_rows, num_unseen = self._unseen.shape
         num_proposed = self._proposed.shape[1]
-        proposed, replaced = self._replacement or ([[] for _ in range(num_rows)], [True] * num_rows)
+        proposed: list[list[int]] = [[] for _ in range(num_rows)]
+        replaced: Sequence[bool] = [True] * num_rows
+        if self._replacement is not None:
+            read_proposed, replaced = self._replacement
+            proposed = read_proposed()
         num_fed = [
             0 if is_replaced else min(count, num_proposed - 1)
             for count, is_replaced in zip(num_accepted, replaced, strict=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import to_device, to_host
 
 
 class Text(Protocol):
@@ -52,7 +52,7 @@ class TextDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._begin_batch()
-        self._rows: list[tuple[Any, list[int]]] = []  # texts, with what was proposed last
+        self._texts: list[Text] = []
         self.add(prompts, first_tokens, step)
 
     def add(
@@ -61,31 +61,40 @@ class TextDrafter(Drafter):
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self._new_text()
             text.extend([*prompt, first])
-            self._rows.append((text, []))
+            self._texts.append(text)
+        self._propose_nothing()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        self._rows = [(text, self._found(text, num_draft_tokens)) for text, _ in self._rows]
-        lengths = [len(found) for _, found in self._rows]
-        padded = [
-            token for _, found in self._rows for token in found + [0] * (max(lengths) - len(found))
-        ]
-        return Proposal(
-            to_device(padded, self._device).view(len(lengths), max(lengths)), None, lengths
-        )
+        proposed = [self._found(text, num_draft_tokens) for text in self._texts]
+        self._read_proposed = lambda: proposed
+        lengths = [len(found) for found in proposed]
+        width = max(lengths)
+        padded: list[int] = []
+        for found in proposed:
+            padded += found + [0] * (width - len(found))
+        return Proposal(to_device(padded, self._device).view(len(lengths), width), None, lengths)
+
+    def _propose_nothing(self) -> None:
+        nothing: list[list[int]] = [[] for _ in self._texts]
+        self._read_proposed = lambda: nothing
 
     def _found(self, text: Text, most: int) -> list[int]:
         found = text.continuation(max(most, self.least))
         return found[:most] if len(found) >= self.least else []
 
     def replace(self, tokens: Tensor) -> None:
-        """Learn that tokens [B, K] are proposed, whoever guessed them."""
-        self._rows = [
-            (text, row) for (text, _), row in zip(self._rows, tokens.tolist(), strict=True)
-        ]
+        """Learn that tokens [B, K] are proposed, whoever guessed them.
+
+        They are read with the verdict: reading them now would wait for a draft.
+        """
+        self._read_proposed = to_host(tokens)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        for (text, found), count, token in zip(self._rows, num_accepted, next_tokens, strict=True):
-            text.extend([*found[:count], token])
+        decided = zip(self._texts, self._read_proposed(), num_accepted, next_tokens, strict=True)
+        for text, proposed, count, token in decided:
+            text.extend([*proposed[:count], token])
+        self._propose_nothing()
 
     def select(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
+        self._texts = [self._texts[row] for row in rows]
+        self._propose_nothing()

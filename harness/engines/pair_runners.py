@@ -10,7 +10,7 @@ from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.warp import AnyWarp
-from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.engines.acceptance import decisions_of, warp_of
 from harness.engines.pair import Pair
@@ -214,6 +214,7 @@ def _prepared_head(
 
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
     drafter = make_drafter(warp)
-    assert isinstance(drafter, HeadDrafter)
-    drafter.prepared = head
+    part = part_with_head(drafter)
+    assert part is not None
+    part.prepared = head
     return drafter

@@ -13,7 +13,7 @@ from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
 from harness.decoding.warp import Warp
-from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.menu.method import LoadedPair, MakeDrafter
 from harness.models.checkpoints import recurrent_kind
@@ -121,8 +121,8 @@ def prepare_head(
     def build(chosen: RunnerName) -> PreparedHead | None:
         if chosen in ("static", "eager"):
             return None
-        drafter = make_drafter(warp)
-        if not isinstance(drafter, HeadDrafter):
+        drafter = part_with_head(make_drafter(warp))
+        if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
         prepared = PreparedHead(drafter, model, vocabulary_size, **_preparation(chosen))
         prepared.prepare(*shapes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.drafting.prepared_head import PreparedHead
+from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
 from tiny_checkpoints import save_talkative_pair
 
@@ -23,6 +25,18 @@ def test_a_sweep_measures_hybrids(harness: Harness) -> None:
     assert list(rows.draft_method) == ["suffix+model", "lookup+model", "model"]
     assert list(rows.identical_prompts) == [3, 3, 3]
     assert (rows.mean_acceptance_length > 2).all()
+
+
+def test_the_head_of_a_hybrid_is_prepared(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes many seconds, and is tested with heads of every kind."""
+    prepared: list[object] = []
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda runner, *shapes: None)
+    monkeypatch.setattr(PreparedHead, "prepare", lambda head, *shapes: prepared.append(head))
+    harness("latency", "draft=suffix+tiny_eagle3", "runner=compiled", "batch_size=3", *FEW)
+    assert len(prepared) == 1
+    assert set(results().runner) == {"compiled"}
 
 
 def test_what_a_text_proposes_is_accepted(harness: Harness) -> None:
