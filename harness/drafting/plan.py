@@ -18,9 +18,11 @@ class DraftPlan:
         checkpoint: of a model with weights of its own.
         head: on the target's hidden states.
         shares_target: whether the draft is the target itself.
+        mask_token: of a draft model that drafts all tokens in one pass.
     """
 
     settings: DraftSettings
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
     shares_target: bool = False
+    mask_token: int | None = None

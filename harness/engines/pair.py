@@ -318,7 +318,10 @@ def sketch_pair(
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
         model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
-        sketches.append(sketch_model(checkpoint, model_dtype))
+        sketch = sketch_model(checkpoint, model_dtype)
+        if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
+            sketch = dataclasses.replace(sketch, one_pass=True)
+        sketches.append(sketch)
     if plan is not None:
         method = method_of(plan.settings)
         own_sketch = method.sketch(plan, checkpoints[0], sketches[0].dtype)

@@ -185,14 +185,17 @@ def _draft_runner(
         size = vocabulary_size(model.model.config)
     drafting = pair.drafting
     assert drafting is not None
-    num_drawn = tuple(demanded.numbers_drafted)
-    warp = method_of(drafting).warp(drafting, pair, warp_of(demanded.decoding))
+    method = method_of(drafting)
+    widths, num_drawn = method.passes(pair, demanded.numbers_drafted)
+    # The largest extension may reach as far beyond a row's end.
+    num_slots = demanded.num_slots + max(widths) - 2
+    warp = method.warp(drafting, pair, warp_of(demanded.decoding))
     return build_runner(
         model,
         demanded.runner,
         size,
         say,
-        shapes=(demanded.batch_size, demanded.num_slots, (1, 2), num_drawn, warp),
+        shapes=(demanded.batch_size, num_slots, tuple(widths), tuple(num_drawn), warp),
         drafts=True,
         with_trees=demanded.most_nodes > 0,
     )

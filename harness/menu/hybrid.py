@@ -97,6 +97,10 @@ class Hybrid(Method):
         """See `Method.model`."""
         return self._other.model(pair)
 
+    def passes(self, pair: Any, numbers: Any) -> Any:
+        """See `Method.passes`."""
+        return self._other.passes(pair, numbers)
+
     def warp(self, settings: Any, pair: Any, of_target: Any) -> Any:
         """See `Method.warp`."""
         return self._other.warp(settings, pair, of_target)

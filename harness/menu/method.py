@@ -70,6 +70,10 @@ class DraftedPair(Protocol):
     def head(self) -> HeadCheckpoint | None:
         """A draft that is a head."""
 
+    @property
+    def draft_plan(self) -> DraftPlan | None:
+        """What drafts."""
+
 
 class Method(Record):
     """One way to draft.
@@ -138,6 +142,15 @@ class Method(Record):
     def model(self, pair: LoadedPair) -> LoadedModel | None:
         """The model that drafts and needs a runner, if one does."""
         return None
+
+    def passes(
+        self, pair: LoadedPair, numbers: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """What the runner of `model` is prepared for, where so many tokens are drafted.
+
+        Returns the numbers of tokens that it is extended by, and those that it draws in one call.
+        """
+        return (1, 2), numbers
 
     def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         """The warp that the runner of `model` draws with, where the target's tokens are drawn with `of_target`."""

@@ -129,6 +129,23 @@ def test_new_head_is_trained_stored_and_goes_on(
     assert after.loss < first.loss
 
 
+@pytest.mark.usefixtures("models")
+def test_parallel_draft_is_trained_with_masks_and_drafts_in_one_pass(
+    harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "draft" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pard_token": 3}))
+    harness(*SHORT, "draft=./draft", "epochs=10")
+    after = rows(tmp_path).loc[("after", "speculative")]
+    assert after.identical_prompts == 2
+    assert AutoConfig.from_pretrained(tmp_path / after.output).pard_token == 3
+    pair = ("model=./target", f"draft=./{after.output}")
+    latency = ("latency", *pair, "prompts=prompts.jsonl", "num_prompts=2")
+    for refused in ("draft.tree=dynamic", "engine=huggingface"):
+        complaint = harness(*latency, refused, code=2).complaint
+        assert "drafts all tokens in one pass" in complaint
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
 def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(

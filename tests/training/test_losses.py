@@ -21,6 +21,7 @@ from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_heads import initialise
 from harness.drafting.slot_cache import SlotCache
 from harness.models.checkpoints import Checkpoint
+from harness.training import losses
 from harness.training.losses import lesson, loss_of
 from known_heads import new_head
 from tiny_checkpoints import as_checkpoint
@@ -126,6 +127,7 @@ def test_dflash_learns_from_blocks_behind_the_features(
     )
 
 
+@torch.no_grad()
 def test_dflash2_also_learns_to_choose_among_its_likeliest_tokens(target: PreTrainedModel) -> None:
     head = untrained("dflash2", target)
     assert isinstance(head, SelectorHead)
@@ -166,6 +168,32 @@ def test_a_new_dflash2_head_begins_as_a_dflash_head(target: PreTrainedModel) -> 
         torch.manual_seed(5)
         states.append(head.practise(given(target, head), embedding).states)
     assert torch.allclose(states[0], states[1], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_parallel_draft_learns_from_masks_behind_the_text(
+    target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = VOCABULARY - 1
+    model = random_model("llama", seed=4)
+    batch = lesson(target, TOKENS, COUNTS, (), VOCABULARY)
+    of_text = loss_of(model, target, 3)(batch).item()
+    monkeypatch.setattr(losses, "ANCHORS", 1)
+    model.config.pard_token = mask
+    torch.manual_seed(6)
+    anchors = torch.multinomial(COUNTS[:, :8].float() + 1e-9, 1, replacement=True).flatten()
+    total, count = 0.0, 0.0
+    for row, anchor in enumerate(anchors.tolist()):
+        read = torch.tensor([[*TOKENS[row, : anchor + 1].tolist(), mask, mask]])
+        logits = model(input_ids=read, use_cache=False).logits[0]
+        for ahead in (1, 2):
+            if COUNTS[row, anchor + ahead]:
+                wanted = batch.wanted[row, anchor + ahead]
+                total += float(DECAY**ahead * cross_entropy(logits[anchor + ahead], wanted))
+                count += DECAY**ahead
+    torch.manual_seed(6)
+    expected = of_text + total / count
+    assert loss_of(model, target, 3)(batch).item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -> None:

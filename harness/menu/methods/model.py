@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,7 +95,8 @@ class ModelDraft(Method):
 
     name = "model"
     summary = (
-        "token by token; a head in the format of its writer, a model also with another tokenizer"
+        "token by token, a parallel draft (PARD) in one pass; a head in the format of its writer, "
+        "a model also with another tokenizer"
     )
     settings = ModelDraftSettings
     trains = True
@@ -106,6 +108,7 @@ class ModelDraft(Method):
     ) -> DraftPlan:
         """See `Method.plan`."""
         from harness.drafting.heads import read_head
+        from harness.drafting.parallel import checked_mask
         from harness.drafting.plan import DraftPlan
         from harness.menu.records import HEADS
 
@@ -115,12 +118,16 @@ class ModelDraft(Method):
         elif head := read_head(settings, target, kinds, layers=settings.layers, weights=weights):
             plan = DraftPlan(settings, head=head)
         else:
-            plan = DraftPlan(settings, checkpoint=read("draft", settings))
+            checkpoint = read("draft", settings)
+            mask = checked_mask(settings.name, checkpoint.config)
+            plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
         if settings.threshold is not None and not (plan.head and plan.head.has_confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
         if settings.tree != "chain":
             check_tree_models(settings, target, plan.head, plan.checkpoint)
+            rule = f"must be chain for draft={settings.name}, which drafts all tokens in one pass"
+            require(plan.mask_token is None, "draft.tree", rule, settings.tree)
         return plan
 
     def describe(self, settings: Any) -> str:
@@ -130,6 +137,16 @@ class ModelDraft(Method):
     def model(self, pair: Any) -> Any:
         """See `Method.model`."""
         return pair.draft
+
+    def passes(
+        self, pair: LoadedPair, numbers: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """See `Method.passes`: a parallel draft reads all that was decided, and masks."""
+        from harness.drafting.parallel import mask_token
+
+        if pair.draft is None or mask_token(pair.draft.model.config) is None:
+            return super().passes(pair, numbers)
+        return [2 * number for number in numbers], ()
 
     def warp(self, settings: ModelDraftSettings, pair: Any, of_target: Any) -> Any:
         """See `Method.warp`."""
@@ -141,6 +158,7 @@ class ModelDraft(Method):
     def drafter(self, settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
         from harness.drafting.model import ModelDrafter
+        from harness.drafting.parallel import ParallelDrafter, mask_token
         from harness.drafting.translated import TranslatedDrafter
 
         device = pair.target.input_device
@@ -148,6 +166,11 @@ class ModelDraft(Method):
             return tree_drafters(settings, pair, runner)
         if pair.head is not None:
             return drafters_of_head(settings, pair, settings.threshold or 0.0)
+        mask = mask_token(pair.draft.model.config)
+        if mask is not None:
+            rule = "drafts all tokens in one pass, and must have the model's tokenizer"
+            require(pair.translation is None, "draft", rule, settings.name)
+            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
         if (translation := pair.translation) is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
@@ -164,7 +187,8 @@ class ModelDraft(Method):
         )
         rule = "is for suffix with engine=vllm"
         require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
-        words = {"method": "draft_model", "parallel_drafting": False}
+        in_one_pass = planned.draft_plan is not None and planned.draft_plan.mask_token is not None
+        words = {"method": "draft_model", "parallel_drafting": in_one_pass}
         if planned.head is not None:
             words = planned.head.kind.vllm()
         return words | {
@@ -190,6 +214,9 @@ class ModelDraft(Method):
         """See `Method.check_huggingface`."""
         if planned.head is not None:
             super().check_huggingface(planned, settings, schedule)
+        plan = planned.draft_plan
+        rule = "drafts all tokens in one pass, which engine=huggingface cannot"
+        require(plan is None or plan.mask_token is None, "draft", rule, settings.name)
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
