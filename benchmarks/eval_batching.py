@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
-from harness.experiments.questions import draw_problems, line_end_tokens
-from harness.experiments.tasks import TASKS
+from harness.experiments.drawn_tasks import OPERATIONS, DrawnTask
+from harness.experiments.tasks import tokens_with
 
 # Seconds, and each prompt's tokens.
 Answers = tuple[float, list[list[int]]]
@@ -49,8 +49,9 @@ def main() -> None:
         f"batch_size={options.batch_size}",
     )
     pair = common.load(settings)
-    stop = line_end_tokens(pair.tokenizer) | pair.stop_tokens()
-    problems = draw_problems(TASKS["multiplication"], (1, 99), 0, options.questions)
+    task = DrawnTask(OPERATIONS["multiplication"], (1, 99))
+    stop = tokens_with(pair.tokenizer, task.ends) | pair.stop_tokens()
+    problems = task.problems(0, options.questions)
     prompts = pair.tokenizer([problem.prompt for problem in problems])["input_ids"]
     batches = []
     for first in range(0, len(prompts), options.batch_size):

@@ -10,23 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.config.model_names import without_suffixes
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.experiments.encoding import origin
+from harness.experiments.drawn_tasks import OPERATIONS, DrawnTask
 from harness.experiments.lm_eval_tasks import LmEvalTask
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
-from harness.experiments.questions import (
-    Problem,
-    check_answer_length,
-    draw_problems,
-    read_answer,
-    tokens_with,
-)
 from harness.experiments.session import Session, in_batches
 from harness.experiments.task_sets import SETS
-from harness.experiments.tasks import TASKS
+from harness.experiments.tasks import Problem, Task, tokens_with
 from harness.menu.commands.eval import LM_EVAL, EvalSettings
 from harness.menu.experiment import Experiment
 from harness.report.accuracy import eval_document
@@ -46,9 +38,6 @@ PROMPTS_FILE = "eval_prompts.csv"
 # Settings that say how much is asked, and do not change an answer.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
 
-# Operands that the published accuracies are for.
-_PUBLISHED_OPERANDS = (1, 99)
-
 # By seed and index of the question: the answer of each arm.
 Answers = dict[tuple[int, int], dict[str, AnswerRow]]
 
@@ -67,40 +56,27 @@ class Evaluation(Experiment):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        self.lm_eval = LmEvalTask(settings.task) if settings.task.startswith(LM_EVAL) else None
-        if self.lm_eval is not None:
-            self.lm_eval.check_answer_length(settings.decoding.max_new_tokens)
-        self.problems = [problem for seed in settings.seeds for problem in self._problems(seed)]
-        self.published = _published(settings)
+        self.task = _task(settings)
+        self.problems: list[Problem] = []
+        for seed in settings.seeds:
+            self.problems += self.task.problems(seed, settings.num_prompts)
         self.answers: Answers = {}
         self.resumed: set[tuple[int, int]] = set()
         self.smallest_batch: int | None = None
 
     def measure(self, session: Session) -> None:
         settings, problems = self.settings, self.problems
-        if (said := self._origin()) is not None:
-            say(said)
+        if self.task.origin is not None:
+            say(self.task.origin)
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
-        if settings.task in TASKS:
-            check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
+        max_new_tokens = settings.decoding.max_new_tokens
+        self.task.check_answer_length(session.tokenizer, problems, max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.asked, leaving_out=_NOT_OF_AN_ANSWER)
-        # The settings name a task of lm-evaluation-harness and do not tell what it asks.
-        suffix = "" if self.lm_eval is None else f"-{self.lm_eval.digest}"
-        store = session.kept_in / "eval_answers" / f"{measurement.digest}{suffix}.csv"
-        if settings.resume and (found := self._answered(store, measurement)):
-            given = [
-                dataclasses.replace(row, run=session.run)
-                for arms in found.values()
-                for row in arms.values()
-            ]
-            wanted = len(problems) * len(settings.arms)
-            say(
-                f"{len(given)} of {wanted} answers are in {store} already; resume=false measures again"
-            )
-            session.append(PROMPTS_FILE, given)
-            self.answers |= found
-            self.resumed = set(found)
+        digests = [digest for digest in (measurement.digest, self.task.digest) if digest]
+        store = session.kept_in / "eval_answers" / f"{'-'.join(digests)}.csv"
+        if settings.resume:
+            self._resume(session, store, measurement)
         if len(self.answers) < len(problems):
             self._answer(session, token_ids, store)
 
@@ -114,30 +90,54 @@ class Evaluation(Experiment):
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
-            keys = [problem.key for problem in problems if problem.key in answers]
-            if not keys and seed != "all":
-                continue
-            for arm in self.settings.arms:
-                mine = [answers[key][arm] for key in keys]
-                columns: dict[str, Any] = {
-                    "arm": arm,
+            answered = [answers[problem.key] for problem in problems if problem.key in answers]
+            if answered or seed == "all":
+                columns = {
                     "seed": str(seed),
-                    "published_accuracy": self.published.get(arm),
-                    "operands": self._operands,
-                    "prompts_digest": hashlib.sha256(
-                        "\n".join(p.prompt for p in problems).encode()
-                    ).hexdigest()[:12],
-                    "smallest_batch": self.smallest_batch,
-                    "num_resumed": sum(key in self.resumed for key in keys),
+                    "prompts_digest": _digest(problems),
+                    "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
-                # Where an arm failed, the other may have done more work.
-                if arm != "regular" and mine and session.status != "failed":
-                    regular = [answers[key]["regular"] for key in keys]
-                    columns |= _against(
-                        regular, mine, greedy=self.settings.decoding.temperature == 0
-                    )
-                rows.append(session.row(EvalRow, **columns, **_figures(mine)))
+                rows += [self._row(session, arm, answered, columns) for arm in self.settings.arms]
         return rows
+
+    def _row(
+        self,
+        session: Session,
+        arm: str,
+        answered: Sequence[Mapping[str, AnswerRow]],
+        columns: Mapping[str, Any],
+    ) -> EvalRow:
+        """The row of an arm, from the answers of every arm to the same questions."""
+        settings = self.settings
+        answers = [by_arm[arm] for by_arm in answered]
+        compared: dict[str, Any] = {}
+        # Where an arm failed, the other may have done more work.
+        if arm != "regular" and answers and session.status != "failed":
+            regular = [by_arm["regular"] for by_arm in answered]
+            compared = _against(regular, answers, greedy=settings.decoding.temperature == 0)
+        return session.row(
+            EvalRow,
+            arm=arm,
+            published_accuracy=self.task.published_accuracy(settings.model).get(arm),
+            operands=self.task.operands_column,
+            smallest_batch=self.smallest_batch,
+            **columns,
+            **compared,
+            **_figures(answers),
+        )
+
+    def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
+        """Take over the answers of earlier runs of the same measurement."""
+        self.answers = self._answered(store, measurement)
+        if not self.answers:
+            return
+        self.resumed = set(self.answers)
+        rows = []
+        for by_arm in self.answers.values():
+            rows += [dataclasses.replace(row, run=session.run) for row in by_arm.values()]
+        wanted = len(self.problems) * len(self.settings.arms)
+        say(f"{len(rows)} of {wanted} answers are in {store} already; resume=false measures again")
+        session.append(PROMPTS_FILE, rows)
 
     def _answer(self, session: Session, token_ids: Sequence[Sequence[int]], store: Path) -> None:
         """Give every arm, batch by batch, the questions without an answer.
@@ -147,66 +147,44 @@ class Evaluation(Experiment):
         """
         size = self.settings.batch_size
         session.open(size, max(map(len, token_ids)), share_prefix=True)
-        asked = {
-            problem.key: (problem, prompt)
-            for problem, prompt in zip(self.problems, token_ids, strict=True)
-        }
-        ends = ("\n",) if self.settings.task in TASKS else ()
-        if self.lm_eval is not None:
-            ends = self.lm_eval.until
-        stop = tokens_with(session.tokenizer, ends) if ends else frozenset()
-        questions = []
-        # A batch has one seed, because its random numbers have.
-        for seed in self.settings.seeds:
-            pending = [key for key in asked if key[0] == seed and key not in self.answers]
-            for keys in in_batches(pending, size):
-                prompts = [asked[key][1] for key in keys]
-                indices = [index for _, index in keys]
-                questions.append(session.ask(prompts, indices, seed=seed, stop_tokens=stop))
+        problems = {problem.key: problem for problem in self.problems}
 
         def note(question: Question, generations: dict[str, Generation]) -> str:
-            problems = [asked[question.seed, index][0] for index in question.indices]
-            self.smallest_batch = min(self.smallest_batch or size, len(problems))
+            batch = [problems[question.seed, index] for index in question.indices]
+            self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
             for arm, generation in generations.items():
-                rows += self._read(session, arm, problems, generation)
+                rows += self._read(session, arm, batch, generation)
             session.append(PROMPTS_FILE, rows)
             append_rows(store, rows)
             self.answers |= _by_question(rows)
-            accuracies = []
-            for arm in self.settings.arms:
-                correct = [of_question[arm].correct for of_question in self.answers.values()]
-                accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
-            return ", ".join(accuracies)
+            return self._accuracies()
 
-        session.race(questions, note, num_warmup=1)
+        session.race(self._pending(session, token_ids), note, num_warmup=1)
 
-    def _problems(self, seed: int) -> list[Problem]:
-        """The questions of a seed."""
-        settings = self.settings
-        if self.lm_eval is not None:
-            return self.lm_eval.problems(seed, settings.num_prompts)
-        if settings.task in SETS:
-            return SETS[settings.task].problems(seed, settings.num_prompts)
-        return draw_problems(TASKS[settings.task], settings.operands, seed, settings.num_prompts)
+    def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
+        """The questions without an answer, in batches. A batch has one seed, because its random numbers have."""
+        ends = self.task.ends
+        stop_tokens = tokens_with(session.tokenizer, ends) if ends else frozenset()
+        prompts = {
+            problem.key: prompt for problem, prompt in zip(self.problems, token_ids, strict=True)
+        }
+        questions = []
+        for seed in self.settings.seeds:
+            pending = [key for key in prompts if key[0] == seed and key not in self.answers]
+            for keys in in_batches(pending, self.settings.batch_size):
+                batch = [prompts[key] for key in keys]
+                indices = [index for _, index in keys]
+                questions.append(session.ask(batch, indices, seed=seed, stop_tokens=stop_tokens))
+        return questions
 
-    def _origin(self) -> str | None:
-        """Where the questions come from, in one line; None for drawn ones."""
-        if self.lm_eval is not None:
-            return self.lm_eval.about
-        task = self.settings.task
-        return origin(SETS[task].settings) if task in SETS else None
-
-    def _judge(self, text: str, problem: Problem) -> tuple[str, int | str | None, bool]:
-        """The part of a completion that counts, the answer in it, and whether it is correct."""
-        task = self.settings.task
-        if self.lm_eval is not None:
-            return self.lm_eval.judge(text, problem)
-        if task in SETS:
-            completion, answer = SETS[task].read(text)
-            return completion, answer, SETS[task].is_correct(answer, str(problem.expected))
-        line, number = read_answer(text)
-        return line, number, number == problem.expected
+    def _accuracies(self) -> str:
+        """The accuracy of each arm so far: `regular 81.0%, speculative 80.5%`."""
+        accuracies = []
+        for arm in self.settings.arms:
+            correct = [by_arm[arm].correct for by_arm in self.answers.values()]
+            accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
+        return ", ".join(accuracies)
 
     def _read(
         self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
@@ -216,7 +194,7 @@ class Evaluation(Experiment):
             text = session.tokenizer.decode(
                 request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-            completion, answer, correct = self._judge(str(text), problem)
+            judgement = self.task.judge(str(text), problem)
             yield session.row(
                 AnswerRow,
                 Acceptance.of(request.outcomes),
@@ -226,23 +204,16 @@ class Evaluation(Experiment):
                 a=problem.a,
                 b=problem.b,
                 source_row=problem.source_row,
-                expected=str(problem.expected),
-                completion=completion,
-                answer=None if answer is None else str(answer),
-                correct=correct,
+                expected=problem.expected,
+                completion=judgement.completion,
+                answer=judgement.answer,
+                correct=judgement.correct,
                 num_tokens=len(request.token_ids),
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 server_started=session.measurement.server_started,
             )
-
-    @property
-    def _operands(self) -> str | None:
-        """The column: empty for questions from a data set."""
-        if self.settings.task not in TASKS:
-            return None
-        return "-".join(map(str, self.settings.operands))
 
     def _answered(self, file: Path, measurement: Measurement | None = None) -> Answers:
         """The answers in a file to these questions, where every arm has answered.
@@ -255,20 +226,33 @@ class Evaluation(Experiment):
         rows = read_answers(file)
         if measurement is not None:
             rows = [row for row in rows if measurement.includes(row)]
-        found = _by_question(rows)
+        answers = _by_question(rows)
         arms = set(self.settings.arms)
-        return {p.key: found[p.key] for p in self.problems if arms.issubset(found.get(p.key, ()))}
+        return {
+            problem.key: answers[problem.key]
+            for problem in self.problems
+            if arms.issubset(answers.get(problem.key, ()))
+        }
 
 
 EXPERIMENT = Evaluation
 
 
-def _published(settings: EvalSettings) -> Mapping[str, float]:
-    """Accuracies that others measured for this model, by arm."""
-    same = settings.operands == _PUBLISHED_OPERANDS and settings.model.quantization == "none"
-    if settings.task not in TASKS or not same:
-        return {}
-    return TASKS[settings.task].published.get(without_suffixes(settings.model.name), {})
+def _task(settings: EvalSettings) -> Task:
+    """The task that the settings name. Raises SettingError for one that cannot be asked with these settings."""
+    if settings.task.startswith(LM_EVAL):
+        task = LmEvalTask(settings.task)
+        task.check_limit(settings.decoding.max_new_tokens)
+        return task
+    if settings.task in SETS:
+        return SETS[settings.task]
+    return DrawnTask(OPERATIONS[settings.task], settings.operands)
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    """12 hex digits of the texts of questions."""
+    texts = "\n".join(problem.prompt for problem in problems)
+    return hashlib.sha256(texts.encode()).hexdigest()[:12]
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> Answers:
@@ -279,17 +263,17 @@ def _by_question(rows: Sequence[AnswerRow]) -> Answers:
 
 
 def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
-    """Figures of one arm; what cannot be had without an answer is None."""
-    correct, total = sum(answer.correct for answer in answers), len(answers)
+    """Figures of one arm; those that need an answer are None where there is none."""
+    correct = sum(answer.correct for answer in answers)
+    total = len(answers)
+    times = [answer.time_ms for answer in answers]
     return {
         "acceptance": Acceptance.of(outcome for answer in answers for outcome in answer.outcomes),
         "num_prompts": total,
         "num_correct": correct,
         "num_parsed": sum(answer.answer is not None for answer in answers),
         "num_tokens": sum(answer.num_tokens for answer in answers),
-        "ms_per_answer": statistics.fmean(answer.time_ms for answer in answers)
-        if answers
-        else None,
+        "ms_per_answer": statistics.fmean(times) if times else None,
         **wald_interval(correct, total).columns("accuracy", "wald_low", "wald_high"),
         **wilson_interval(correct, total).columns("accuracy", "wilson_low", "wilson_high"),
     }
@@ -299,15 +283,16 @@ def _against(
     regular: Sequence[AnswerRow], other: Sequence[AnswerRow], greedy: bool
 ) -> dict[str, Any]:
     """The other arm's answers compared with the regular arm's answers to the same questions."""
-    first, second = [answer.correct for answer in regular], [answer.correct for answer in other]
+    first = [answer.correct for answer in regular]
+    second = [answer.correct for answer in other]
     difference = difference_of_paired_proportions(first, second)
     pairs = list(zip(first, second, strict=True))
-    same = sum(
+    identical = [
         mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True)
-    )
+    ]
     return {
         **difference.columns("difference", "difference_low", "difference_high"),
         "mcnemar_p_value": mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True))),
         # Sampled texts may differ; greedy ones must not.
-        "identical_prompts": same if greedy else None,
+        "identical_prompts": sum(identical) if greedy else None,
     }

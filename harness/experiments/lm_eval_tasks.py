@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.config.errors import RunError, SettingError
-from harness.experiments.questions import Problem, draw_rows
+from harness.experiments.tasks import Judgement, Problem, Task, draw_rows
 from harness.menu.commands.eval import LM_EVAL
 from harness.models.failures import first_line
 
@@ -45,12 +45,11 @@ class Score(NamedTuple):
         return isinstance(self.value, Real | np.bool_) and float(self.value) in (0, 1)
 
 
-class LmEvalTask:
+class LmEvalTask(Task):
     """One task with its prompts.
 
     Attributes:
         task: as the user names it, `lm_eval:gsm8k`.
-        until: texts that end a completion.
         max_tokens: that a completion may have.
 
     Raises SettingError for a task that cannot be asked.
@@ -63,14 +62,14 @@ class LmEvalTask:
         self._instances = _build_instances(task, self._loaded)
         generation = _common_settings(task, self._instances)
         until = generation.get("until") or ()
-        self.until = (until,) if isinstance(until, str) else tuple(until)
+        self.ends = (until,) if isinstance(until, str) else tuple(until)
         limits = [generation[name] for name in _MAX_TOKENS_NAMES if generation.get(name)]
         self.max_tokens = int(limits[0]) if limits else _MAX_TOKENS
         self._filter, self._metric = self._find_metric()
 
     @property
-    def about(self) -> str:
-        """The origin and the metric in one line."""
+    def origin(self) -> str:
+        """See `Task`; it names the metric too."""
         version = importlib.metadata.version("lm_eval")
         return (
             f"task={self.task}: {len(self._instances)} questions by lm-evaluation-harness {version}, "
@@ -79,23 +78,20 @@ class LmEvalTask:
 
     @property
     def digest(self) -> str:
-        """12 hex digits of everything that determines prompts and scores."""
+        """See `Task`: the settings name the task and do not tell what it asks."""
         contexts = [instance.args[0] for instance in self._instances]
         config = json.dumps(self._loaded.dump_config(), sort_keys=True, default=str)
-        parts = [self.about, config, *contexts]
+        parts = [self.origin, config, *contexts]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
-    def check_answer_length(self, max_new_tokens: int) -> None:
+    def check_limit(self, max_new_tokens: int) -> None:
         """Refuse a limit that would cut off what the task lets a model write."""
         if max_new_tokens < self.max_tokens:
             rule = f"must be at least {self.max_tokens}, the max_gen_toks of {self.task}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        """`count` questions, drawn by the seed.
-
-        Raises SettingError for more than there are.
-        """
+        """See `Task`."""
         places = draw_rows(f"the task {self.task}", len(self._instances), seed, count)
         problems = []
         for index, place in enumerate(places):
@@ -105,16 +101,16 @@ class LmEvalTask:
             problems.append(problem)
         return problems
 
-    def judge(self, text: str, problem: Problem) -> tuple[str, str | None, bool]:
-        """The part of a completion that counts, the answer in it, and whether it is correct."""
+    def judge(self, text: str, problem: Problem) -> Judgement:
+        """See `Task`: the metric of lm-evaluation-harness decides."""
         assert problem.source_row is not None
-        completion = _cut(text, self.until)
+        completion = _cut(text, self.ends)
         for score in self._scores(self._instances[problem.source_row], completion):
             if (score.filter, score.metric) == (self._filter, self._metric):
                 if not score.is_binary:
                     raise RunError(f"{self.task}: {self._metric} is {score.value}, not 0 or 1")
                 answer = None if score.answer == _NO_ANSWER else str(score.answer)
-                return completion, answer, bool(score.value)
+                return Judgement(completion, answer, bool(score.value))
         raise RunError(f"{self.task}: a completion has no {self._metric}")
 
     def _scores(self, instance: Any, completion: str) -> list[Score]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
+from harness.experiments.encoding import origin
 from harness.experiments.prompt_files import BadFile, local_files, read_rows
-from harness.experiments.questions import Problem, draw_rows
+from harness.experiments.tasks import Judgement, Problem, Task, draw_rows
 from harness.menu.names import prompt_preset
 
 # The first rows of the training part, as in lm-evaluation-harness.
@@ -35,7 +36,7 @@ _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 @dataclass(frozen=True)
-class SetTask:
+class SetTask(Task):
     """A task whose questions are rows of a data set.
 
     Attributes:
@@ -61,11 +62,13 @@ class SetTask:
         """Where the questions are."""
         return prompt_preset(self.preset)
 
-    def problems(self, seed: int, count: int) -> list[Problem]:
-        """`count` questions, drawn by the seed.
+    @property
+    def origin(self) -> str | None:
+        """See `Task`: the repository and the licence."""
+        return origin(self.settings)
 
-        Raises SettingError for more than there are, and for a file without them; RunError if it is out of reach.
-        """
+    def problems(self, seed: int, count: int) -> list[Problem]:
+        """See `Task`. Raises SettingError also for a file without questions; RunError if it is out of reach."""
         settings = self.settings
         rows = rows_of(settings, self.columns)
         places = draw_rows(f"the data set {settings.name}", len(rows), seed, count)
@@ -80,6 +83,11 @@ class SetTask:
             prompt = beginning + self.prompt(rows[place])
             problems.append(Problem(seed, index, None, None, expected, prompt, place))
         return problems
+
+    def judge(self, text: str, problem: Problem) -> Judgement:
+        """See `Task`."""
+        completion, answer = self.read(text)
+        return Judgement(completion, answer, self.is_correct(answer, problem.expected))
 
     def is_correct(self, answer: str | None, expected: str) -> bool:
         """Whether an answer is the expected one."""

@@ -1,38 +1,106 @@
-"""Tasks of `eval`: arithmetic problems with three solved examples. The value of the setting `task` is a name here."""
+"""The interface of a task of `eval`: its questions, where completions end, and how they are judged."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from harness.results.published import MULTIPLICATION_ACCURACY
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings
 
 
 @dataclass(frozen=True)
-class Task:
-    """A few-shot question about two whole numbers; the model continues with the answer and ends the line.
+class Problem:
+    """One question. Seed and index determine the rest, and the random numbers of the answer.
 
     Attributes:
-        prompt: from both operands to the text of the question.
-        expected: from both operands to the correct answer.
-        published: accuracies that others measured for operands from 1 to 99: model preset -> arm -> proportion.
+        index: counts from 0 within the seed.
+        a, b: the operands of a drawn question; None for a question from a data set.
+        source_row: the row of the data set, from 0; None for a drawn question.
     """
 
-    prompt: Callable[[int, int], str]
-    expected: Callable[[int, int], int]
-    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    seed: int
+    index: int
+    a: int | None
+    b: int | None
+    expected: str
+    prompt: str
+    source_row: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.seed, self.index
 
 
-TASKS: Mapping[str, Task] = {
-    "addition": Task(
-        prompt=lambda a, b: f"8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n{a} + {b} =",
-        expected=operator.add,
-    ),
-    # The evaluation that came with llama-ssp.
-    "multiplication": Task(
-        prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
-        expected=operator.mul,
-        published=MULTIPLICATION_ACCURACY,
-    ),
-}
+class Judgement(NamedTuple):
+    """The part of a completion that counts, the answer in it (None if there is none), and whether it is correct."""
+
+    completion: str
+    answer: str | None
+    correct: bool
+
+
+class Task(Protocol):
+    """One kind of question.
+
+    Attributes:
+        ends: texts that end a completion; () for none.
+        operands_column: the column `operands` of its rows; None for questions from a data set.
+    """
+
+    ends: tuple[str, ...] = ()
+    operands_column: str | None = None
+
+    @property
+    def origin(self) -> str | None:
+        """Where the questions come from, in one line; None if there is nothing to say."""
+        return None
+
+    @property
+    def digest(self) -> str | None:
+        """12 hex digits of prompts and scores, where settings alone do not determine them; else None."""
+        return None
+
+    def problems(self, seed: int, count: int) -> list[Problem]:
+        """`count` questions drawn by the seed; a longer list begins with the shorter one.
+
+        Raises SettingError for more questions than there are.
+        """
+
+    def judge(self, text: str, problem: Problem) -> Judgement:
+        """Read and score a completion."""
+
+    def check_answer_length(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        max_new_tokens: int,
+    ) -> None:
+        """Raise SettingError where a token limit would cut off a correct answer, as far as that is known."""
+
+    def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
+        """Accuracies that others measured for this model, by arm."""
+        return {}
+
+
+def draw_rows(source: str, num_rows: int, seed: int, count: int) -> list[int]:
+    """`count` rows in an order drawn by the seed; a longer list begins with the shorter one.
+
+    Raises SettingError for more than there are.
+    """
+    if count > num_rows:
+        raise SettingError("num_prompts", f"{source} has only {num_rows} questions", count)
+    order = list(range(num_rows))
+    random.Random(seed).shuffle(order)
+    return order[:count]
+
+
+def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:
+    """Every token whose text contains one of these; BPE vocabularies have many with a line break."""
+    single_tokens = [[token] for token in range(len(tokenizer))]
+    texts = tokenizer.batch_decode(single_tokens, clean_up_tokenization_spaces=False)
+    return frozenset(token for token, text in enumerate(texts) if any(end in text for end in ends))

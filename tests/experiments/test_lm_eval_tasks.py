@@ -80,7 +80,7 @@ def test_prompts_are_the_contexts_of_the_task_drawn_by_seed() -> None:
     assert all(problem.expected == str(problem.source_row + 1) for problem in problems)
     assert task.problems(seed=0, count=3) == problems[:3]
     assert task.problems(seed=1, count=3) != problems[:3]
-    assert (task.until, task.max_tokens) == (("\n", ";"), 6)
+    assert (task.ends, task.max_tokens) == (("\n", ";"), 6)
     with pytest.raises(SettingError, match=r"num_prompts=13: .* has only 12 questions"):
         task.problems(seed=0, count=13)
 
@@ -148,7 +148,7 @@ def test_prompts_and_accuracy_are_those_of_lm_eval_itself() -> None:
 def test_the_first_metric_that_is_0_or_1_counts() -> None:
     first = {"name": "whole", "filter": [{"function": "take_first"}]}
     write_task(filter_list=[first], metric_list=[metric("bleu"), metric("exact_match")])
-    assert "scored by exact_match (filter whole)" in LmEvalTask(TASK).about
+    assert "scored by exact_match (filter whole)" in LmEvalTask(TASK).origin
     write_task(metric_list=[metric("bleu")])
     with pytest.raises(SettingError, match=r"needs a metric that is 0 or 1 .* has bleu"):
         LmEvalTask(TASK)

@@ -5,16 +5,11 @@ from collections import Counter
 import pytest
 
 from harness.config.errors import SettingError
-from harness.experiments.questions import (
-    check_answer_length,
-    draw_problems,
-    read_answer,
-    tokens_with,
-)
-from harness.experiments.tasks import TASKS
+from harness.experiments.drawn_tasks import OPERATIONS, DrawnTask, read_answer
+from harness.experiments.tasks import Judgement, tokens_with
 from tiny_checkpoints import make_tokenizer
 
-MULTIPLICATION = TASKS["multiplication"]
+MULTIPLICATION = OPERATIONS["multiplication"]
 
 
 @pytest.mark.parametrize(
@@ -35,33 +30,34 @@ def test_the_answer_is_the_first_integer_of_the_first_line(
 def test_prompts_are_the_published_ones() -> None:
     assert MULTIPLICATION.prompt(14, 2) == "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
     assert MULTIPLICATION.expected(14, 2) == 28
-    assert TASKS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
-    assert TASKS["addition"].expected(14, 2) == 16
+    assert (
+        OPERATIONS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
+    )
+    assert OPERATIONS["addition"].expected(14, 2) == 16
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", OPERATIONS)
 def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
     """And have the form of the question."""
-    lines = TASKS[task].prompt(1, 1).split("\n")
+    lines = OPERATIONS[task].prompt(1, 1).split("\n")
     assert len(lines) == 4
     for line in lines[:3]:
         a, _, b, _, answer = line.split()
-        assert TASKS[task].expected(int(a), int(b)) == int(answer)
-        assert TASKS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
+        assert OPERATIONS[task].expected(int(a), int(b)) == int(answer)
+        assert OPERATIONS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
 
 
 def test_questions_are_a_function_of_the_seed() -> None:
-    first = draw_problems(MULTIPLICATION, (1, 99), 0, 50)
-    assert first == draw_problems(MULTIPLICATION, (1, 99), 0, 80)[:50]
-    assert [(q.a, q.b) for q in first] != [
-        (q.a, q.b) for q in draw_problems(MULTIPLICATION, (1, 99), 1, 50)
-    ]
+    task = DrawnTask(MULTIPLICATION, (1, 99))
+    first = task.problems(0, 50)
+    assert first == task.problems(0, 80)[:50]
+    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in task.problems(1, 50)]
     # Held here, because published rows name a seed: another generator would ask other questions.
     assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
 
 
 def test_operands_are_uniform_with_both_ends() -> None:
-    questions = draw_problems(MULTIPLICATION, (3, 5), 0, 9000)
+    questions = DrawnTask(MULTIPLICATION, (3, 5)).problems(0, 9000)
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
@@ -76,10 +72,21 @@ def test_every_token_with_a_line_break_ends_the_line() -> None:
     assert ends == {"Ċ", "\n\n", ".\n", " \n 7"}
 
 
+def test_a_completion_is_judged_by_its_answer() -> None:
+    task = DrawnTask(MULTIPLICATION, (12, 12))
+    (problem,) = task.problems(0, 1)
+    assert (problem.expected, task.operands_column) == ("144", "12-12")
+    assert task.judge(" 144.\n5", problem) == Judgement(" 144.", "144", True)
+    assert task.judge(" 0144", problem) == Judgement(" 0144", "144", True)
+    assert task.judge(" -144", problem) == Judgement(" -144", "-144", False)
+    assert task.judge(" many", problem) == Judgement(" many", None, False)
+
+
 def test_a_limit_that_cuts_answers_off_is_refused() -> None:
-    questions = draw_problems(MULTIPLICATION, (98, 99), 0, 20)
-    check_answer_length(make_tokenizer(), questions, 5)
+    task = DrawnTask(MULTIPLICATION, (98, 99))
+    questions = task.problems(0, 20)
+    task.check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(
         SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"
     ):
-        check_answer_length(make_tokenizer(), questions, 4)
+        task.check_answer_length(make_tokenizer(), questions, 4)

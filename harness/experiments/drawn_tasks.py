@@ -1,0 +1,118 @@
+"""Tasks of `eval` with drawn operands: arithmetic, asked with three solved examples."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import SettingError
+from harness.config.model_names import without_suffixes
+from harness.config.settings import ModelSettings
+from harness.experiments.tasks import Judgement, Problem, Task
+from harness.results.published import MULTIPLICATION_ACCURACY
+
+# A sign counts if it touches the digits; a comma groups thousands if exactly three digits follow each.
+_INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
+
+# Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
+_LONGEST_LINE = 4000
+
+# Operands that the published accuracies are for.
+_PUBLISHED_OPERANDS = (1, 99)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A few-shot question about two whole numbers; the model continues with the answer and ends the line.
+
+    Attributes:
+        prompt: from both operands to the text of the question.
+        expected: from both operands to the correct answer.
+        published: accuracies that others measured for operands from 1 to 99: model preset -> arm -> proportion.
+    """
+
+    prompt: Callable[[int, int], str]
+    expected: Callable[[int, int], int]
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+# By the value of the setting `task`.
+OPERATIONS: Mapping[str, Operation] = {
+    "addition": Operation(
+        prompt=lambda a, b: f"8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n{a} + {b} =",
+        expected=operator.add,
+    ),
+    # The evaluation that came with llama-ssp.
+    "multiplication": Operation(
+        prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
+        expected=operator.mul,
+        published=MULTIPLICATION_ACCURACY,
+    ),
+}
+
+
+class DrawnTask(Task):
+    """One operation on operands drawn uniformly between the lowest and the highest, both included."""
+
+    ends = ("\n",)
+
+    def __init__(self, operation: Operation, operands: tuple[int, ...]) -> None:
+        self.operation = operation
+        self.operands = operands
+        self.operands_column = "-".join(map(str, operands))
+
+    def problems(self, seed: int, count: int) -> list[Problem]:
+        """See `Task`: more questions of a seed only add to those answered before."""
+        low, high = self.operands
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+        drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
+        problems = []
+        for index, (a, b) in enumerate(drawn):
+            expected = str(self.operation.expected(a, b))
+            problems.append(Problem(seed, index, a, b, expected, self.operation.prompt(a, b)))
+        return problems
+
+    def judge(self, text: str, problem: Problem) -> Judgement:
+        """See `Task`: the first integer of the first line is the answer."""
+        line, number = read_answer(text)
+        answer = None if number is None else str(number)
+        return Judgement(line, answer, answer == problem.expected)
+
+    def check_answer_length(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        max_new_tokens: int,
+    ) -> None:
+        """See `Task`: every expected answer must fit."""
+        questions = [problem.prompt for problem in problems]
+        answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
+        question_tokens = tokenizer(questions)["input_ids"]
+        answered_tokens = tokenizer(answered)["input_ids"]
+        lengths = [
+            len(whole) - len(question)
+            for question, whole in zip(question_tokens, answered_tokens, strict=True)
+        ]
+        needed = max(lengths)
+        if needed > max_new_tokens:
+            answer = problems[lengths.index(needed)].expected
+            rule = f"the answer {answer} takes {needed} tokens and would be cut off"
+            raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+
+    def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
+        """See `Task`."""
+        if self.operands != _PUBLISHED_OPERANDS or model.quantization != "none":
+            return {}
+        return self.operation.published.get(without_suffixes(model.name), {})
+
+
+def read_answer(completion: str) -> tuple[str, int | None]:
+    """A completion's first line, and the first integer in it; None if there is none. `1,234` is one integer."""
+    line = completion.partition("\n")[0]
+    match = _INTEGER.search(line[:_LONGEST_LINE])
+    return line, int(match[0].replace(",", "")) if match else None
