@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from harness.config.errors import RunError
 from harness.config.machine import gpu_names
@@ -48,6 +48,14 @@ TEST_PROMPTS, TEST_TOKENS = 2, 16
 _MOST_WARMUP = 4
 
 PROMPTS_FILE = "latency_prompts.csv"
+
+
+class _Course(NamedTuple):
+    """Everything that the arms are asked in a run: the measured questions and, before them, one to warm up."""
+
+    questions: Sequence[Question]
+    warmup: Question
+    conversations: Conversations
 
 
 class Latency(Experiment):
@@ -95,9 +103,10 @@ class Latency(Experiment):
             self.end_tokens = session.end_tokens()
         questions = self._questions(session, engine, token_ids, conversations)
         warmup = self._warmup(session, token_ids, batch_size)
+        course = _Course(questions, warmup, conversations)
         if settings.engine.aa:
-            self._compare_identical(session, engine, questions, warmup, conversations)
-        self._race(session, engine, questions, warmup, conversations)
+            self._compare_identical(session, engine, course)
+        self._race(session, engine, course)
         self._check_failures()
         self._suspect(engine)
         self._write_acceptance(session)
@@ -147,17 +156,11 @@ class Latency(Experiment):
             return []
         return [*latency_document(rows, self.prompt_rows), *self.profiles]
 
-    def _race(
-        self,
-        session: Session,
-        engine: Engine,
-        questions: Sequence[Question],
-        warmup: Question,
-        conversations: Conversations,
-    ) -> None:
+    def _race(self, session: Session, engine: Engine, course: _Course) -> None:
         """Time both arms, and what they spend their time on."""
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
         quietness = self.quietness = Quietness(on_gpus, say)
+        conversations = course.conversations
         watched = engine.watched()
         for arm, phases in watched:
             self.measured[arm.name].phases = phases
@@ -182,17 +185,24 @@ class Latency(Experiment):
             if engine.queues:
                 self._keep(session, generations, list(generations)[-1:])
 
-        how_often = self.settings.num_warmup
+        self._ask(session, course, note, arms=arms, warmed=warmed, ended=ended)
+
+    def _ask(
+        self,
+        session: Session,
+        course: _Course,
+        note: Callable[[Question, dict[str, Generation]], None],
+        **options: Any,
+    ) -> None:
+        """Give every arm every question; `options` are those of `Session.race`."""
         session.race(
-            questions,
+            course.questions,
             note,
-            how_often,
-            warmup=warmup,
-            arms=arms,
+            self.settings.num_warmup,
+            warmup=course.warmup,
             allow_failures=True,
-            warmed=warmed,
-            ended=ended,
-            for_arm=conversations.for_arm,
+            for_arm=course.conversations.for_arm,
+            **options,
         )
 
     def _suspect(self, engine: Engine) -> None:
@@ -261,14 +271,7 @@ class Latency(Experiment):
         indices, prompts = zip(*pairs, strict=True)
         return session.ask(prompts, indices)
 
-    def _compare_identical(
-        self,
-        session: Session,
-        engine: Engine,
-        questions: Sequence[Question],
-        warmup: Question,
-        conversations: Conversations,
-    ) -> None:
+    def _compare_identical(self, session: Session, engine: Engine, course: _Course) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
         answers: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
@@ -276,20 +279,12 @@ class Latency(Experiment):
         def note(question: Question, generations: dict[str, Generation]) -> None:
             for name, generation in generations.items():
                 answers[name].append(generation)
-            conversations.keep(generations)
+            course.conversations.keep(generations)
 
-        session.race(
-            questions,
-            note,
-            self.settings.num_warmup,
-            warmup=warmup,
-            arms=twins,
-            allow_failures=True,
-            for_arm=conversations.for_arm,
-        )
+        self._ask(session, course, note, arms=twins)
         first, second = answers.values()
-        found = self._ratio(paired_times(first, second, self.units))
-        self.identical = found.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
+        ratio = self._ratio(paired_times(first, second, self.units))
+        self.identical = ratio.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
 
     def _ratio(self, times: PairedTimes) -> Interval:
         resamples, seed = self.settings.num_resamples, self.settings.seed

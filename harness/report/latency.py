@@ -111,12 +111,9 @@ def _decode_only(row: LatencyRow) -> str | None:
         return None
     if row.speedup_low <= row.decode_speedup <= row.speedup_high:
         return None
-    bounds = ""
-    if row.decode_speedup_low is not None and row.decode_speedup_high is not None:
-        known = interval(row.decode_speedup_low, row.decode_speedup_high)
-        bounds = f" (95 % interval {known})"
+    certainty = _in_brackets(row.decode_speedup_low, row.decode_speedup_high)
     return (
-        f"Without the time to the first token it is {row.decode_speedup:.2f}×{bounds}:"
+        f"Without the time to the first token it is {row.decode_speedup:.2f}×{certainty}:"
         " longer answers come closer to this."
     )
 
@@ -183,6 +180,13 @@ def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
     together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
     certainty = f"95 % interval {bounds}{covers}{together}" if bounds else no_interval(row)
     return f"{row.speedup:.2f}× ({certainty})"
+
+
+def _in_brackets(low: float | None, high: float | None, *about: str) -> str:
+    """` (about, 95 % interval 2.18 to 2.42)`, to follow a figure; as much of it as is known."""
+    bounds = interval(low, high)
+    parts = [*about, f"95 % interval {bounds}"] if bounds else about
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def no_interval(row: LatencyRow) -> str:
@@ -366,8 +370,7 @@ def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
     text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
     if row.energy_ratio is None:
         return text
-    bounds = interval(row.energy_ratio_low, row.energy_ratio_high)
-    certainty = f" (95 % interval {bounds})" if bounds else ""
+    certainty = _in_brackets(row.energy_ratio_low, row.energy_ratio_high)
     return f"{text}: {row.energy_ratio:.2f}× less{certainty}"
 
 
@@ -380,8 +383,7 @@ def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
     text = f"{shares} are within {', '.join(bounded)}"
     if row.goodput_ratio is None:
         return text
-    bounds = interval(row.goodput_ratio_low, row.goodput_ratio_high)
-    certainty = f" (95 % interval {bounds})" if bounds else ""
+    certainty = _in_brackets(row.goodput_ratio_low, row.goodput_ratio_high)
     return f"{text}: {row.goodput_ratio:.2f}× as many a second{certainty}"
 
 
@@ -418,9 +420,8 @@ def _identical_arms(row: LatencyRow) -> str | None:
     """How far apart an arm is from itself; None where that was not measured."""
     if row.aa_ratio is None:
         return None
-    bounds = interval(row.aa_ratio_low, row.aa_ratio_high)
-    certainty = f", 95 % interval {bounds}" if bounds else ""
-    return f"{row.aa_ratio:.2f}× (the regular arm over itself{certainty})"
+    about = _in_brackets(row.aa_ratio_low, row.aa_ratio_high, "the regular arm over itself")
+    return f"{row.aa_ratio:.2f}×{about}"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
