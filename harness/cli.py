@@ -62,7 +62,7 @@ class _Outcome:
     exit_codes: list[int] = field(default_factory=list)
 
 
-# Of the command that this process runs.
+# The outcome of the command that this process runs.
 _outcome = _Outcome()
 # Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
 _running = threading.RLock()
@@ -86,7 +86,7 @@ def main() -> None:
             print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        # Of stdout: `_reporting` has all others. What is left of it must not fail again at the exit.
+        # An error of stdout: `_reporting` handles all others. Its buffer must not fail again at the exit.
         terminal.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             print(f"harness: stdout cannot be written: {error.strerror}", file=sys.stderr)
@@ -265,7 +265,7 @@ def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
     from harness.menu import names, overrides
     from harness.sweep import repeats
 
-    # What Hydra prints for a shell completes the program, whose first word is the command.
+    # Shell completion is for the program as a whole: its first word is the command.
     program = "harness"
     if "-sc" not in arguments:
         program = f"harness {command}"
@@ -366,7 +366,7 @@ def _reporting(command: str) -> Iterator[None]:
         known = error if isinstance(error, HarnessError) else _explained(error, command)
         _outcome.errors.append(known or error)
         _outcome.exit_codes.append(known.exit_code if known else 1)
-        # Of the jobs of a sweep many may have the same one.
+        # Many jobs of a sweep may fail with the same error.
         said = str(known or error) in map(str, _outcome.errors[:-1])
         if not _outcome.quiet and not said:
             message = visible(f"harness: {known or in_one_line(error)}")

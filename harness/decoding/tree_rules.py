@@ -77,8 +77,7 @@ TreeRule = Callable[[TreeOffer], TreeVerdict]
 
 @dataclass
 class _Remaining:
-    """What is left of the distributions after a node, for each of B rows, while its children are
-    tested.
+    """The rest of the distributions after a node, for each of B rows, while its children are tested.
 
     Attributes:
         target: [B, V], not normalised: the probabilities are target / target_mass.

@@ -71,7 +71,7 @@ class TreeJudge:
 
 
 class _TreeFigures(NamedTuple):
-    """What the host must know of the verdict over a row's tree."""
+    """The figures of the verdict over a row's tree that the host reads."""
 
     num_accepted: int
     next_token: int
@@ -222,7 +222,7 @@ class _TreeSteps:
     def draft_and_verify(self, progress: Progress) -> TreeTurn:
         """Queue an iteration."""
         depth = self.draft_length.choose(len(self.rows.members))
-        # As many levels as a row may still take tokens, less the one that follows the path.
+        # A path has fewer tokens than the row may still take, because one more token follows it.
         limits = [
             min(depth, row.request.max_new_tokens - count - 1)
             for row, count in zip(self.rows.members, progress.num_generated, strict=True)

@@ -30,7 +30,7 @@ class SlotCache:
         self._num_spare = num_spare
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
-        # Of the nodes of a tree, which share positions: where `update` writes, and what they see.
+        # Nodes of a tree share positions: the slots where `update` writes them, and what they see.
         self._places: Tensor | None = None
         self._visible: Tensor | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}

@@ -109,7 +109,7 @@ def grow_dynamic(
     tokens: list[Tensor] = []
     scores: list[Tensor] = []
     parents: list[Tensor] = []
-    # Of the nodes that the logits follow: their scores and numbers, at first the root's.
+    # Scores and numbers of the nodes that the logits follow: at first the root's.
     above = logits.new_zeros(num_rows, 1, dtype=torch.float32)
     numbers = torch.zeros(num_rows, 1, dtype=torch.long, device=logits.device)
     num_found = 0

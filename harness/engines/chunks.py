@@ -175,10 +175,10 @@ def _text(value: Any) -> str:
 
 
 def _text_of_chat(choice: Mapping[str, Any]) -> str:
-    """What a chat's event adds: to the answer, or to the thoughts before it, under one of two names."""
+    """The text that a chat's event adds to the answer, or to the thoughts before it."""
     delta = _mapping(choice.get("delta"), "delta")
     names = ("reasoning_content", "reasoning", "content")
-    # Some servers send thoughts under both names.
+    # Thoughts have one of two names, and some servers send them under both.
     texts = dict.fromkeys(_text(delta.get(name)) for name in names)
     return "".join(texts)
 

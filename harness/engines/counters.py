@@ -1,4 +1,4 @@
-"""What a server counted while it answered, as its Prometheus page tells: new tokens, drafts, and traffic of others."""
+"""Counters on a server's Prometheus page while it answered: new tokens, drafts, and traffic of others."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What GPUs did during a generation.
+    """Energy and lowered clocks of GPUs during a generation.
 
     Attributes:
         joules: of all of them, what they take when idle included; None where one does not count.

@@ -98,7 +98,7 @@ class DraftProbabilitiesIgnored:
 
 @dataclass(frozen=True)
 class TreeBonusFromWrongPosition:
-    """What follows an accepted leaf comes from the distribution of the leaf itself."""
+    """The token after an accepted leaf comes from the distribution of the leaf itself."""
 
     rule: TreeRule
 

@@ -65,7 +65,7 @@ class Arm:
         raise NotImplementedError
 
     def counted(self) -> Counted | None:
-        """What a server counted since the last question began; None where it does not tell."""
+        """The counts of a server since the last question began; None where it does not tell."""
         return None
 
 

@@ -207,7 +207,7 @@ def _arm(
     cache_bytes = num_slots * sum(sketch.cache_bytes for sketch in sketches)
     weight_bytes = sum(sketch.weight_bytes for sketch in sketches)
     limit = cache_bytes // _num_parts(arguments)
-    # What vLLM keeps of recurrent models it sizes itself.
+    # vLLM itself sizes what recurrent models keep.
     if any(sketch.state_bytes for sketch in sketches):
         limit = 0
     arguments = arguments | {"kv_cache_memory_bytes": limit or None}
@@ -249,7 +249,7 @@ def _coin(decoding: DecodingSettings) -> dict[str, Any]:
 def _check(settings: RunSettings, planned: PlannedPair) -> None:
     """Raise a SettingError for what vLLM has nothing for, before anything loads."""
     for sketch, checkpoint in zip(planned.sketches, planned.checkpoints, strict=False):
-        # What vLLM keeps of recurrent models it sizes itself.
+        # vLLM itself sizes what recurrent models keep.
         if not sketch.knows_cache and recurrent_kind(checkpoint.config) is None:
             rule = "cannot be used with engine=vllm: nothing tells the size of its KV cache"
             raise SettingError(sketch.role, rule, sketch.settings.name)

@@ -41,7 +41,7 @@ _LONGEST_FAST_PROMPT = 512
 _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
 )
-# What can change while the models stay loaded.
+# Settings that can change while the models stay loaded.
 _CHANGEABLE = [name for name in setting_names(CompareSettings) if name.startswith("decoding.")]
 _CHANGEABLE += ["view", "seed", "chat_template"]
 _COMMANDS = (":set", ":help", ":quit")

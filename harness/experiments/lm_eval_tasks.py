@@ -33,7 +33,7 @@ _NUM_TRIED = 4
 
 
 class Score(NamedTuple):
-    """What one metric says of a completion that went through one filter."""
+    """One metric of a completion that went through one filter."""
 
     filter: str
     metric: str

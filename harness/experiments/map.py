@@ -48,7 +48,7 @@ class Encoded:
 
 @dataclass
 class Measured:
-    """What was measured of one cell."""
+    """The figures of one measured cell."""
 
     speedup: Interval
     acceptance: Acceptance

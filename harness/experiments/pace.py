@@ -94,7 +94,7 @@ def in_words(seconds: float) -> str:
 
 
 def _load() -> str:
-    """What else the machine does; empty where the system does not tell."""
+    """The load of the machine, in words; empty where the system does not tell."""
     try:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -289,7 +289,7 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
 
 
 def _asked(value: Any) -> list[str]:
-    """What a human asked in a conversation of ShareGPT."""
+    """The human's messages in a conversation of ShareGPT."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadFile("must have a list of objects with from and value as conversations")
     asked = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]

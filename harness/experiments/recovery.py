@@ -32,7 +32,7 @@ from harness.results.schema import RecoveryRow
 
 # By how much more draws than there were: each has further continuations to look up.
 _FACTORS = (2, 4, 8, 16, 32, 64)
-# Of `num_draws=auto`, over all tests, where these are enough.
+# Draws of `num_draws=auto` over all tests, where so few are enough.
 _FEWEST_DRAWS = 60_000
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}

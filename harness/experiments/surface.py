@@ -1,6 +1,6 @@
-"""Which cells of a grid to measure, so that the line where speculation stops paying is found with few of them.
+"""Chooses the cells of a grid to measure, so that few of them find the line where speculation stops paying.
 
-What is not measured is interpolated between its neighbours, on the logarithm of the speed-up.
+The other cells are interpolated between their neighbours, on the logarithm of the speed-up.
 """
 
 from __future__ import annotations

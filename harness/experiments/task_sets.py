@@ -23,7 +23,7 @@ _MATH_PROMPT = (
     "Solve this problem step by step. Write the final answer within \\boxed{{}}.\n\n"
     "Problem: {problem}\n\nSolution:"
 )
-# What changes how a formula looks and not its value.
+# Patterns of what changes how a formula looks and not its value.
 _LOOKS = (
     (re.compile(r"\\(left|right|displaystyle|!|,|;|:| )"), ""),
     (re.compile(r"\\(d|t)frac"), r"\\frac"),

@@ -111,7 +111,7 @@ def _names_of_all(kind: type) -> list[str]:
 
 
 def _fitting(kinds: Sequence[Any], value: Any) -> Any:
-    """Of the kinds that a value may have, the one of a list or a text; the first for anything else."""
+    """The kind that takes this list or text, of those that a setting may have; the first for any other value."""
     for kind in kinds:
         takes_list = typing.get_origin(kind) is tuple and isinstance(value, list)
         takes_text = kind is str and isinstance(value, str)

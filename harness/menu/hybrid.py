@@ -155,7 +155,7 @@ def _restored(
 
 
 def parts(name: str) -> tuple[str, str] | None:
-    """What stands before and after the first plus of a name; None without both."""
+    """The parts before and after the first plus of a name; None unless it has both."""
     first, _, second = name.partition("+")
     return (first, second) if first and second else None
 

@@ -57,7 +57,7 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
     if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
         rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
         return SettingError(group, rule, choice)
-    # Of a name with suffixes Hydra has no options.
+    # Hydra has no options for a name with suffixes.
     known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
     if group == "model" and _names_draft(choice):
         # Every model is a draft, so Hydra looked there.

@@ -1,4 +1,4 @@
-"""Which experts of a mixture the tokens of a forward pass take."""
+"""Records which experts of a mixture the tokens of a forward pass take."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
 
 
 def _degrees_of_freedom(row: LatencyRow) -> int:
-    """Of whatever the interval has fewest of: `15 prompts and 5 runs` leave 4."""
+    """Those of the scarcest unit that the interval covers: `15 prompts and 5 runs` leave 4."""
     words = (row.speedup_covers or "").split()
     numbers = [
         int(number)

@@ -236,7 +236,8 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     failed = _count(saved, "failed")
     if failed is None and num_prompts is not None and completed is not None:
         failed = num_prompts - completed
-    # Of a server that speculates; a percentage, and with the token that each iteration adds.
+    # A server that speculates has both: a percentage, and a length that counts the token that each
+    # iteration adds.
     acceptance = _number(saved, "spec_decode_acceptance_rate")
     return LatencyRow(
         directory=str(file),

@@ -60,7 +60,7 @@ def _headline(row: CompareRow, no_verdict: str | None) -> str:
 
 
 def _beginning(row: CompareRow) -> str:
-    """Which part of the texts was compared."""
+    """The part of the texts that was compared."""
     shorter = "regular"
     if (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0):
         shorter = "speculative"

@@ -44,7 +44,7 @@ neither, nothing is said about times. With several pairs, significance is adjust
 
 Exit code 0: nothing is worse. 1: something is worse. 2: a wrong argument. 3: it cannot be told."""
 _DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": ""}
-# What may explain a difference.
+# Columns that may explain a difference.
 _CIRCUMSTANCES = (
     "devices",
     "server",

@@ -64,7 +64,7 @@ def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
 
 
 def _overlapping(bests: Sequence[MeasuredPair], number: int) -> list[MeasuredPair]:
-    """Those whose interval reaches that of the first, all being wide enough to hold together."""
+    """The pairs whose interval reaches that of the first; the intervals hold all at once."""
     first, *others = (interval_at_once(pair.row, number) for pair in bests)
     return [pair for pair, one in zip(bests[1:], others, strict=True) if one.high >= first.low]
 

@@ -294,7 +294,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _each_once(runs: Sequence[Run]) -> list[Run]:
-    """Of several copies of a run the most complete, the newest run last: ids sort by time."""
+    """Each run once, in its most complete copy, the newest last: ids sort by time."""
     by_id = {run.id: run for run in sorted(runs, key=_completeness)}
     return sorted(by_id.values(), key=attrgetter("id"))
 

@@ -31,7 +31,7 @@ _NOT_MEASURED = ("results", "repeats", "resume", "job_timeout_s", "gpus_per_job"
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# What computes a figure: rooms, parts of rooms and files. The rest of the package shows or stores.
+# Rooms, parts of rooms and files that compute figures. The rest of the package shows or stores them.
 _MEASURING = (
     "menu",
     "decoding",

@@ -112,7 +112,7 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     last = runs[0][-1]
     estimate = ratio_over_runs(regular, speculative, _unit_name(last))
     columns: dict[str, Any] = estimate.interval().columns("speedup", "speedup_low", "speedup_high")
-    # Of decoding alone there are no times per prompt: the mean over runs has no interval.
+    # Prompts have no times of decoding alone: the mean over runs has no interval.
     columns |= {"decode_speedup_low": None, "decode_speedup_high": None}
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""

@@ -25,7 +25,7 @@ _ABOUT = {
 }
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-# What an answer that is not what it should be may raise.
+# Exceptions that a malformed answer may raise.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
 
 

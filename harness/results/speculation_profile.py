@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def drafted(self) -> list[Acceptance]:
-        """Those of the prompts for which anything was proposed."""
+        """The requests for which anything was proposed."""
         return [request for request in self.requests if request.num_iterations]
 
     @property

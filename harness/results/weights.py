@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.config.settings import ModelSettings
 
-# What a model is made of; notes and pictures beside it are not.
+# Files that a model is made of; notes and pictures beside it do not count.
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
 # The beginning of a file has the headers of its tensors. Training changes every tensor, so that
 # samples of the rest suffice to see it.

@@ -196,7 +196,7 @@ class Scheduler:
     def _take_joining(self) -> list[Answer]:
         """Take the answers out of those that wait that can join the batch now."""
         self._waiting = [answer for answer in self._waiting if not answer.cancelled]
-        # What must be alone waits for those that run, and not for those that wait.
+        # Work that must be alone waits for answers that run, and not for those that wait.
         room = 0 if self._alone else self._max_rows - self.num_running
         arm = self._batch.arm or (self._waiting[0].arm if self._waiting else None)
         joining = list(takewhile(lambda answer: answer.arm == arm, self._waiting[:room]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.engines.protocol import Engine
 
-# What `engine.slo` may bound.
+# The times that `engine.slo` may bound.
 SLO = ("ttft_ms", "itl_ms")
 
 

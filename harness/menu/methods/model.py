@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Sampling = Literal["target", "greedy"]
 Tree = Literal["chain", "static", "dynamic", "sequences"]
 
-# What a node's first, second, ... child was accepted with, in round numbers.
+# Acceptance of a node's first, second, ... child as measured, in round numbers.
 _RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
 _MOST_NODES = 256
 
