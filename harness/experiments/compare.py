@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -84,9 +85,8 @@ class Compare(Experiment):
                     self._say(_describe(session), "bold")
                     self._say(_WELCOME)
                     history = session.kept_in / ".compare_history"
-                    self._hold(
-                        session, typed_lines(history, [example.text for example in self._examples])
-                    )
+                    examples = [example.text for example in self._examples]
+                    self._hold(session, typed_lines(history, examples))
                 else:
                     self._hold(session, piped_lines())
         finally:
@@ -127,9 +127,8 @@ class Compare(Experiment):
                 if self.settings.json and not line.startswith(":"):
                     _print_json({"prompt": line, "status": "failed", "error": str(error)})
         if num_lines == 0 and not self._interactive:
-            raise SettingError(
-                "prompt", "must be given without a terminal: prompt=..., or one per line on stdin"
-            )
+            rule = "must be given without a terminal: prompt=..., or one per line on stdin"
+            raise SettingError("prompt", rule)
         if num_failed and not self._interactive:
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
@@ -141,7 +140,7 @@ class Compare(Experiment):
             self._say(f"> {prompt}", "bold")
         laps: dict[str, Generation] = {}
         rejected: list[Rejection] | None = None
-        found: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "prompt_index": self._num_races,
             "prompt": prompt,
             "num_prompt_tokens": len(token_ids),
@@ -154,15 +153,15 @@ class Compare(Experiment):
                 question = session.ask([token_ids], [self._num_races + 1])
                 for arm in engine.arms:
                     laps[arm.name] = self._lap(session, engine, arm, question)
-                    found |= figures(arm.name, laps[arm.name], session.tokenizer)
+                    columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
-                    found |= outcome(engine, question, *laps.values())
+                    columns |= outcome(engine, question, *laps.values())
                     if "proposals" in engine.arms[-1].tells:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
-                        found["num_rejections"] = len(rejected)
+                        columns["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
-            row = session.row(CompareRow, measurement=measurement_digest(settings), **found)
+            row = session.row(CompareRow, measurement=measurement_digest(settings), **columns)
             if why_no_verdict_of_race(row) is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
@@ -206,7 +205,6 @@ class Compare(Experiment):
         decoding = session.settings.decoding
         if session.engine is not None and self._opened == decoding:
             return session.engine
-        session.engine = None  # its caches make room for those of the next
         self._opened = decoding
         return session.open(1, _LONGEST_FAST_PROMPT)
 
@@ -228,15 +226,12 @@ def _obey(line: str, session: Session) -> str:
     if word == ":help":
         return _HELP
     if word != ":set":
-        raise SettingError(
-            word, f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
-        )
+        rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
+        raise SettingError(word, rule)
     if rest:
         session.settings = changed(session.settings, rest[0], _CHANGEABLE)
         return _describe(session)
-    settings: Any = session.settings
-    values = ((name, settings.decoding if "." in name else settings) for name in _CHANGEABLE)
-    return "\n".join(f"{name}={getattr(group, name.rpartition('.')[2])}" for name, group in values)
+    return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
 
 
 def _describe(session: Session) -> str:
@@ -254,32 +249,28 @@ def _record(
 ) -> dict[str, Any]:
     """The row as JSON, with the origin of each token, and every rejection; null where not told."""
     record = {name: getattr(row, name) for name in row.columns()}
-    if speculative is not None:
-        pairs = [
-            pair
-            for one in speculative.iterations
-            for pair in zip(one.tokens[0], one.origins[0], strict=True)
-        ]
-        record["speculative_tokens"] = [
-            {
-                "token": token,
-                "text": token_text(tokenizer, token),
-                "origin": origin if tells_origins else None,
-            }
-            for token, origin in pairs
-        ]
-        counts = {origin: sum(each == origin for _, each in pairs) for origin in Origin}
-        record["origins"] = counts if tells_origins else None
-        record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
-    return record
+    if speculative is None:
+        return record
+    counts = dict.fromkeys(Origin, 0)
+    tokens = []
+    for iteration in speculative.iterations:
+        for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+            counts[origin] += 1
+            text = token_text(tokenizer, token)
+            tokens.append(
+                {"token": token, "text": text, "origin": origin if tells_origins else None}
+            )
+    return record | {
+        "speculative_tokens": tokens,
+        "origins": counts if tells_origins else None,
+        "rejections": rejected and [rejection._asdict() for rejection in rejected],
+    }
 
 
 def _print_json(record: dict[str, Any]) -> None:
+    is_utf = sys.stdout.encoding.lower().startswith("utf")
     # At once: a program may wait for it.
-    print(
-        json.dumps(record, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")),
-        flush=True,
-    )
+    print(json.dumps(record, ensure_ascii=not is_utf), flush=True)
 
 
 EXPERIMENT = Compare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.config.amounts import amount
@@ -14,6 +15,7 @@ from harness.results.schema import PlanRow
 _BAR = 40
 # From so many steps on a verification costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
+_K = Column("K", of="row.num_draft_tokens", optional=True, names=True)
 # A mark for each part of a bar.
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
@@ -60,17 +62,11 @@ class _NamedPlan(NamedTuple):
 
 
 def _plans(rows: Sequence[PlanRow]) -> Document:
-    settings: dict[int, str] = {}
-    for plans in grouped(rows, pair_name).values():
-        for row, its_name in zip(plans, told_apart(plans), strict=True):
-            settings[id(row)] = "\n".join(its_name.settings)
-    named = [_NamedPlan(row, settings[id(row)], _least_times(row, _slowest(row))) for row in rows]
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
-    k = [Column("K", of="row.num_draft_tokens", optional=True, names=True)] if several_k else []
     columns = (
         Column("model", of="row.model", text=True),
         Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
-        *k,
+        *([_K] if several_k else ()),
         Column("settings", of="settings", text=True, optional=True),
         Column("needs\nGB", _gigabytes, "row.needed_bytes"),
         Column("free\nGB", of=_free).at("row"),
@@ -81,7 +77,7 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
     )
     num_fitting = sum(_fits(row) == "yes" for row in rows)
     document: list[Line | Table] = [
-        Table.of("plans", "", named, columns, look="plain"),
+        Table.of("plans", "", _named(rows), columns, look="plain"),
         Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
     ]
     bandwidths = sorted({name for row in rows if (name := _slowest(row))})
@@ -89,6 +85,15 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         least = f"Times: the least that reading the weights takes on {' or '.join(bandwidths)}."
         document.append(Line(least, "dim"))
     return document
+
+
+def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
+    """The plans in their order."""
+    settings: dict[int, str] = {}
+    for plans in grouped(rows, pair_name).values():
+        for row, name in zip(plans, told_apart(plans), strict=True):
+            settings[id(row)] = "\n".join(name.settings)
+    return [_NamedPlan(row, settings[id(row)], _least_times(row, _slowest(row))) for row in rows]
 
 
 def _is_split(row: PlanRow) -> bool:
@@ -105,11 +110,9 @@ def _fits(row: PlanRow) -> str:
         return "yes" if row.needed_bytes is not None else "the weights do"
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
-    # The first remedy, in short.
-    first = (
-        (row.instead or "").partition("\n")[0].partition(" (")[0].replace(".quantization=", " in ")
-    )
-    return f"no; {first}" if first else "no"
+    first_remedy = (row.instead or "").partition("\n")[0]
+    in_short = first_remedy.partition(" (")[0].replace(".quantization=", " in ")
+    return f"no; {in_short}" if in_short else "no"
 
 
 class _ModelSizes(NamedTuple):
@@ -197,24 +200,35 @@ def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
     ]
     if here == [""]:
         return "all of it"
-    # Name, and the first and last of numbers that follow each other.
-    ranges: list[tuple[str, int | None, int | None]] = []
+    series: list[_Modules] = []
     for module in here:
         parent, _, last = module.rpartition(".")
         if not last.isdecimal():
-            ranges.append((last, None, None))
+            series.append(_Modules(last))
             continue
         name, number = parent.rpartition(".")[2], int(last)
-        if ranges and ranges[-1][0] == name and ranges[-1][2] == number - 1:
-            _, first, _ = ranges.pop()
-            ranges.append((name, first, number))
+        if series and series[-1].goes_on_with(name, number):
+            series[-1].numbers.append(number)
         else:
-            ranges.append((name, number, number))
-    texts = []
-    for name, first, end in ranges:
-        numbers = [] if first is None else [str(first)] if first == end else [f"{first}–{end}"]
-        texts.append(" ".join([name, *numbers]))
-    return ", ".join(texts)
+            series.append(_Modules(name, [number]))
+    return ", ".join(map(str, series))
+
+
+@dataclass
+class _Modules:
+    """A module without a number, or numbered ones that follow each other."""
+
+    name: str
+    numbers: list[int] = field(default_factory=list)
+
+    def goes_on_with(self, name: str, number: int) -> bool:
+        return self.name == name and self.numbers[-1:] == [number - 1]
+
+    def __str__(self) -> str:
+        if not self.numbers:
+            return self.name
+        first, last = self.numbers[0], self.numbers[-1]
+        return f"{self.name} {first}" if first == last else f"{self.name} {first}–{last}"
 
 
 def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
@@ -244,11 +258,9 @@ def _verdict(row: PlanRow) -> Line:
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
-    where = (
-        "on the fullest GPU"
-        if len(spare) > 1
-        else f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
-    )
+    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    if len(spare) > 1:
+        where = "on the fullest GPU"
     stays = f"{amount(spare[tightest])} stay free {where}"
     if row.needed_bytes is None:
         return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
@@ -261,41 +273,40 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     if row.read_bytes is None:
         unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
         return [Line(unknown, "dim")]
-    read = row.read_bytes
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    each = " on each GPU" if _is_split(row) else ""
-    must = (
-        f"One forward of {row.model} must read {amount(read)}{each}{batch}, by any implementation."
-    )
-    columns = (
-        Column("ms/token, at least", of=str, text=True),
-        Column("GB/s", of=lambda name: f"{(row.bandwidths or {})[name]:g}"),
-        Column("alone", _ms, lambda name: _least_times(row, name).alone),
-        Column(
-            "with the draft, all accepted",
-            _ms,
-            lambda name: _least_times(row, name).with_draft,
-            optional=True,
-        ),
-    )
-    example = f"bandwidth=100 (GB/s) would make that {_ms(read / 100e6)} ms per token at least."
-    no_rate = Line(f"No bandwidth is known here: {example}", "dim")
-    known = Table.of("limits", "", row.bandwidths or {}, columns, look="plain")
-    found: list[Line | Table] = [Line(must), known if row.bandwidths else no_rate]
+    read = f"{amount(row.read_bytes)}{' on each GPU' if _is_split(row) else ''}{batch}"
+    limits = [
+        Line(f"One forward of {row.model} must read {read}, by any implementation."),
+        _times_by_bandwidth(row, row.read_bytes),
+    ]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
-        found.append(
-            Line(
-                f"{pays}, and gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})."
-            )
-        )
+        gains = f"gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})"
+        limits.append(Line(f"{pays}, and {gains}."))
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
+        costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
         cause = "because the tokens that it checks take different experts"
-        costs = (
-            f"A verification reads {row.verification_steps:.1f} times what a step reads, {cause}"
+        warning = f"{costs}, {cause}: speculation gains less than with a dense model."
+        limits.append(Line(warning, "warning"))
+    return limits
+
+
+def _times_by_bandwidth(row: PlanRow, read_bytes: int) -> Line | Table:
+    """The least times at each known bandwidth, or those at a made-up one."""
+    if not row.bandwidths:
+        example = f"that {_ms(read_bytes / 100e6)} ms per token at least"
+        return Line(
+            f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}.", "dim"
         )
-        found.append(Line(f"{costs}: speculation gains less than with a dense model.", "warning"))
-    return found
+    rates = row.bandwidths
+    with_draft = "with the draft, all accepted"
+    columns = (
+        Column("ms/token, at least", of=str, text=True),
+        Column("GB/s", of=lambda name: f"{rates[name]:g}"),
+        Column("alone", _ms, lambda name: _least_times(row, name).alone),
+        Column(with_draft, _ms, lambda name: _least_times(row, name).with_draft, optional=True),
+    )
+    return Table.of("limits", "", rates, columns, look="plain")
 
 
 def _slowest(row: PlanRow) -> str | None:
