@@ -9,8 +9,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from omegaconf import OmegaConf
-
 from harness.config.engines import EngineSettings
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import (
@@ -135,16 +133,7 @@ def of_command(kind: type[RunSettings]) -> list[Setting]:
 
 def of_all_commands(kind: type[RunSettings] = RunSettings) -> list[Setting]:
     """The settings outside groups that every command has."""
-    hints = typing.get_type_hints(RunSettings)
-    plain = [
-        field.name
-        for field in dataclasses.fields(RunSettings)
-        if not any(
-            dataclasses.is_dataclass(part)
-            for part in (hints[field.name], *typing.get_args(hints[field.name]))
-        )
-    ]
-    return described(kind, plain)
+    return described(kind, names.plain_settings(RunSettings))
 
 
 def of_method(kind: type[DraftSettings]) -> list[Setting]:
@@ -160,7 +149,7 @@ def of_engine(kind: type[EngineSettings]) -> list[Setting]:
 
 def departures(command: str) -> Mapping[str, Any]:
     """The defaults that a command's configuration gives to settings of all commands, by name."""
-    config: Any = OmegaConf.to_container(OmegaConf.load(names.CONF / f"{command}.yaml"))
+    config = names.written(command)
     found = {}
     groups = [("", of_all_commands())] + [(group, of_group(group)) for group in GROUPS]
     for group, settings in groups:

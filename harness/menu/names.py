@@ -1,15 +1,16 @@
-"""Names for `model=`, `draft=`, `prompts=` and `+pair=` that have no file in `conf/`.
+"""Commands and their defaults, and names for `model=`, `draft=`, `prompts=` and `+pair=` that have no file in `conf/`.
 
-Hydra looks up `model/7B_8bit` or `draft/./my-model` in its config sources, for overrides, sweeps, experiments and tab
-completion. The source here knows
+Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` in its config sources, for overrides, sweeps,
+experiments and tab completion. The source here knows
 
+- commands and the defaults of their settings, from the classes: files of `conf/` hold only what differs from these;
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, anything with a slash, and prompt files by their extension;
 - the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
   `early_exit_8` for the first 8 layers, `tiny_eagle3_tree` for dynamic trees, hybrids such as `suffix+tiny_eagle3`,
   and new heads for `distill`;
-- the `engine` group: its presets, engines of installed packages and `./my_engine.py:MyEngine`;
-- `command:./my_command.py:MyCommand`, the primary configuration of a command that has none in `conf/`;
+- the `engine` group: engines of this project and of installed packages, and `./my_engine.py:MyEngine`;
+- `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
 
@@ -37,7 +38,15 @@ from omegaconf import OmegaConf
 from harness.config.machine import gpu_names
 from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import PROMPT_FILES, DecodingSettings, PromptSettings, require
+from harness.config.settings import (
+    PROMPT_FILES,
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    require,
+)
+from harness.menu.command import Command
 from harness.menu.conversion import from_config
 from harness.menu.hybrid import HybridSettings
 from harness.menu.method import TextMethod
@@ -131,10 +140,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _engine(name: str) -> dict[str, Any] | None:
-    """The configuration of an engine: its preset, or the defaults of its settings."""
-    preset = CONF / "engine" / f"{name}.yaml"
-    if ENGINES.is_built_in(name) and preset.is_file():
-        return OmegaConf.to_container(OmegaConf.load(preset))  # type: ignore[return-value]
+    """The configuration of an engine: the defaults of its settings."""
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
     kind = ENGINES[name].settings
@@ -157,6 +163,31 @@ def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
         for name, default in defaults.items()
         if name in names and default is not dataclasses.MISSING
     }
+
+
+def plain_settings(kind: type) -> list[str]:
+    """The settings of a class outside groups."""
+    hints = typing.get_type_hints(kind)
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if not any(
+            dataclasses.is_dataclass(part)
+            for part in (hints[field.name], *typing.get_args(hints[field.name]))
+        )
+    ]
+
+
+def _plain_defaults(kind: type) -> dict[str, Any]:
+    return _defaults(kind, plain_settings(kind))
+
+
+def written(path: str) -> dict[str, Any]:
+    """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
+    file = CONF / f"{path}.yaml"
+    if not file.is_file():
+        return {}
+    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
 
 
 def method_name(draft: str) -> str:
@@ -192,15 +223,11 @@ def _heads() -> list[str]:
 
 def _prompts(name: str) -> dict[str, Any] | None:
     """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
-    preset = CONF / "prompts" / f"{name}.yaml"
     if "/" in name or name.endswith(PROMPT_FILES):
         own = {"name": Path(name).stem, "file": name}
-    elif preset.is_file():
-        own = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(preset)))
     else:
-        return None
-    settings = [field.name for field in dataclasses.fields(PromptSettings)]
-    return _defaults(PromptSettings, settings) | own
+        own = written(f"prompts/{name}")
+    return _plain_defaults(PromptSettings) | own if own else None
 
 
 def prompt_preset(name: str) -> PromptSettings:
@@ -225,42 +252,35 @@ def primary(command: str) -> str:
     return command if COMMANDS.is_built_in(command) else _OF_A_COMMAND + quote(command, safe="")
 
 
-def _command(name: str) -> dict[str, Any]:
-    """The primary configuration of a command that has none in `conf/`: the defaults of its settings."""
+def _common() -> dict[str, Any]:
+    """The configuration that all commands begin with."""
+    groups = {"model": ModelSettings, "decoding": DecodingSettings, "placement": PlacementSettings}
+    defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
+    return _plain_defaults(RunSettings) | defaults | written("common")
+
+
+def _command(name: str) -> dict[str, Any] | None:
+    """The primary configuration of a command; None for one without settings."""
     record = COMMANDS[name]
+    built_in = COMMANDS.is_built_in(name)
+    if built_in and record.settings is None:
+        return None
     kind = record.settings or RunSettings
-    hints = typing.get_type_hints(kind)
     defaults: list[Any] = ["common", "_self_"]
-    groups: dict[str, Any] = {"decoding": {"ignore_eos": DecodingSettings.ignore_eos}}
     if issubclass(kind, PromptedSettings):
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
-        groups["prompts"] = {"too_long": PromptSettings.too_long}
-    logging = [f"override hydra/{part}_logging" for part in ("job", "hydra")]
-    defaults += [{part: "stderr"} for part in logging]
-    own = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if not dataclasses.is_dataclass(hints[field.name]) and not _is_group(hints[field.name])
-    ]
+    defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
+    must_be_set = dict.fromkeys(plain_settings(kind), "???")
+    config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
+    return config | (written(name) if built_in else _places_of(record))
+
+
+def _places_of(record: Command) -> dict[str, Any]:
+    """Where a command writes whose name may be a path."""
     file = f"results/{record.stem}.csv" if record.measures else None
-    outputs = {
-        name: {"dir": f"{directory}/{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"}
-        for name, directory in (("run", "outputs"), ("sweep", "multirun"))
-    }
-    return {
-        "defaults": defaults,
-        "command": name,
-        "results": {"file": file},
-        "hydra": outputs,
-        **groups,
-        **dict.fromkeys(own, "???"),
-        **_defaults(kind, own),
-    }
-
-
-def _is_group(hint: Any) -> bool:
-    """Whether a setting is a group, such as `draft`, which may be None."""
-    return any(dataclasses.is_dataclass(part) for part in typing.get_args(hint))
+    run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
+    outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
+    return {"results": {"file": file}, "hydra": outputs}
 
 
 _GROUPS = {
@@ -281,8 +301,12 @@ class NameSource(ConfigSource):
         return "harness-names"
 
     def _made(self, config_path: str) -> dict[str, Any] | None:
+        if config_path == "common":
+            return _common()
         if config_path.startswith(_OF_A_COMMAND):
             return _command(unquote(config_path.removeprefix(_OF_A_COMMAND)))
+        if COMMANDS.is_built_in(config_path):
+            return _command(config_path)
         group, _, name = config_path.partition("/")
         return _GROUPS[group](name) if name and group in _GROUPS else None
 

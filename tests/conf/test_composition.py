@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.config.errors import SettingError
-from harness.menu import conversion, names
+from harness.menu import conversion, documentation, names
 from harness.menu.names import CONF
-from harness.menu.records import COMMANDS, commands
+from harness.menu.records import COMMANDS, commands, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
@@ -113,6 +114,18 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert chosen.results.file == (
         None if command in ("plan", "serve") else f"results/{command}.csv"
     )
+
+
+@pytest.mark.parametrize("command", with_settings())
+def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) -> None:
+    chosen = composed(command)
+    differing = {**documentation.departures("common"), **documentation.departures(command)}
+    settings = documentation.of_all_commands() + documentation.of_command(type(chosen))
+    for group in ("decoding", "placement"):
+        settings += documentation.of_group(group)
+    for setting in settings:
+        default = differing.get(setting.name, setting.default)
+        assert attrgetter(setting.name)(chosen) == default, setting.name
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
+from harness.config.run import RunSettings
 from harness.menu import documentation
 from harness.menu.command import Command
 from harness.menu.documentation import Setting
-from harness.menu.names import CONF
-from harness.menu.records import ENGINES, METHODS, commands
+from harness.menu.names import written
+from harness.menu.records import COMMANDS, ENGINES, METHODS, commands, settings_of, with_settings
 from in_process import Harness
 
 ROOT = Path(__file__).parents[2]
@@ -42,19 +42,17 @@ def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == documentation.document()
 
 
-@pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
-def test_configurations_and_classes_have_the_same_defaults(command: Command) -> None:
-    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{command.name}.yaml"))
-    assert command.settings is not None
-    for setting in documentation.of_command(command.settings):
-        written = config.get(setting.name, setting.default)
-        default = setting.default
-        if "${" not in str(written):
-            assert written == (list(default) if isinstance(default, tuple) else default)
-
-
-def test_what_all_commands_share_has_the_same_defaults() -> None:
-    assert set(documentation.departures("common")) == {"results.file"}
+@pytest.mark.parametrize("file", ["common", *with_settings()])
+def test_no_default_is_written_twice(file: str) -> None:
+    """The classes have the defaults; files of `conf/` hold what differs from them."""
+    kind = RunSettings if file == "common" else settings_of(COMMANDS[file])
+    config = written(file)
+    groups = {group: config[group] for group in documentation.GROUPS if group in config}
+    for group, values in [("", config), *groups.items()]:
+        own = documentation.GROUPS[group] if group else kind
+        defaults = {field.name: field.default for field in dataclasses.fields(own)}
+        for name in values.keys() & defaults.keys():
+            assert values[name] != defaults[name], (file, group, name)
 
 
 @pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
