@@ -102,12 +102,12 @@ class Session:
 
     @property
     def pair(self) -> Pair:
-        """The loaded one, for a command that changes its weights."""
+        """The loaded pair, for a command that changes its weights."""
         return self._keeper.load()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The one that the pair shares."""
+        """The tokenizer that the pair shares."""
         return self._keeper.plan(self.settings).tokenizer
 
     @property
@@ -168,17 +168,12 @@ class Session:
         """
         planned = self._keeper.plan(self.settings)
         settings: Any = self.settings
-        said = origin(settings.prompts)
-        if said is not None and not self._origin_said:
-            say(said)
+        about = origin(settings.prompts)
+        if about is not None and not self._origin_said:
+            say(about)
         self._origin_said = True
-        kept, token_ids, self._counts = encode_set(
-            planned,
-            settings,
-            prompt_set,
-            prompts,
-            new_tokens,
-        )
+        encoded = encode_set(planned, settings, prompt_set, prompts, new_tokens)
+        kept, token_ids, self._counts = encoded
         if not self._counts["num_truncated"]:
             self._note_chats(kept)
         return kept, token_ids
@@ -247,20 +242,24 @@ class Session:
     @functools.cached_property
     def _loaded_reference(self) -> Reference | None:
         assert self.engine is not None
-        settings, here = self.settings, engine_of(self.settings).computes_here
+        computes_here = engine_of(self.settings).computes_here
         try:
             if self.engine.tells_tokens:
-                alone = settings.model, None, settings.placement, settings.dtype
-                planned = self._keeper.plan(settings) if here else plan_pair(*alone)
-                demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
-                pair = planned.place(demand, force=settings.force).load()
-                return open_reference(pair, settings.decoding)
+                return self._load_reference(computes_here)
         except HarnessError as error:
-            if here:
+            if computes_here:
                 raise
-            say(f"model={settings.model.name} cannot be loaded here: {error}")
+            say(f"model={self.settings.model.name} cannot be loaded here: {error}")
         say("without the exact distribution: the two arms are compared with each other")
         return None
+
+    def _load_reference(self, computes_here: bool) -> Reference:
+        settings = self.settings
+        target_alone = settings.model, None, settings.placement, settings.dtype
+        planned = self._keeper.plan(settings) if computes_here else plan_pair(*target_alone)
+        demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
+        pair = planned.place(demand, force=settings.force).load()
+        return open_reference(pair, settings.decoding)
 
     def close(self) -> None:
         """Close the engine, if one is open."""
@@ -353,18 +352,16 @@ class Session:
         """A row with settings, circumstances and figures; of acceptance, those that this kind of row has."""
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
-            columns |= kind.asked(self.settings) | self._circumstances()
+            columns |= kind.asked(self.settings) | self._circumstances() | self._counts
             columns["settings"] = further_settings(self.settings, kind)
-            columns |= {
-                name: count for name, count in self._counts.items() if name in kind.columns()
-            }
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
             if not engine_of(self.settings).computes_here:
-                columns |= {name: None for name in OF_A_PAIR_HERE if name in kind.columns()}
-        accepted = {} if acceptance is None else acceptance.columns(self._num_levels)
-        columns |= {name: value for name, value in accepted.items() if name in kind.columns()}
-        return kind(**(columns | figures))
+                columns |= dict.fromkeys(OF_A_PAIR_HERE)
+        if acceptance is not None:
+            columns |= acceptance.columns(self._num_levels)
+        known = {name: value for name, value in columns.items() if name in kind.columns()}
+        return kind(**(known | figures))
 
     @property
     def _num_levels(self) -> int | None:
@@ -383,16 +380,16 @@ class Session:
         if not rows:
             return None
         self.append(f"{rows[0].kind}.csv", rows)
-        said, asked = f"written to {self.directory}/", self.settings.results.file
-        if not asked:
-            return said
+        own = f"written to {self.directory}/"
+        collected = self.settings.results.file
+        if not collected:
+            return own
         try:
-            file = append_rows(asked, rows)
+            file = append_rows(collected, rows)
         except HarnessError as error:
             raise RunError(f"{error}; the rows are in {self.directory}/") from error
-        return f"{said} and {file}" + (
-            "" if file == Path(asked) else f" ({asked} has other columns)"
-        )
+        note = "" if file == Path(collected) else f" ({collected} has other columns)"
+        return f"{own} and {file}{note}"
 
     def settled(self, settings: AnySettings) -> AnySettings:
         """The run's settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in chats."""
@@ -424,20 +421,25 @@ class Session:
             "server_started": self.measurement.server_started,
             "directory": str(self.directory),
         }
-        if (placed := self.placed) is not None:
-            columns["translation"] = placed.translation and placed.translation.name
-            columns["draft_layers"] = getattr(placed.drafting, "layers", None)
-            held = [(model.dtype, model.placement.bytes_per_device) for model in placed.models]
-            if placed.shared:
-                held *= 2
-            if placed.head is not None:
-                held.append((held[0][0], {str(placed.devices[0]): placed.sketches[1].weight_bytes}))
-            for prefix, (dtype, sizes) in zip(("", "draft_"), held, strict=False):
-                columns |= {
-                    f"{prefix}dtype": str(dtype).removeprefix("torch."),
-                    f"{prefix}weight_bytes": sizes,
-                }
-        return columns
+        return columns if self.placed is None else columns | _columns_of_weights(self.placed)
+
+
+def _columns_of_weights(placed: PlacedPair) -> dict[str, Any]:
+    """The columns about the weights of a pair and their places."""
+    columns: dict[str, Any] = {
+        "translation": placed.translation and placed.translation.name,
+        "draft_layers": getattr(placed.drafting, "layers", None),
+    }
+    weights = [(model.dtype, model.placement.bytes_per_device) for model in placed.models]
+    if placed.shared:
+        weights *= 2
+    if placed.head is not None:
+        size = placed.sketches[1].weight_bytes
+        weights.append((weights[0][0], {str(placed.devices[0]): size}))
+    for prefix, (dtype, sizes) in zip(("", "draft_"), weights, strict=False):
+        columns[f"{prefix}dtype"] = str(dtype).removeprefix("torch.")
+        columns[f"{prefix}weight_bytes"] = sizes
+    return columns
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
