@@ -41,7 +41,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor"
 
 
 class Answer(NamedTuple):
-    """What one contender needed for one prompt."""
+    """The cost of one prompt for one contender."""
 
     seconds: float
     acceptance: Acceptance

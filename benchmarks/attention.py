@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def num_numbers(self) -> int:
-        """Of keys and values."""
+        """The numbers in keys and values."""
         return 2 * self.batch_size * self.key_heads * self.slots * self.size
 
 
@@ -130,7 +130,7 @@ class Inputs:
         return torch.stack(found).view_as(self.queries)
 
     def seconds(self, kernel: Kernel) -> float:
-        """Of one call, the median."""
+        """The median time of one call."""
         device = self.queries.device
         call: Callable[[], Any] = lambda: [kernel(*cache) for cache in self.caches]  # noqa: E731
         if device.type == "cuda":
@@ -231,7 +231,7 @@ def main() -> None:
 
 
 def default_sizes(on_gpu: bool) -> dict[str, list[int]]:
-    """Of `shapes`; on a CPU a few that take seconds."""
+    """The sizes for `shapes`; on a CPU a few that take seconds."""
     if on_gpu:
         return {"slots": [4096, 16_384, 32_768], "batch": [1, 8], "queries": [1, 5]}
     return {"slots": [1024], "batch": [2], "queries": [1, 5]}

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, pairs of models, contenders that take turns, and tables of ratios."""
+"""Shared parts of the benchmarks: options, pairs of models, contenders that take turns, and tables of ratios."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def add_numbers(parser: argparse.ArgumentParser, **numbers: float) -> None:
 
 
 def settings(*overrides: str) -> LatencySettings:
-    """Those of `latency` with these overrides."""
+    """The settings of `latency` with these overrides."""
     names.register()
     with initialize_config_dir(str(names.CONF), version_base="1.3"):
         plain: Any = OmegaConf.to_container(compose("latency", list(overrides)), resolve=True)
@@ -197,7 +197,7 @@ def versions() -> str:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """Of total times, with its paired bootstrap interval."""
+    """The ratio of total times, with its paired bootstrap interval."""
     return ratio_of_totals(numerators, denominators, 10_000, 0)
 
 
@@ -240,7 +240,7 @@ def print_tables(*tables: Table) -> None:
 
 
 def device_name() -> str:
-    """Of the first GPU, or of the CPU without any."""
+    """The name of the first GPU, or of the CPU without any."""
     return (
         torch.cuda.get_device_name(0)
         if torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""What it costs to watch: `compare`'s times with the display on against off, and how soon the first token is shown.
+"""The cost of watching: `compare`'s times with the display on against off, and how soon the first token is shown.
 
     python benchmarks/compare_display.py [--model DIR] [--draft DIR] [--prompts 15] [--tokens 64] [--repeats 3]
 

@@ -132,7 +132,7 @@ def report(results: Mapping[str, Result]) -> str:
 
 
 def targets(results: Mapping[str, Result]) -> Table:
-    """What was asked for, what was found, and whether that is enough."""
+    """The targets, the figures, and whether they are enough."""
     name = next((one for one in MAIN_PAIRS if one in results), MAIN_PAIRS[0])
     rows = (
         [*_of_pair(name, with_peers(name, results))]

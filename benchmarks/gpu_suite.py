@@ -1,4 +1,4 @@
-"""What to run first on a GPU: tests, the command line, pairs of models, attention, against the targets to reach.
+"""The first thing to run on a GPU: tests, the command line, pairs of models, attention, against the targets to reach.
 
 With one 80 GB GPU, these calls; nothing needs to be installed or exported:
 

@@ -1,4 +1,4 @@
-"""What each part of an iteration costs as contexts, batches, K and vocabularies grow, over the bare forward passes.
+"""The cost of each part of an iteration as contexts, batches, K and vocabularies grow, over the bare forward passes.
 
     python benchmarks/growth.py [--quick] [--layers 8] [--hidden-size 256] [--repeats 10] [--device cpu]
                                 [--axis context] [--processor-time] [--out FILE]
@@ -84,7 +84,7 @@ QUICK_AXES = {
 
 @dataclass(frozen=True)
 class Turn:
-    """What all contenders do in one iteration: how many draft tokens each row keeps, and the random numbers."""
+    """The work of all contenders in one iteration: how many draft tokens each row keeps, and the random numbers."""
 
     num_accepted: list[int]
     uniforms: Tensor
@@ -275,7 +275,7 @@ def measure_axis(
 
 
 def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Of one axis or of several: the sizes that vary, milliseconds, and ratios over the bare forward passes."""
+    """A table of one axis or of several: the sizes that vary, milliseconds, and ratios over the bare forward passes."""
     varying = [size for size in AXES if len({line[size] for line in lines}) > 1] or [
         lines[0]["axis"]
     ]

@@ -1,4 +1,4 @@
-"""What a proposal of `lookup` and of `suffix` costs on a long context, over a step of the target there.
+"""The cost of a proposal of `lookup` and of `suffix` on a long context, over a step of the target there.
 
     python benchmarks/ngrams.py [--context 10000] [--turns 30] [--tokens 4]
 

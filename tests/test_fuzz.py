@@ -104,7 +104,7 @@ LINES = [
     ":set top_p=2",
 ]
 FAILING = (":hlp", ":set top_p=2")
-# What a sweep is over, so that no two of its jobs are the same measurement.
+# The settings that a sweep varies, so that no two of its jobs are the same measurement.
 SWEPT = {"seed": ["1", "2"], "decoding.temperature": ["0.5", "1"]}
 # With which labels in the row the settings must agree.
 LABELS = [
@@ -273,13 +273,13 @@ def check_rows(case: Case, directory: Path, *, interrupted: bool) -> str | None:
 
 
 def label_of(row: dict[str, str], column: str) -> str:
-    """What a row says of a setting; the greedy check of `recovery` has a temperature that nobody asked for."""
+    """A row's value of a setting; the greedy check of `recovery` has a temperature that nobody asked for."""
     greedy = column == "temperature" and row.get("check") == "greedy"
     return "" if greedy else row.get(column, "")
 
 
 def check_run(case: Case, file: Path, *, interrupted: bool) -> str | None:
-    """What is wrong with the labels of a run's rows, and with those of its prompts."""
+    """The first wrong label in a run's rows or in those of its prompts."""
     rows = read(file)
     for row in rows:
         for setting in LABELS:

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "harness"
 
-# Which rooms a room may import, apart from itself. A file next to the rooms is a room too.
+# Rooms that a room may import, apart from itself. A file next to the rooms is a room too.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"config", "cli"},
     "config": set(),
@@ -103,7 +103,7 @@ def imports(file: Path, tree: Path) -> list[Import]:
 
 
 def violations(room: str, tree: Path) -> list[str]:
-    """What the files of a room import that they may not, one line each."""
+    """Forbidden imports of the files of a room, one line each."""
     found = []
     for file in sorted((tree / PACKAGE).rglob("*.py")):
         if room_of(file, tree) != room:

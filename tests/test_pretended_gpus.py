@@ -1,4 +1,4 @@
-"""What stands in for GPUs fails where they would."""
+"""The stand-ins for GPUs fail where real ones would."""
 
 from __future__ import annotations
 

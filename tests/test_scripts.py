@@ -28,7 +28,7 @@ SCRIPTS = [
     "recipes/report_capture.sh",
     ".ci/run",
 ]
-# What the scripts call, for a PATH that holds nothing else.
+# Programs that the scripts call, for a PATH that holds nothing else.
 TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
 
 Source = Callable[..., subprocess.CompletedProcess[str]]
@@ -72,7 +72,7 @@ def tools(directory: Path, *leave_out: str) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What setup.sh reads, in a directory whose name needs quoting."""
+    """The files that setup.sh reads, in a directory whose name needs quoting."""
     copy = tmp_path / "a tree"
     copy.mkdir()
     for name in ["setup.sh", "machine-install.sh", "pyproject.toml", "constraints.txt"]:

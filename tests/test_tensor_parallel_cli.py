@@ -37,7 +37,7 @@ def completions(directory: Path) -> pd.DataFrame:
 
 
 def runners_after_both(tmp_path: Path, **environment: str) -> list[str]:
-    """Which runners one process and two had, once they are known to have written the same, and once each."""
+    """The runners of one process and of two, which must have written the same, and once each."""
     forked.run(
         *SHORT,
         "placement=single,tensor_parallel",

@@ -73,7 +73,7 @@ def changing(records: Records) -> Iterator[Any]:
 
 
 def markov_pair(warp: Warp) -> tuple[Runner, Drafter]:
-    """Of which the draft agrees sometimes."""
+    """A pair whose draft agrees sometimes."""
     return MarkovRunner(chain(0)), ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
 
 

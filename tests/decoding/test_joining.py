@@ -29,7 +29,7 @@ WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
 
 
 def requests() -> list[Request]:
-    """Of different lengths, settings, and places in the stream of random numbers; the fourth has two prompts."""
+    """Requests of several lengths, settings and places in the stream of random numbers; the fourth has two prompts."""
     asked = []
     for number, length in enumerate([18, 9, 1, 12, 25, 7, 14]):
         generator = torch.Generator().manual_seed(number)

@@ -113,7 +113,7 @@ def test_the_best_shape_is_that_of_sequoia_s_dynamic_programme(depth: int, budge
     """The programme counts the root as a node with probability 1."""
 
     def most(num_nodes: int, levels: int) -> float:
-        """Of the accepted tokens of a subtree with this many nodes below its own."""
+        """The most expected accepted tokens of a subtree with this many nodes below its own."""
         return below(num_nodes, levels, 0) if levels else 0.0
 
     def below(num_nodes: int, levels: int, rank: int) -> float:

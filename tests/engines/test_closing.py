@@ -33,7 +33,7 @@ QUESTION = Question([[5, 6, 7]], DECODING, 0, [0])
 
 @pytest.fixture
 def without_collections() -> Iterator[None]:
-    """As while a job is timed: nothing is freed that only the collector would find."""
+    """The collector is off, as while a job is timed: nothing is freed that only it would find."""
     gc.collect()
     gc.disable()
     yield
@@ -84,7 +84,7 @@ def test_buffers_are_given_back_whoever_holds_the_engine(
     arm = engine.arms[1]
     assert tensor_bytes() > before
     engine.close()
-    # What is left are two vectors of counts and of frequencies, and no cache.
+    # Two vectors of counts and of frequencies are left, and no cache.
     assert tensor_bytes() - before < 10_000
     del arm
 

@@ -204,7 +204,7 @@ def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
 
 
 def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
-    """As our loop does, which is a token ahead: see above."""
+    """Our loop does the same, a token ahead: see above."""
     drafting = EarlyExitSettings(name="early_exit_1", method="early_exit", layers=(1,))
     pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
     engine = HuggingFaceEngine(pair, GREEDY)

@@ -20,7 +20,7 @@ class Nvml:
     """Two GPUs: each reading finds that the first took 2 J more, and the second 1 J; the second may be hot."""
 
     class NVMLError(Exception):
-        """As of NVML."""
+        """NVML's error."""
 
     def __init__(self, *, counts: bool = True, hot: bool = False) -> None:
         self.counts = counts

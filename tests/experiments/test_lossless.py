@@ -268,7 +268,7 @@ def test_two_samples_are_compared_without_the_exact_distribution(
 
 @functools.cache
 def loud_reference(dtype: torch.dtype) -> ModelReference:
-    """Of a model whose largest logit is about 25, where a unit of bfloat16 is an eighth."""
+    """The reference of a model whose largest logit is about 25, where a unit of bfloat16 is an eighth."""
     model = random_model("llama", seed=5, vocab_size=64)
     head = model.get_output_embeddings().weight
     with torch.no_grad():

@@ -16,7 +16,7 @@ from wording import mentions
 
 
 class Planned(NamedTuple):
-    """What was printed, and the row if there is one."""
+    """The printed text, and the row if there is one."""
 
     stdout: str
     stderr: str

@@ -1,4 +1,4 @@
-"""What crosses from one GPU to another, on pretended devices: mixing two is an error, as it is on real ones."""
+"""Tensors that cross from one GPU to another, on pretended devices: mixing two is an error, as it is on real ones."""
 
 from __future__ import annotations
 

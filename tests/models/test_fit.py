@@ -300,7 +300,7 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "sequential", "balanced"])
 def test_every_gpu_is_filled_before_layers_are_offloaded(strategy: str) -> None:
-    """Of 40 layers two GPUs with room for 14 each take about 26, and one alone 12."""
+    """Two GPUs with room for 14 layers each take about 26 of 40 layers, and one alone takes 12."""
     asked = case(sketch(40), free=machine(16, 16, cpu_gb=64), strategy=strategy, offload="cpu")
     (placement,) = fit(asked)
     sizes = placement.bytes_per_device

@@ -75,14 +75,14 @@ class Rounding(EagerRunner):
 
 
 def decoded(rank: int, agree: Callable[[Tensor], Tensor] = itself) -> list[list[int]]:
-    """What both loops write, with a copy of target and draft on each rank."""
+    """The texts of both loops, with a copy of target and draft on each rank."""
     what, drafter = request(PROMPTS, length=12), ModelDrafter(Rounding(rank, 1), GREEDY)
     written = texts(autoregressive(Rounding(rank, 0), what, agree=agree), 2)
     return written + texts(speculative(Rounding(rank, 0), drafter, what, 3, agree=agree), 2)
 
 
 def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) -> None:
-    """What each process does: leave its logits in the directory, and the bytes that it planned and that it holds."""
+    """Run as one rank: leave its logits in the directory, and the bytes that it planned and that it holds."""
     about = {
         "RANK": rank,
         "LOCAL_RANK": rank,

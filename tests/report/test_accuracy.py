@@ -1,4 +1,4 @@
-"""What `eval` prints of one run, and how several runs are compared."""
+"""The tables of `eval`, of one run and of several compared."""
 
 from __future__ import annotations
 

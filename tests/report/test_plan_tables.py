@@ -1,4 +1,4 @@
-"""What is printed of plans: bars that add up, layers as ranges, and one table of many pairs."""
+"""Printed plans: bars that add up, layers as ranges, and one table of many pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about races: the verdict on one, its rejections, and the table over many."""
+"""Sentences about races: the verdict on one, its rejections, and the table over many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report makes of CSV files: each measurement once, pairs by speed-up, failures with their reasons."""
+"""The report of CSV files: each measurement once, pairs by speed-up, failures with their reasons."""
 
 from __future__ import annotations
 

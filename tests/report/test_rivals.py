@@ -1,4 +1,4 @@
-"""Which ways to draft can be told apart, from files as `latency` writes them."""
+"""Ways to draft that can be told apart, from files as `latency` writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from report_files import latency_run, prompt_rows
 
 
 def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
-    """What the table of methods says below it: `lookup` takes `factor` times as long as `suffix`."""
+    """The notes below the table of methods: `lookup` takes `factor` times as long as `suffix`."""
     rng = np.random.default_rng(0)
     hardness = rng.lognormal(3, 0.4, num_prompts)
     for draft, scale in (("suffix", 1.0), ("lookup", factor)):
@@ -55,7 +55,7 @@ def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None
 
 
 def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
-    """Of pairs with these speed-ups, all ± 0.1, without files of prompts."""
+    """The headlines of pairs with these speed-ups, all ± 0.1, without files of prompts."""
     for number, speedup in enumerate(speedups):
         changes = {"speedup_covers": "15 prompts"} | changes
         run = latency_run(draft=f"draft{number}", speedup=speedup, **changes)

@@ -1,4 +1,4 @@
-"""What a sweep says of its jobs, from the rows of its file."""
+"""A sweep's words about its jobs, from the rows of its file."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def another(value: Any, hint: Any) -> Any:
 
 
 def row_of(kind: type[RunRow], settings: Any) -> RunRow:
-    """What a run with these settings writes, without its figures."""
+    """A row as a run with these settings writes it, without its figures."""
     filled = {
         "status": "ok",
         "dtype": "float32",

@@ -1,4 +1,4 @@
-"""What a run says about its surroundings, with real git repositories."""
+"""A run's record of its surroundings, with real git repositories."""
 
 from __future__ import annotations
 

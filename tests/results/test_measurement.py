@@ -1,4 +1,4 @@
-"""What makes two measurements the same, and how rows are found again."""
+"""The identity of a measurement, and how its rows are found again."""
 
 from __future__ import annotations
 

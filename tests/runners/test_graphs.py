@@ -20,7 +20,7 @@ GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 class Stream:
-    """Of a device; which one is current is kept per device."""
+    """A device's stream; each device keeps which one is current."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -184,7 +184,7 @@ def test_out_of_memory_is_no_refusal() -> None:
 
 
 class Empty(FixedCall):
-    """What an empty graph does: its outputs stay those of the warm-up."""
+    """An empty graph: its outputs stay those of the warm-up."""
 
     def __init__(self, *arguments) -> None:  # type: ignore[no-untyped-def]
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""What every runner must do, on real models without a GPU; what only one does is in that runner's file."""
+"""The duties of every runner, on real models without a GPU; each runner's own file tests what only it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps `serve` from starting, before weights load; wrong settings are in tests/test_mistakes.py."""
+"""Settings that keep `serve` from starting, before weights load; wrong settings are in tests/test_mistakes.py."""
 
 from __future__ import annotations
 

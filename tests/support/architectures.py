@@ -82,7 +82,7 @@ RECURRENT: dict[str, dict[str, object]] = {
     "bamba": {"model_type": "bamba", **_ATTENTION, **_MAMBA, "attn_layer_indices": [1]},
 }  # fmt: skip
 
-# Those that do not.
+# Architectures that do not.
 ONE_BY_ONE: dict[str, dict[str, object]] = {
     "mamba": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8},
     "falcon_mamba": {"model_type": "falcon_mamba", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8},
@@ -92,7 +92,7 @@ ONE_BY_ONE: dict[str, dict[str, object]] = {
     },
 }  # fmt: skip
 
-# Those that a runner on a cache of fixed size refuses, and why.
+# Architectures that a runner on a cache of fixed size refuses, and why.
 NOT_STATIC = {
     "bloom": "takes no positions",
     "falcon_alibi": "ALiBi",
@@ -101,7 +101,7 @@ NOT_STATIC = {
 }
 SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
 
-# Of different lengths.
+# Different lengths.
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
@@ -128,7 +128,7 @@ def random_pair(name: str, **changes: object) -> tuple[PreTrainedModel, PreTrain
 
 
 def generated(model: PreTrainedModel, prompt: list[int], length: int) -> list[int]:
-    """What transformers' own `generate` writes greedily; no token ends it."""
+    """The greedy text of transformers' own `generate`; no token ends it."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids, attention_mask=torch.ones_like(ids), min_new_tokens=length, max_new_tokens=length, do_sample=False,

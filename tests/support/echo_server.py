@@ -18,13 +18,13 @@ FIRST_LETTER = ord("a")
 
 
 def continuation(last: int, count: int) -> list[int]:
-    """What the server writes after a prompt that ends in `last`."""
+    """The server's answer to a prompt that ends in `last`."""
     return [2 + (last + 1 + step) % (VOCABULARY_SIZE - 2) for step in range(count)]
 
 
 @dataclass
 class EchoServer:
-    """What the server does, and what it saw.
+    """The server's behaviour, and the requests that it saw.
 
     Attributes:
         dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.

@@ -52,7 +52,7 @@ class MarkovRunner(TreeRunner):
         self.keep(counts)
 
     def _hidden(self, count: int) -> Tensor:
-        """Of each row's last `count` tokens; before the first one there is (-1, -1)."""
+        """Hidden states of each row's last `count` tokens; before the first one there is (-1, -1)."""
         seen = [[(-1, -1)] * count + list(enumerate(row)) for row in self.rows]
         return torch.tensor([pairs[-count:] for pairs in seen]).unsqueeze(2)
 

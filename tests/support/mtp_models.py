@@ -56,7 +56,7 @@ def mtp_target(
 
 
 def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) -> None:
-    """As they are published: behind the target's layers or under `mtp`, experts one by one, shared matrices again."""
+    """Save both as published: behind the target's layers or under `mtp`, experts one by one, shared matrices again."""
     target.save_pretrained(directory)
     stored = load_file(directory / "model.safetensors")
     for name, tensor in layers.layers.state_dict().items():

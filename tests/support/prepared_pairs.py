@@ -57,7 +57,7 @@ def pair(
 
 
 def decisions(warp: Warp = WARP, *, is_deterministic: bool = False) -> dict[int, Decision]:
-    """What a target decides, by the width of its extensions."""
+    """The decisions of a target, by the width of its extensions."""
     return {
         1: Draw(warp),
         NUM_DRAFT_TOKENS + 1: Judge(warp, verify, is_deterministic=is_deterministic),

@@ -234,7 +234,7 @@ class _Graph:
 
 
 def _members(gpus: PretendedGpus) -> dict[str, Any]:
-    """Of `torch.cuda`, by their names there."""
+    """The members of `torch.cuda` that are replaced, by name."""
 
     class Event:
         def record(self, stream: Any = None) -> None:
@@ -338,7 +338,7 @@ def _within(value: Any) -> list[Any]:
 
 
 def _told(place: torch.device) -> torch.device:
-    """What torch's own code calls `cpu:1` is a GPU."""
+    """A device as torch's own code means it, where `cpu:1` is a GPU."""
     on_gpu = place.type == "cuda" or place.index is not None
     return torch.device("cuda", place.index or 0) if on_gpu else place
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Process(Protocol):
-    """What `subprocess.Popen` and `forked.Forked` have in common."""
+    """The common part of `subprocess.Popen` and `forked.Forked`."""
 
     returncode: int | None
 

@@ -11,7 +11,7 @@ from harness.decoding.warp import Warp
 
 
 class TableEngine:
-    """What `recovery` reads of an engine, over transition probabilities [V, V]; a draft may have none."""
+    """The part of an engine that `recovery` reads, over transition probabilities [V, V]; a draft may have none."""
 
     def __init__(self, target: Tensor, draft: Tensor | None = None) -> None:
         self._target, self._draft = target.log(), None if draft is None else draft.log()

@@ -12,12 +12,12 @@ from harness.menu.methods.suffix import SuffixSettings, SuffixTexts
 
 
 def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
-    """As `draft=lookup` makes them."""
+    """A drafter as `draft=lookup` makes it."""
     chosen = LookupSettings(name="lookup", method="lookup", **settings)
     return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram), device)
 
 
 def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
-    """As `draft=suffix` makes them; it learns the answers of one batch when the next begins."""
+    """A drafter as `draft=suffix` makes it; it learns the answers of one batch when the next begins."""
     texts = SuffixTexts(SuffixSettings(name="suffix", method="suffix", **settings))
     return TextDrafter(texts.new, device, texts.begin_batch)

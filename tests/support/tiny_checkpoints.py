@@ -1,4 +1,4 @@
-"""What tiny random-weight checkpoints are made of, and how much memory one takes."""
+"""The parts of tiny random-weight checkpoints, and how much memory one takes."""
 
 from __future__ import annotations
 

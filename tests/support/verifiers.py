@@ -17,7 +17,7 @@ FALSE_ALARM_RATE = 1e-9
 def arguments(
     num_rows: int, k: int, size: int = 6, seed: int = 4
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of `verify`: random distributions, with tokens drawn from the draft's."""
+    """Arguments of `verify`: random distributions, with tokens drawn from the draft's."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.rand(num_rows, k + 1, size, generator=generator) ** 4
     draft = torch.rand(num_rows, k, size, generator=generator) ** 4 + target[:, :k]

@@ -1,4 +1,4 @@
-"""What could be seen, and how much more would show half of it."""
+"""The smallest visible difference, and how many units would show half of it."""
 
 from __future__ import annotations
 
