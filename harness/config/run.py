@@ -73,7 +73,7 @@ class RunSettings:
 
     # Whether the command trains the draft, so that it may be one that has no weights yet.
     TRAINS: ClassVar[bool] = False
-    # Whether the command compares times: an arm also with itself, and of texts that end or go on.
+    # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.
     COMPARES_TIMES: ClassVar[bool] = False
     # Whether the command compares one arm's texts with the other's.
     COMPARES_TEXTS: ClassVar[bool] = False

@@ -11,7 +11,7 @@ import torch
 from harness.decoding.protocols import Runner
 from harness.models.devices import synchronize
 
-# Passes of each width that count, behind one that does not.
+# Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
 
 
@@ -32,7 +32,7 @@ def pass_ms(
     widths: Sequence[int],
     devices: Sequence[torch.device],
 ) -> list[float | None]:
-    """Milliseconds of a pass behind these prompts, by its width from 1 on; None for widths that were not asked for.
+    """Milliseconds of a pass after these prompts, by its width from 1 on; None for widths that were not asked for.
 
     The widths take turns, so that drift of the machine meets all alike.
     """

@@ -76,9 +76,9 @@ class MeasuredArm:
         if any(generation.sent for generation in self.generations):
             of_requests = request_columns(self.requests, self.seconds)
             counted = self._counter_columns()
-            # Answers know what was ours: counters fill in what they do not tell.
-            told = {name: value for name, value in of_requests.items() if value is not None}
-            columns |= of_requests | counted | told
+            # Counters include other clients, so they only fill in what answers do not have.
+            known = {name: value for name, value in of_requests.items() if value is not None}
+            columns |= of_requests | counted | known
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:

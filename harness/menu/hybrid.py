@@ -44,7 +44,7 @@ class HybridSettings(DraftSettings):
         return ["least_text"]
 
     def __reduce__(self) -> Any:
-        """The class has no name in a module: a process that reads this makes it of the same two."""
+        """Pickle the two classes, because their common subclass has no name in a module."""
         _, of_text, of_other = type(self).__bases__
         return _restored, (of_text, of_other, dict(vars(self)))
 
@@ -63,7 +63,7 @@ class Hybrid(Method):
         self._text = text
         self._other = other
         self.name = f"{text.name}+{other.name}"
-        # These are of the class elsewhere; here they are of the two parts.
+        # Other methods have these as class attributes; here they depend on the two parts.
         self.summary = f"{text.name} where it is confident, else {other.name}"  # type: ignore[misc]
         self.memory = other.memory  # type: ignore[misc]
         self.settings = _settings_of_both(text.settings, other.settings)  # type: ignore[misc]
@@ -122,7 +122,7 @@ class Hybrid(Method):
         return make
 
     def _of_other(self, settings: Any) -> Any:
-        """The settings, of which those that both parts have are not set."""
+        """The settings, with the defaults of the other part for those that both parts have."""
         defaults = {field.name: field.default for field in dataclasses.fields(self._other.settings)}
         return dataclasses.replace(settings, **{name: defaults[name] for name in self._shared()})
 
@@ -134,7 +134,7 @@ class Hybrid(Method):
         return (of_text & of_other) - common
 
 
-# By the settings of their parts: one class, so that settings of two processes can be compared.
+# One class for the same two parts, so that settings of two processes compare as equal.
 _CLASSES: dict[tuple[type, type], type[DraftSettings]] = {}
 
 

@@ -82,11 +82,11 @@ def as_run_error(exception: BaseException) -> RunError | None:
         # Without the place in gloo's source before it, and the advice after it.
         what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
         return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
-    if _is(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
+    if _matches(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
         settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
         advice = f"what helps: {settings}, more GPUs"
         return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
-    if _is(exception, MemoryError, "can't allocate memory|not enough memory"):
+    if _matches(exception, MemoryError, "can't allocate memory|not enough memory"):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
         free = amount(psutil.virtual_memory().available)
@@ -100,7 +100,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
     return None
 
 
-def _is(exception: BaseException, kind: type[BaseException], pattern: str) -> bool:
+def _matches(exception: BaseException, kind: type[BaseException], pattern: str) -> bool:
     """Whether it is of this class, or has such a message."""
     return isinstance(exception, kind) or re.search(pattern, str(exception)) is not None
 
@@ -174,7 +174,7 @@ def _waited_for_rank(exception: BaseException) -> bool:
     """Whether this rank waited for another that is gone."""
     kind = torch.distributed.DistBackendError
     pattern = "gloo|Connection closed by peer"
-    return torch.distributed.is_initialized() and _is(exception, kind, pattern)
+    return torch.distributed.is_initialized() and _matches(exception, kind, pattern)
 
 
 def _allocation(text: str) -> str:

@@ -86,7 +86,7 @@ class Sides(NamedTuple):
     noise: Mapping[str, Noise]
 
     def compared(self, figure: Figure) -> Compared:
-        """A figure about which nothing is known yet."""
+        """The comparison of a figure, before it is made."""
         return Compared(self.before[-1].last, self.after[-1].last, figure)
 
 
@@ -97,7 +97,7 @@ class Compared:
     Args:
         before, after: a row of each.
         means: of the figure, before and after; None where there is nothing to compare.
-        reason: why nothing can be told, where the interval does not say it.
+        reason: why there is no verdict, where the interval does not show it.
     """
 
     before: RunRow

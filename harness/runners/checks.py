@@ -1,8 +1,8 @@
 """Checks before decoding that a runner computes what plain forward passes of its model compute.
 
-These have no cache, so that they share nothing with a runner. Attention that looks back only so
-far, or works in chunks or blocks, can be wrong for long texts alone: what is read is longer than
-each of these that a run exceeds.
+Plain passes have no cache, and so share nothing with a runner. Attention with windows, chunks or
+blocks can be wrong in long texts alone, so the text is longer than each of these that a run
+exceeds.
 """
 
 from __future__ import annotations

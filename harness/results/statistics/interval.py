@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 NAN = float("nan")
 
-# A bootstrap over fewer gives an interval that is far too narrow: of two prompts it is the range
-# of the two.
+# A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
+# more than their range.
 FEWEST_FOR_INTERVAL = 8
-# Names of what is independent of each other: a prompt, a batch of prompts, a lap of requests.
+# Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests.
 UNITS = ("prompt", "batch", "lap")
 
 
@@ -22,7 +22,7 @@ UNITS = ("prompt", "batch", "lap")
 class Interval:
     """An estimate with its confidence interval.
 
-    All three numbers are nan, or the bounds alone, where data do not suffice.
+    Where data do not suffice, the bounds or all three numbers are nan.
 
     Args:
         covers: the choices that the interval allows for, such as "15 prompts and 5 runs".
