@@ -63,25 +63,23 @@ def encode_set(
     room = planned.room(new_tokens)
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
-    found = f"{len(long)} of {len(prompts)} prompts are too long (line{'s' * (len(long) > 1)} {lines} of the file)"
+    where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+    problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
     if too_long == "skip" and 0 < len(long) < len(prompts):
-        say(f"{found} and are left out")
-        kept = sorted(set(range(len(prompts))).difference(long))
-        prompts, token_ids = (
-            tuple(prompts[place] for place in kept),
-            [token_ids[place] for place in kept],
-        )
+        say(f"{problem} and are left out")
+        kept = [place for place in range(len(prompts)) if place not in long]
+        prompts = tuple(prompts[place] for place in kept)
+        token_ids = [token_ids[place] for place in kept]
         counts["num_skipped"] = len(long)
     elif too_long == "truncate" and long and room is not None and room > 1:
-        say(f"{found}: their last {room} tokens are read")
+        say(f"{problem}: their last {room} tokens are read")
         for place in long:
             token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
         counts["num_truncated"] = len(long)
     else:
         advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
-        planned.check_context(
-            token_ids, new_tokens, said=f"{found}; the longest has {{}} tokens; ", advice=advice
-        )
+        said = f"{problem}; the longest has {{}} tokens; "
+        planned.check_context(token_ids, new_tokens, said=said, advice=advice)
     if described := prompt_set.described(prompts):
         say(described)
     num_chats = sum(len(prompt.chat()) > 1 for prompt in prompts)
@@ -91,5 +89,7 @@ def encode_set(
 
 
 def _last(tokens: list[int], count: int, first: int | None) -> list[int]:
-    """The last of them; behind the token that every text begins with, if this one does."""
-    return [*tokens[:1], *tokens[1 - count :]] if tokens[0] == first else tokens[-count:]
+    """The last `count` tokens; the first of them is the one that every text begins with, if this text does."""
+    if tokens[0] == first:
+        return [*tokens[:1], *tokens[1 - count :]]
+    return tokens[-count:]
