@@ -260,11 +260,10 @@ def _record(
             tokens.append(
                 {"token": token, "text": text, "origin": origin if tells_origins else None}
             )
-    return record | {
-        "speculative_tokens": tokens,
-        "origins": counts if tells_origins else None,
-        "rejections": rejected and [rejection._asdict() for rejection in rejected],
-    }
+    record["speculative_tokens"] = tokens
+    record["origins"] = counts if tells_origins else None
+    record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
+    return record
 
 
 def _print_json(record: dict[str, Any]) -> None:

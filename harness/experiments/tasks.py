@@ -81,6 +81,7 @@ class Task(Protocol):
         max_new_tokens: int,
     ) -> None:
         """Raise SettingError where a token limit would cut off a correct answer, as far as that is known."""
+        return
 
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
         """Accuracies that others measured for this model, by arm."""
