@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--from", dest="file", type=Path, help="a latency.csv with such runs")
     options = parser.parse_args()
     file = options.file or measure(options)
+    print(f"the runs are in {file}")
     runs: dict[str, list[LatencyRow]] = {}
     for row in read_rows(file, LatencyRow):
         if row.repeat != "all" and row.status == "ok":
