@@ -27,6 +27,7 @@ from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.quietness import Quietness
+from harness.experiments.rates import rate_columns
 from harness.experiments.session import Session
 from harness.experiments.suspicion import suspicion
 from harness.menu.commands.latency import LatencySettings
@@ -402,6 +403,8 @@ class Latency(Experiment):
             figures |= self.quietness.columns()
         figures |= measured.columns(self.end_tokens)
         figures |= energy_columns(measured.generations, self.units)
+        resamples = self.settings.num_resamples, self.settings.seed
+        figures |= rate_columns(measured.generations, self.units, *resamples)
         if slo := self._slo:
             figures |= goodput_columns(measured.generations, slo)
         if self.roofs:

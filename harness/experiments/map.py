@@ -18,9 +18,10 @@ from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, PromptSet, load_prompts
 from harness.experiments.session import Session
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
-from harness.menu.commands.map import MapSettings
+from harness.menu.commands.map import RECORD, MapSettings
 from harness.menu.experiment import Experiment
 from harness.report.map import map_document, schedule_of
+from harness.report.runs import Run
 from harness.report.table import Document
 from harness.results.acceptance import Acceptance
 from harness.results.files import replace_file
@@ -91,7 +92,9 @@ class Map(Experiment):
         session.place(settings.batch_sizes[-1], longest)
         most_cells = math.floor(settings.share * math.prod(self.shape))
         explore(self.shape, lambda cell: self._measure_cell(session, cell), most_cells)
-        self._write_schedules(session)
+        rows = self.rows(session)
+        self._write_schedules(session, rows)
+        _write_picture(session, rows)
 
     def rows(self, session: Session) -> list[MapRow]:
         """A row for each cell; one that says why where nothing was measured."""
@@ -183,13 +186,26 @@ class Map(Experiment):
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
         return session.row(MapRow, measured.acceptance, **figures)
 
-    def _write_schedules(self, session: Session) -> None:
-        schedule = schedule_of(self.rows(session))
+    def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
+        schedule = schedule_of(rows)
         if not any(schedule.values()):
             # No engine takes a schedule that never drafts.
             return
         for name, content in schedule_files(schedule).items():
             replace_file(session.directory / name, content.encode())
+
+
+def _write_picture(session: Session, rows: Sequence[MapRow]) -> None:
+    """Write the map's drawing; a line says where matplotlib is not there for it."""
+    try:
+        from harness.report.plots import picture_files
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        say("no drawing of the map without matplotlib: pip install 'harness[report]'")
+        return
+    for name, content in picture_files(RECORD, Run(list(rows))).items():
+        replace_file(session.directory / name, content.encode())
 
 
 EXPERIMENT = Map

@@ -51,24 +51,64 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
 
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
-    """Whether the arms' accuracies differ, over all runs."""
-    num_compared, differing = 0, []
-    for run in runs:
-        for row in merged_rows(run.rows) if run.status == "ok" else ():
-            if row.difference is None:
-                continue
-            num_compared += 1
-            if (row.mcnemar_p_value or 0) < _SIGNIFICANT:
-                differing.append(f"{pair_name(row)} by {100 * row.difference:+.1f} points")
+    """Whether the arms' accuracies differ, over all runs; of a single run also what that covers."""
+    compared = [
+        row
+        for run in runs
+        if run.status == "ok"
+        for row in merged_rows(run.rows)
+        if row.difference is not None
+    ]
+    if not compared:
+        return []
+    if len(compared) == 1:
+        return _answer(compared[0])
+    differing = [
+        f"{pair_name(row)} by {100 * (row.difference or 0):+.1f} points"
+        for row in compared
+        if _differs(row)
+    ]
     if differing:
         pairs = "; ".join(differing)
         text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
         return [Line(text, "strong")]
-    if not num_compared:
-        return []
-    evaluations = f"{num_compared} evaluation{'s' * (num_compared > 1)}"
-    text = f"No significant difference in accuracy between the arms ({evaluations})."
+    text = f"No significant difference in accuracy between the arms ({len(compared)} evaluations)."
     return [Line(text, "strong")]
+
+
+def _answer(row: EvalRow) -> list[Line]:
+    """The answer of one evaluation, what it covers, and what would change it."""
+    differs = _differs(row)
+    answer = "No significant difference in accuracy between the arms"
+    if differs:
+        answer = "The speculative arm's accuracy differs"
+    lines = [Line(f"{answer}: {_difference_in_words(row)}.", "strong")]
+    where = row.devices or "an unknown device"
+    lines.append(Line(f"Measured: {pair_name(row)} on {where}: {settings_line([row])}."))
+    lowest = row.difference_low
+    if not differs and lowest is not None and lowest < 0:
+        lost = f"a loss of up to {-100 * lowest:.1f} points is not excluded"
+        lines.append(
+            Line(
+                f"What would change it: {lost}; four times the questions would halve the interval."
+            )
+        )
+    return lines
+
+
+def _differs(row: EvalRow) -> bool:
+    return row.mcnemar_p_value is not None and row.mcnemar_p_value < _SIGNIFICANT
+
+
+def _difference_in_words(row: EvalRow) -> str:
+    """`+1.0 percentage points (95 % interval -2.0 to 4.0; McNemar p = 0.55)`."""
+    points = f"{100 * (row.difference or 0):+.1f} percentage points"
+    figures = []
+    if bounds := _bounds(row.difference_low, row.difference_high):
+        figures.append(f"95 % interval {bounds}")
+    if row.mcnemar_p_value is not None:
+        figures.append(f"McNemar p = {row.mcnemar_p_value:.2g}")
+    return f"{points} ({'; '.join(figures)})" if figures else points
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -139,12 +179,9 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         lines.append(Line(f"No verdict: {row.error}.", "warning"))
     elif row.difference is not None and row.mcnemar_p_value is not None:
         verdict = "No significant difference between the arms: speculative minus regular is"
-        if row.mcnemar_p_value < _SIGNIFICANT:
+        if _differs(row):
             verdict = "The speculative arm differs:"
-        bounds = _bounds(row.difference_low, row.difference_high)
-        figures = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
-        points = f"{100 * row.difference:+.1f} percentage points"
-        lines.append(Line(f"{verdict} {points} ({figures}).", "strong"))
+        lines.append(Line(f"{verdict} {_difference_in_words(row)}.", "strong"))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
     resumed = partial = None

@@ -50,12 +50,14 @@ _UNITS = ("requests/s", "requests/s,")
 
 
 class Point(NamedTuple):
-    """A value with its bounds; at `x` on a curve."""
+    """A value with its bounds; at `x`, which may have bounds too, on a curve."""
 
     value: float
     low: float | None = None
     high: float | None = None
     x: float = 0
+    x_low: float | None = None
+    x_high: float | None = None
 
 
 class DotRow(NamedTuple):
@@ -81,7 +83,7 @@ def dot_plot(
     rows = [row for row in rows if row.points][:_MOST_ROWS]
     if not rows:
         return []
-    axes = _axes(_ROW_HEIGHT * len(rows) + 0.95, xlabel=label)
+    axes = new_axes(_ROW_HEIGHT * len(rows) + 0.95, xlabel=label)
     axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.75))
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
@@ -95,7 +97,7 @@ def dot_plot(
         _scale_from_zero(axes, [point.value for row in rows for point in row.points.values()])
     if reference is not None:
         axes.axvline(reference, **_REFERENCE)
-    _add_legend(axes)
+    add_legend(axes)
     return [axes.figure]
 
 
@@ -105,7 +107,7 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
     has_long_names = not set(curves) <= set(_STYLES)
     num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
     legend_height = 0.2 * num_lines if has_long_names else 0
-    axes = _axes(2.8 + legend_height, xlabel=x_label, ylabel=y_label, title=title)
+    axes = new_axes(2.8 + legend_height, xlabel=x_label, ylabel=y_label, title=title)
     last = max((point.x for points in curves.values() for point in points), default=1)
     axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -117,12 +119,13 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
             [point.x for point in points],
             [point.value for point in points],
             yerr=_bounds(points),
+            xerr=_bounds_of_x(points),
             label=wrapped(name),
             elinewidth=2,
             clip_on=False,
             **_STYLES.get(name, other_style),
         )
-    _add_legend(axes, columns=1 if has_long_names else 3)
+    add_legend(axes, columns=1 if has_long_names else 3)
     return axes
 
 
@@ -206,18 +209,28 @@ def _bounds(points: Sequence[Point]) -> Any:
 
     NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
     """
-    value, low, high, _ = np.array(points, dtype=float).T
+    value, low, high, *_ = np.array(points, dtype=float).T
     return np.maximum([value - low, high - value], 0)
 
 
-def _axes(height: float, **labels: str) -> Any:
+def _bounds_of_x(points: Sequence[Point]) -> Any:
+    """The same of the points' places; None where none of them has bounds."""
+    if all(point.x_low is None for point in points):
+        return None
+    *_, x, low, high = np.array(points, dtype=float).T
+    return np.maximum([x - low, high - x], 0)
+
+
+def new_axes(height: float, **labels: str) -> Any:
+    """The axes of a new figure of this height in inches."""
     # `Any`, because matplotlib's types name different things in different versions.
     axes: Any = Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
     axes.set(**labels)
     return axes
 
 
-def _add_legend(axes: Any, columns: int = 3) -> None:
+def add_legend(axes: Any, columns: int = 3) -> None:
+    """A legend below the axes, of everything there that has a label."""
     axes.figure.legend(
         *axes.get_legend_handles_labels(),
         loc="outside lower left",

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+from harness.report.names import named_runs
+from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, grouped
 from harness.report.words import settings_line, title
 from harness.results.schema import MapRow
@@ -22,26 +24,105 @@ class MapLine(NamedTuple):
 
 def map_document(rows: Sequence[MapRow]) -> Document:
     """A run's map; nothing where nothing was measured."""
-    cells = [row for row in rows if row.speedup is not None]
+    cells = cells_of(rows)
     if not cells:
         return []
     document: list[Table | Line] = [Line(title(cells[0]), "strong")]
     common = replace(cells[0], num_draft_tokens=None, batch_size=None)
     document.append(Line(settings_line([common]), "dim"))
-    for context, of_context in grouped(cells, lambda row: row.context or 0).items():
-        document.append(_table(context, of_context))
+    for of_context in _by_context(cells).values():
+        document.append(_table(of_context))
         document += [Line(text) for text in _lines(of_context)]
     best = best_of(cells)
-    assert best is not None
-    document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
+    if best is not None:
+        document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
     schedule = schedule_of(cells)
     words = ", ".join(f"{k} from batch size {size} on" for size, k in schedule.items())
     document.append(Line(f"K by batch size, 0 where drafting does not pay: {words}."))
-    num_measured = sum(bool(row.measured) for row in cells)
-    document.append(
-        Line(f"{num_measured} of {len(cells)} cells were measured, others interpolated.", "dim")
-    )
+    document.append(Line(f"{_how_many(cells)}, others interpolated.", "dim"))
     return document
+
+
+def map_documents(runs: Sequence[Run]) -> Document:
+    """The maps of several runs. Plots stand with the first table, `map`; the keys of others have a number."""
+    document = [part for run in runs for part in map_document(run.rows)]
+    num_tables = 0
+    for place, part in enumerate(document):
+        if isinstance(part, Table):
+            num_tables += 1
+            if num_tables > 1:
+                document[place] = replace(part, key=f"{part.key}-{num_tables}")
+    return document
+
+
+def map_headlines(runs: Sequence[Run]) -> list[Line]:
+    """Of each map the answer, what it covers, and what would change it."""
+    lines = []
+    for named in named_runs(runs):
+        cells = cells_of(named.run.rows)
+        if cells:
+            lines += _answer(cells, named.name.pair if len(runs) > 1 else "Speculative decoding")
+    return lines
+
+
+def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
+    by_context = _by_context(cells)
+    reaches = []
+    for context, of_context in by_context.items():
+        place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
+        sizes, best = _best_by_size(of_context)
+        reach = _reach(crossing(sizes, [row.speedup or 1.0 for row in best]), sizes)
+        reaches.append(f"{reach}{place}{_bounds(best, sizes)}")
+    highest = best_of(cells)
+    top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
+    answer = f"{subject} {', and '.join(reaches)}, with the best K{top}."
+    common = replace(cells[0], num_draft_tokens=None, batch_size=None)
+    covers = f"Measured on {cells[0].devices or 'an unknown device'}: {settings_line([common])}."
+    interpolated = sum(not row.measured for row in cells)
+    changes = "Other contexts (contexts=[512,4096]) and other prompts may move the line"
+    if interpolated:
+        changes += f"; share=1 measures the {interpolated} cells that were interpolated"
+    return [
+        Line(answer, "strong"),
+        Line(f"{covers} {_how_many(cells)}."),
+        Line(f"What would change it: {changes[0].lower()}{changes[1:]}."),
+    ]
+
+
+def _how_many(cells: Sequence[MapRow]) -> str:
+    num_measured = sum(bool(row.measured) for row in cells)
+    return f"{num_measured} of {len(cells)} cells were measured"
+
+
+def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
+    """The rows that have a speed-up. A damaged file may hold any number."""
+    return [row for row in rows if is_ratio(row.speedup)]
+
+
+def is_ratio(value: float | None) -> TypeGuard[float]:
+    """Whether it is a positive number."""
+    return value is not None and 0 < value < math.inf
+
+
+def k_of(row: MapRow) -> int:
+    """The K of a cell; 0 where a server does not tell it."""
+    return int(row.num_draft_tokens or 0)
+
+
+def heading_of(cells: Sequence[MapRow]) -> str:
+    """`Speed-up at a context of 512 tokens`."""
+    return f"Speed-up at a context of {cells[0].context or 0} tokens"
+
+
+def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
+    return grouped(cells, lambda row: row.context or 0)
+
+
+def _best_by_size(cells: Sequence[MapRow]) -> tuple[list[int], list[MapRow]]:
+    """Batch sizes, and of each the cell with the highest speed-up."""
+    by_size = grouped(cells, lambda row: row.batch_size or 1)
+    best = [max(of_size, key=lambda row: row.speedup or 0.0) for of_size in by_size.values()]
+    return list(by_size), best
 
 
 def best_of(rows: Sequence[MapRow]) -> MapRow | None:
@@ -52,7 +133,8 @@ def best_of(rows: Sequence[MapRow]) -> MapRow | None:
 
 def cell_in_words(row: MapRow) -> str:
     """`2.31× with K=3 at batch size 4 and a context of 128 tokens`."""
-    place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
+    k = f"K={row.num_draft_tokens}" if row.num_draft_tokens else "its own K"
+    place = f"{k} at batch size {row.batch_size}"
     return f"{row.speedup:.2f}× with {place} and a context of {row.context} tokens"
 
 
@@ -60,7 +142,7 @@ def schedule_of(rows: Sequence[MapRow]) -> dict[int, int]:
     """The best K from each batch size on, over all contexts; 0 where none is above 1."""
     schedule: dict[int, int] = {}
     for batch_size, cells in grouped(rows, lambda row: row.batch_size or 1).items():
-        by_k = grouped(cells, lambda row: int(row.num_draft_tokens or 0))
+        by_k = grouped(cells, k_of)
         worth = {k: _mean_log(of_k) for k, of_k in by_k.items()}
         best = max(worth, key=lambda k: worth[k])
         schedule[batch_size] = best if worth[best] > 0 else 0
@@ -83,21 +165,29 @@ def crossing(batch_sizes: Sequence[int], speedups: Sequence[float]) -> float | N
     return None
 
 
-def _table(context: int, cells: Sequence[MapRow]) -> Table:
-    numbers = sorted({int(row.num_draft_tokens or 0) for row in cells})
+def _table(cells: Sequence[MapRow]) -> Table:
+    numbers = sorted({k_of(row) for row in cells})
     lines = [
-        MapLine(size, {int(row.num_draft_tokens or 0): row for row in of_size})
+        MapLine(size, {k_of(row): row for row in of_size})
         for size, of_size in grouped(cells, lambda row: row.batch_size or 1).items()
     ]
     columns = [Column("batch size", str, "batch_size")]
-    columns += [Column(f"K={k}", of=partial(_cell, k=k)) for k in numbers]
+    columns += [Column(_k_heading(k), of=partial(_cell, k=k)) for k in numbers]
     notes = ("In brackets: interpolated between cells that were measured.",)
-    heading = f"Speed-up at a context of {context} tokens"
-    return Table.of("map", heading, lines, columns, notes=notes)
+    return Table.of("map", heading_of(cells), lines, columns, notes=notes)
 
 
-def _cell(line: MapLine, k: int) -> str:
-    row = line.by_k[k]
+def _k_heading(k: int) -> str:
+    return f"K={k}" if k else "its own K"
+
+
+def _cell(line: MapLine, k: int) -> str | None:
+    row = line.by_k.get(k)
+    return None if row is None else cell_text(row)
+
+
+def cell_text(row: MapRow) -> str:
+    """`2.31×`, in brackets where it was interpolated."""
     text = f"{row.speedup:.2f}×"
     return text if row.measured else f"({text})"
 
@@ -105,10 +195,10 @@ def _cell(line: MapLine, k: int) -> str:
 def _lines(cells: Sequence[MapRow]) -> list[str]:
     """Up to which batch size each K pays."""
     sentences = []
-    for k, of_k in grouped(cells, lambda row: row.num_draft_tokens).items():
+    for k, of_k in grouped(cells, k_of).items():
         sizes = [row.batch_size or 1 for row in of_k]
         end = crossing(sizes, [row.speedup or 1.0 for row in of_k])
-        sentences.append(f"K={k} {_reach(end, sizes)}{_bounds(of_k, sizes)}.")
+        sentences.append(f"{_k_heading(k)} {_reach(end, sizes)}{_bounds(of_k, sizes)}.")
     return sentences
 
 

@@ -143,19 +143,25 @@ def num_compared(pairs: Sequence[MeasuredPair]) -> int:
     return sum(pair.complete and pair.row.speedup_low is not None for pair in pairs)
 
 
-def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
-    """The sentence about the fastest pair. Those with an interval come first and are in bold."""
-    # Random weights and synthetic acceptance are no finding next to a real one.
-    real = [pair for pair in pairs if pair.row.real]
-    pairs = real or list(pairs)
-    bests = [pair for pair in pairs if pair.best]
+def fastest_pair(pairs: Sequence[MeasuredPair]) -> MeasuredPair | None:
+    """The pair of the first sentence; None without a complete one.
+
+    Those with an interval come first, because a few prompts may show any speed-up.
+    """
+    bests = [pair for pair in _shown_first(pairs) if pair.best]
     bests.sort(key=attrgetter("worth"), reverse=True)
-    if not bests:
-        return _without_a_draft(pairs)
     with_interval = [pair for pair in bests if pair.row.speedup_low is not None]
-    best = (with_interval or bests)[0]
-    # A few prompts may show any speed-up.
-    restriction = "" if best is bests[0] else " with an interval"
+    return next(iter(with_interval or bests), None)
+
+
+def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
+    """The sentence about the fastest pair, in bold if that has an interval."""
+    best = fastest_pair(pairs)
+    pairs = _shown_first(pairs)
+    if best is None:
+        return _without_a_draft(pairs)
+    is_fastest = best.worth == max(pair.worth for pair in pairs if pair.best)
+    restriction = "" if is_fastest else " with an interval"
     name = best.name.label(", ")
     speedup = speedup_in_words(best.row, num_compared(pairs))
     several = len(k_series(pairs)) > 1
@@ -168,7 +174,13 @@ def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
         sentence = f"{beginning}{name}: {speedup}"
         if best.row.predicted_speedup:
             sentence += f"; theory predicts {times(best.row.predicted_speedup)}"
-    return [Line(f"{sentence}.", "strong" if with_interval else "plain")]
+    has_interval = best.row.speedup_low is not None
+    return [Line(f"{sentence}.", "strong" if has_interval else "plain")]
+
+
+def _shown_first(pairs: Sequence[MeasuredPair]) -> list[MeasuredPair]:
+    """Without random weights and synthetic acceptance, which are no finding next to a real one."""
+    return [pair for pair in pairs if pair.row.real] or list(pairs)
 
 
 def _without_a_draft(pairs: Sequence[MeasuredPair]) -> list[Line]:

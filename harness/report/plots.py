@@ -1,10 +1,11 @@
-"""The report's plots: pairs of `latency` and runs of `eval`."""
+"""The report's plots: pairs of `latency` and runs of `eval`; `map_plots.py` draws maps."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,21 +41,40 @@ _MOST_PANELS = 12
 
 def plots(shown: Iterable[tuple[Command, Sequence[Run]]]) -> dict[str, list[str]]:
     """SVGs by the name of their plot, of commands with their runs, where there is something to show."""
-    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     drawn = {}
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the letters that are missing in matplotlib's font.
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        # A user's own matplotlibrc is for other pictures.
-        matplotlib.rcdefaults()
-        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+    with _own_style():
         for command, runs in shown:
             for name, figures in command.plots(runs).items():
                 if figures:
                     numbered = enumerate(figures, 1)
                     drawn[name] = [svg(f"{name}-{number}", figure) for number, figure in numbered]
     return drawn
+
+
+def picture_files(command: Command, run: Run) -> dict[str, str]:
+    """SVG files by name that show the plots of one run on a white ground: `map.svg`, or `map-1.svg` and so on."""
+    files = {}
+    with _own_style():
+        for name, figures in command.plots([run]).items():
+            for number, figure in enumerate(figures, 1):
+                stem = name if len(figures) == 1 else f"{name}-{number}"
+                figure.set_facecolor("white")
+                files[f"{stem}.svg"] = svg(stem, figure)
+    return files
+
+
+@contextmanager
+def _own_style() -> Iterator[None]:
+    """Draw in the report's style, and silently."""
+    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser has the letters that are missing in matplotlib's font.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        # A user's own matplotlibrc is for other pictures.
+        matplotlib.rcdefaults()
+        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+        yield
 
 
 def latency_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
@@ -70,12 +90,17 @@ def latency_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
         "load": _against_load(pairs),
         "throughput": _throughputs(pairs),
         "positions": _by_position(pairs),
+        "lengths": _lengths(pairs),
     }
 
 
 def accuracy_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
-    """Correct answers of `eval`."""
-    return {"accuracy": dot_plot(_accuracies(runs), "correct answers, %, with 95 % Wald bounds")}
+    """Correct answers of `eval`, and how far the arms are apart."""
+    difference = "speculative minus regular, percentage points"
+    return {
+        "accuracy": dot_plot(_accuracies(runs), "correct answers, %, with 95 % Wald bounds"),
+        "accuracy_difference": dot_plot(_differences(runs), difference, reference=0),
+    }
 
 
 def _measured(pair: MeasuredPair, x: float = 0) -> Point:
@@ -136,6 +161,18 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
             if row.published_accuracy is not None:
                 points["published"] = Point(100 * row.published_accuracy)
         yield DotRow(name.label(), points)
+
+
+def _differences(runs: Sequence[Run]) -> Iterable[DotRow]:
+    """The difference of the arms' accuracies on the same questions, with its interval."""
+    for name, run, _ in named_runs(runs):
+        for row in merged_rows(run.rows):
+            if row.difference is None:
+                continue
+            ends = (row.difference_low, row.difference_high)
+            low, high = (None if end is None else 100 * end for end in ends)
+            label = f"{100 * row.difference:+.1f}  {name.label()}"
+            yield DotRow(label, {MEASURED: Point(100 * row.difference, low, high)})
 
 
 def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
@@ -221,7 +258,14 @@ def _throughput(group: Sequence[MeasuredPair], title: str) -> Any:
         rate = "/s" if pair.row.request_rate else ""
         for row in pair.run.rows:
             if row.tokens_per_second and row.ms_per_token:
-                point = Point(row.tokens_per_second, x=1000 / row.ms_per_token)
+                point = Point(
+                    row.tokens_per_second,
+                    row.tokens_per_second_low,
+                    row.tokens_per_second_high,
+                    1000 / row.ms_per_token,
+                    row.tokens_per_second_per_user_low,
+                    row.tokens_per_second_per_user_high,
+                )
                 curves.setdefault(str(row.arm), []).append(point)
                 labels.append((point, f"{pair.load:g}{rate}"))
     if not curves:
@@ -230,7 +274,7 @@ def _throughput(group: Sequence[MeasuredPair], title: str) -> Any:
     for point, load in labels:
         place = point.x, point.value
         axes.annotate(load, place, textcoords="offset points", xytext=(5, 4))
-    axes.set_xlim(0, 1.12 * max(point.x for point, _ in labels))
+    axes.set_xlim(0, 1.12 * max(point.x_high or point.x for point, _ in labels))
     return axes
 
 
@@ -249,3 +293,22 @@ def _by_position(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     top = max([100.0, *(point.value for points in curves.values() for point in points)])
     axes = curve_plot(curves, top, "position of the draft token", "accepted of those tested, %")
     return [axes.figure]
+
+
+def _lengths(pairs: Sequence[MeasuredPair]) -> list[Figure]:
+    """Tokens per iteration if iterations had proposed at most 1, 2, ... tokens, with intervals over prompts."""
+    curves: dict[str, list[Point]] = {}
+    for pair in pairs:
+        row = pair.row
+        lengths = row.acceptance_length_by_num_draft_tokens or []
+        if not pair.best or len(lengths) < 2 or len(curves) == MOST_CURVES:
+            continue
+        unknown: list[float | None] = [None] * len(lengths)
+        lows = row.acceptance_length_by_num_draft_tokens_low or unknown
+        highs = row.acceptance_length_by_num_draft_tokens_high or unknown
+        ends = zip(lengths, lows, highs, strict=False)
+        curves[pair.name.label()] = [Point(*end, k) for k, end in enumerate(ends, 1)]
+    if not curves:
+        return []
+    label = "K, draft tokens per iteration"
+    return [curve_plot(curves, top_of([curves]), label, "tokens per iteration").figure]

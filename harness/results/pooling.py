@@ -23,6 +23,13 @@ from harness.results.work import judged
 _LARGEST = ("peak_memory_bytes", "longest_answer")
 _SMALLEST = ("shortest_answer", "smallest_batch")
 _OF_ALL = ("interleaved",)
+# Ends of intervals within a run, which no mean of theirs is for several runs.
+_OF_ONE_RUN = (
+    "tokens_per_second_low",
+    "tokens_per_second_high",
+    "tokens_per_second_per_user_low",
+    "tokens_per_second_per_user_high",
+)
 
 
 class UnitTimes(NamedTuple):
@@ -68,7 +75,8 @@ def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name in figures:
         values = [getattr(row, name) for row in rows]
-        columns[name] = None if None in values else _mean(name, values)
+        unknown = name in _OF_ONE_RUN or None in values
+        columns[name] = None if unknown else _mean(name, values)
     return columns
 
 

@@ -256,9 +256,17 @@ class LatencyRow(PromptedRow):
         "standard deviation of the same, over prompts or batches", "ms"
     )
     tokens_per_second: float | None = figure("tokens of all rows over total time", "tokens/s")
+    tokens_per_second_low: float | None = figure(
+        "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
+    )
+    tokens_per_second_high: float | None = figure("upper end of the same", "tokens/s")
     tokens_per_second_per_user: float | None = figure(
         "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
     )
+    tokens_per_second_per_user_low: float | None = figure(
+        "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
+    )
+    tokens_per_second_per_user_high: float | None = figure("upper end of the same", "tokens/s")
     time_to_first_token_ms: float | None = figure("mean time to the first token", "ms")
     time_to_first_token_p50_ms: float | None = figure(
         "median of the same, over requests to a server", "ms"

@@ -43,6 +43,8 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     assert "K=4" in outcome.stdout
     lines = [line for line in outcome.stderr.splitlines() if line.startswith("batch ")]
     assert len(lines) == 4
+    drawing = only("map.svg").read_text()
+    assert all(f"{speedup:.2f}×" in drawing for speedup in rows["speedup"])
     if "0 from batch size 1" not in outcome.stdout:
         config = json.loads(only("schedule_vllm.json").read_text())
         assert config["num_speculative_tokens_per_batch_size"][0][0] == 1

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from browser import CHROMIUM, browser
+from harness.menu.records import COMMANDS
 from harness.report.command import TITLE, Report, build
 from harness.report.pages import escape, html_page, markdown
+from harness.report.runs import group
 from harness.report.table import Table
+from harness.results.schema import MapRow
 from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")
@@ -59,6 +64,18 @@ def contrast(colour: str, other: str) -> float:
 
     dark, light = sorted((luminance(colour), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def assert_visible(svg: str) -> None:
+    """What has no colour takes the page's; every other colour can be seen on a light and on a dark page."""
+    ElementTree.fromstring(svg.encode())
+    for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
+        for page_colour in ("#ffffff", "#14181c"):
+            assert contrast(colour, page_colour) >= 3, colour
+
+
+def words_of(svg: str) -> set[str]:
+    return {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
 
 
 def num_tables(report: Report) -> int:
@@ -117,17 +134,13 @@ def test_what_users_name_is_text(html: str) -> None:
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     assert {name: len(svgs) for name, svgs in drawn.items()} == {
         "speedup": 1, "times": 1, "num_draft_tokens": 3, "positions": 1, "accuracy": 1,
+        "accuracy_difference": 1,
     }  # fmt: skip
     page = Page(html)
-    assert page.opened.count("svg") == 7
+    assert page.opened.count("svg") == 8
     assert len(page.ids) == len(set(page.ids))
     for svg in (svg for svgs in drawn.values() for svg in svgs):
-        ElementTree.fromstring(svg.encode())
-        # What has no colour takes the page's; every other colour can be seen on a light and on a dark page.
-        for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
-            assert all(
-                contrast(colour, page_colour) >= 3 for page_colour in ("#ffffff", "#14181c")
-            ), colour
+        assert_visible(svg)
 
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
@@ -147,10 +160,84 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
     drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)
     (load,) = drawn["load"]
     # A curve for each engine over all loads, and one plot each of what its users get.
-    texts = ElementTree.fromstring(load.encode()).itertext()
-    assert {"1", "4", "16", "speed-up"} <= {text.strip() for text in texts}
+    assert {"1", "4", "16", "speed-up"} <= words_of(load)
     assert len(drawn["throughput"]) == 2
     assert all("regular" in svg and "speculative" in svg for svg in drawn["throughput"])
+
+
+def test_readers_and_totals_are_drawn_with_both_intervals() -> None:
+    ends = {
+        "tokens_per_second_low": 9.0, "tokens_per_second_high": 11.0,
+        "tokens_per_second_per_user_low": 8.0, "tokens_per_second_per_user_high": 12.5,
+    }  # fmt: skip
+    rows = [row for size in (1, 4) for row in latency_run(batch_size=size, **ends)]
+    (figure,) = COMMANDS["latency"].plots(group(rows))["throughput"]
+    regular, _ = figure.axes[0].containers
+    assert (regular.has_xerr, regular.has_yerr) == (True, True)
+    across, upright = (bars.get_segments()[0] for bars in regular.lines[2])
+    assert [x for x, _ in across] == [8.0, 12.5]
+    assert [y for _, y in upright] == [9.0, 11.0]
+
+
+def test_acceptance_is_drawn_for_every_smaller_k(tmp_path: Path) -> None:
+    lengths = {
+        "acceptance_length_by_num_draft_tokens": [1.8, 2.4],
+        "acceptance_length_by_num_draft_tokens_low": [1.7, 2.2],
+        "acceptance_length_by_num_draft_tokens_high": [1.9, 2.6],
+    }
+    report = build([write(tmp_path / "latency.csv", latency_run(2, **lengths))])
+    (svg,) = plots(report.shown)["lengths"]
+    assert {"13B with 7B · K=2", "tokens per iteration"} <= words_of(svg)
+
+
+def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
+    """The upper left pays, the lower right does not, and one cell cannot tell."""
+    speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
+    return [
+        MapRow(
+            run=f"map{context}", model="13B", draft="7B", devices="NVIDIA A100", status="ok",
+            batch_size=size, num_draft_tokens=k, context=context, measured=size != 4,
+            speedup=speedup, speedup_low=speedup - 0.1, speedup_high=speedup + 0.1,
+            **changes,
+        )
+        for (size, k), speedup in speedups.items()
+    ]  # fmt: skip
+
+
+def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
+    rows = [*map_rows(100), *(replace(row, run="map100") for row in map_rows(400))]
+    report = build([write(tmp_path / "map.csv", rows)])
+    drawn = plots(report.shown)
+    first, second = drawn["map"]
+    assert_visible(first)
+    expected = {"2.50×", "(1.25×)", "0.50×", "pays", "cannot tell", "does not pay"}
+    assert expected | {"1×: as fast as without"} <= words_of(first)
+    assert "Speed-up at a context of 400 tokens" in words_of(second)
+    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
+    assert page.opened.count("svg") == 2
+    assert len(page.ids) == len(set(page.ids))
+    answer, covers, changes = (line.text for line in report.headlines)
+    assert "pays at every batch size up to 16 at a context of 100 tokens" in answer
+    assert "2.50× with K=5 at batch size 1" in answer
+    assert "8 of 12 cells" in covers
+    assert "share=1 measures the 4 cells" in changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speedup": 0.0},
+        {"speedup": float("inf"), "speedup_low": None},
+        {"speedup_low": -1.0, "speedup_high": float("nan")},
+        {"batch_size": None},
+        {"num_draft_tokens": None},
+    ],
+)
+def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
+    first, *others = map_rows()
+    runs = group([replace(first, **changes), *others])
+    (svg,) = plots([(COMMANDS["map"], runs)])["map"]
+    assert "2.50×" in words_of(svg)
 
 
 def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> None:
@@ -172,8 +259,7 @@ def test_speed_up_is_drawn_by_category(tmp_path: Path) -> None:
     write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
     report = build([tmp_path])
     (svg,) = plots(report.shown)["categories"]
-    texts = {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
-    assert {"2.00× story (8)", "4.00× sums (8)"} <= texts
+    assert {"2.00× story (8)", "4.00× sums (8)"} <= words_of(svg)
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:

@@ -243,6 +243,34 @@ def test_the_first_sentence_is_about_the_pair(
     assert sentence in report.headlines[0].text
 
 
+def test_the_answer_is_followed_by_what_it_covers_and_what_would_change_it(tmp_path: Path) -> None:
+    lengths = {"acceptance_length_by_num_draft_tokens": [1.9, 2.7, 3.0, 3.1]}
+    run = latency_run(4, 1.5, decode_speedup=1.8, draft_ms=160.0, **lengths)
+    write(tmp_path / "latency.csv", run)
+    write(
+        tmp_path / "latency_prompts.csv",
+        prompt_rows(run, [("story", 50.0)] * 8 + [("sums", 80.0)] * 8),
+    )
+    _, covers, changes = (line.text for line in build([tmp_path]).headlines)
+    assert mentions(covers, "NVIDIA A100", "one run", "15 prompts (english)", "64 new tokens")
+    assert mentions(changes, "1.25× for sums", "2.00× for story")
+    assert mentions(changes, "K=2 (1.42× predicted)", "1.80×", "acceptance is too low")
+
+
+def test_other_loads_are_among_what_would_change_the_answer(tmp_path: Path) -> None:
+    runs = [latency_run(4, 2.0 / size, batch_size=size) for size in (1, 2, 4)]
+    *_, changes = (line.text for line in build([write(tmp_path / "latency.csv", *runs)]).headlines)
+    assert mentions(changes, "batches of 2 (1.00×)", "batches of 4 (0.50×)")
+
+
+def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "eval.csv", eval_run())])
+    answer, covers, changes = (line.text for line in report.headlines)
+    assert mentions(answer, "No significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
+    assert mentions(covers, "13B with 7B", "NVIDIA A100", "multiplication of 1 to 99")
+    assert mentions(changes, "up to 3.0 points")
+
+
 def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run(2), latency_run(4))])
     curve = dict(predicted_curve(pairs_of(report)))

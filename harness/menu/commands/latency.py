@@ -133,12 +133,13 @@ class Latency(Command):
         return [*latency_tables(pairs), *published_tables(pairs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: the fastest pair, and what may be as fast."""
+        """See `Command.headlines`: the fastest pair, what may be as fast, and what would change it."""
         from harness.report.pairs import fastest, latency_pairs
         from harness.report.rivals import rivals_of_the_fastest
+        from harness.report.scope import scope_of_the_fastest
 
         pairs = latency_pairs(runs)
-        return [*fastest(pairs), *rivals_of_the_fastest(pairs)]
+        return [*fastest(pairs), *rivals_of_the_fastest(pairs), *scope_of_the_fastest(pairs)]
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
         """See `Command.plots`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from harness.menu.command import Command
 from harness.results.schema import MapRow
 
 if TYPE_CHECKING:
-    from harness.report.table import Document
+    from harness.report.table import Document, Line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,8 @@ class Map(Command):
         ("model=30B draft=7B prompts=lengths contexts=[512,4096]", "over the context too"),
     )
     notes = (
-        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp into the run's directory."
+        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing (map.svg), into the "
+        "run's directory."
     )
     place = 2
     settings = MapSettings
@@ -90,9 +91,21 @@ class Map(Command):
 
     def tables(self, runs: Sequence[Any]) -> Document:
         """See `Command.tables`."""
-        from harness.report.map import map_document
+        from harness.report.map import map_documents
 
-        return [part for run in runs for part in map_document(run.rows)]
+        return map_documents(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """See `Command.headlines`: up to which batch size it pays."""
+        from harness.report.map import map_headlines
+
+        return map_headlines(runs)
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """See `Command.plots`."""
+        from harness.report.map_plots import map_plots
+
+        return map_plots(runs)
 
 
 RECORD = Map()

@@ -1,0 +1,150 @@
+"""The drawing of a map: speed-up by batch size and K, with the line on which speculation stops paying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from harness.report.drawing import add_legend, new_axes, wrapped
+from harness.report.map import cell_text, cells_of, heading_of, is_ratio, k_of
+from harness.report.names import named_runs
+from harness.report.runs import Run
+from harness.report.table import grouped
+from harness.results.schema import MapRow
+
+# Figures that still fit a page.
+_MOST_PANELS = 12
+_ROW_HEIGHT = 0.42
+# A speed-up by this factor, up or down, has the full colour.
+_FULL_COLOUR = 3.0
+_FAINTEST, _STRONGEST = 0.12, 0.65
+# Points of text in a cell; with more columns it gets smaller, and below the least there is none.
+_LARGEST_TEXT, _TEXT_BY_COLUMN, _LEAST_TEXT = 9.0, 66.0, 5.5
+_PAYS, _CANNOT_TELL, _DOES_NOT_PAY = "pays", "cannot tell", "does not pay"
+_COLOURS = {_PAYS: "C0", _CANNOT_TELL: "C5", _DOES_NOT_PAY: "C1"}
+_LINE = {"color": "C3", "linewidth": 2.4}
+_END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
+
+
+class Grid(NamedTuple):
+    """The cells of one context, by place: K from below, batch sizes from the left."""
+
+    batch_sizes: list[int]
+    draft_tokens: list[int]
+    cells: dict[tuple[int, int], MapRow]
+
+    @classmethod
+    def of(cls, rows: Sequence[MapRow]) -> Grid:
+        """The grid of rows with a batch size and a K."""
+        batch_sizes = sorted({row.batch_size or 1 for row in rows})
+        draft_tokens = sorted({k_of(row) for row in rows})
+        cells = {
+            (
+                draft_tokens.index(k_of(row)),
+                batch_sizes.index(row.batch_size or 1),
+            ): row
+            for row in rows
+        }
+        return cls(batch_sizes, draft_tokens, cells)
+
+    def logarithms(self, column: str) -> np.ndarray[Any, Any] | None:
+        """Logarithms of a column, [num_k, num_sizes]; None where a cell has none."""
+        values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
+        for place, row in self.cells.items():
+            value = getattr(row, column)
+            if is_ratio(value):
+                values[place] = math.log(value)
+        return None if np.isnan(values).any() else values
+
+
+def map_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """A figure for each context of each map."""
+    figures = []
+    for named in named_runs(runs):
+        for of_context in grouped(cells_of(named.run.rows), lambda row: row.context or 0).values():
+            title = heading_of(of_context)
+            if len(runs) > 1:
+                title = f"{named.name.label()} · {title}"
+            figures.append(_figure(Grid.of(of_context), wrapped(title)))
+    return {"map": figures[:_MOST_PANELS]}
+
+
+def _figure(grid: Grid, title: str) -> Figure:
+    height = _ROW_HEIGHT * len(grid.draft_tokens) + 1.35
+    axes = new_axes(height, xlabel="batch size", ylabel="K, draft tokens", title=title)
+    axes.set(
+        xlim=(-0.5, len(grid.batch_sizes) - 0.5),
+        ylim=(-0.5, len(grid.draft_tokens) - 0.5),
+    )
+    axes.set_xticks(range(len(grid.batch_sizes)), grid.batch_sizes)
+    axes.set_yticks(
+        range(len(grid.draft_tokens)), [str(k) if k else "its own" for k in grid.draft_tokens]
+    )
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for place, row in grid.cells.items():
+        _draw_cell(axes, place, row, len(grid.batch_sizes))
+    _draw_line(axes, grid, "speedup_low", "ends of its 95 % interval", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup_high", "ends of its 95 % interval", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup", "1×: as fast as without", _LINE)
+    add_legend(axes)
+    return axes.figure
+
+
+def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int) -> None:
+    y, x = place
+    speedup = row.speedup or 1.0
+    share = min(1.0, abs(math.log(speedup)) / math.log(_FULL_COLOUR))
+    verdict = _verdict(row)
+    known = axes.get_legend_handles_labels()[1]
+    axes.add_patch(
+        Rectangle(
+            (x - 0.5, y - 0.5),
+            1,
+            1,
+            facecolor=_COLOURS[verdict],
+            alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+            linewidth=0,
+            label=None if verdict in known else verdict,
+        )
+    )
+    size = min(_LARGEST_TEXT, _TEXT_BY_COLUMN / num_columns)
+    if size >= _LEAST_TEXT:
+        axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
+
+
+def _verdict(row: MapRow) -> str:
+    """Whether a cell pays, as far as its interval tells; without an interval as it was measured."""
+    low = row.speedup if row.speedup_low is None else row.speedup_low
+    high = row.speedup if row.speedup_high is None else row.speedup_high
+    if (low or 0.0) > 1:
+        return _PAYS
+    return _DOES_NOT_PAY if (high or 0.0) < 1 else _CANNOT_TELL
+
+
+def _draw_line(axes: Any, grid: Grid, column: str, label: str, style: dict[str, Any]) -> None:
+    """Draw where a column crosses 1; nothing where it does not."""
+    values = grid.logarithms(column)
+    if values is None or not values.min() < 0 < values.max():
+        return
+    # Cells reach half a place beyond their centres, and so do the lines.
+    num_k, num_sizes = values.shape
+    xs = [-0.5, *range(num_sizes), num_sizes - 0.5]
+    ys = [-0.5, *range(num_k), num_k - 0.5]
+    axes.contour(
+        xs,
+        ys,
+        np.pad(values, 1, mode="edge"),
+        levels=[0.0],
+        colors=style["color"],
+        linewidths=style["linewidth"],
+        linestyles=[style.get("linestyle", "-")],
+    )
+    if label not in axes.get_legend_handles_labels()[1]:
+        axes.add_line(Line2D([], [], label=label, **style))
