@@ -34,6 +34,7 @@ class Abilities:
         loads_pair: whether it generates with a pair that is loaded in this process.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
+        takes_batches: whether a question may have more than one prompt.
         may_queue: whether a question may have more prompts than its batch size, so many of which
             are kept in flight.
         may_crash: whether it can end its process without an exception, or changes how others
@@ -48,6 +49,7 @@ class Abilities:
     own_loop: ClassVar[bool] = False
     loads_pair: ClassVar[bool] = False
     computes_here: ClassVar[bool] = True
+    takes_batches: ClassVar[bool] = True
     may_queue: ClassVar[bool] = False
     may_crash: ClassVar[bool] = False
     has_coin: ClassVar[bool] = False

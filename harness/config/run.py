@@ -129,6 +129,12 @@ class RunSettings:
         return 0 if self.draft is None else self.decoding.most_draft_tokens
 
     @property
+    def num_levels(self) -> int | None:
+        """The most levels of the trees that are proposed; None for chains."""
+        is_tree = self.draft is not None and self.draft.most_nodes
+        return self.most_draft_tokens if is_tree else None
+
+    @property
     def tensor_parallel(self) -> bool:
         """Whether a model is split over several processes."""
         return "tensor_parallel" in self.strategies.values()

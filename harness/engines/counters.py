@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from harness.engines.requests import RequestRecord
@@ -63,26 +64,30 @@ class Counted:
     accepted: float | None = None
     by_position: dict[int, float] = field(default_factory=dict)
 
-    def add(self, name: str, value: float) -> None:
-        """Add a sample: servers have one for each of their engines."""
-        setattr(self, name, (getattr(self, name) or 0.0) + value)
+    def plus(self, other: Counted, times: int = 1) -> Counted:
+        """The sum of both, the other one so many times. What only one of them counts is 0 in the other."""
+        summed = replace(self, by_position=dict(self.by_position))
+        for name in _COUNTERS:
+            value = getattr(other, name)
+            if value is not None:
+                setattr(summed, name, (getattr(summed, name) or 0.0) + times * value)
+        for place, value in other.by_position.items():
+            summed.by_position[place] = summed.by_position.get(place, 0.0) + times * value
+        return summed
 
     def since(self, before: Counted) -> Counted | None:
         """The growth; None where a counter fell, because the server was restarted."""
-        places = self.by_position.items()
-        grown = Counted(
-            by_position={place: n - before.by_position.get(place, 0) for place, n in places}
-        )
-        for name in _counters():
-            # A counter that is not there before has not counted anything.
-            if (now := getattr(self, name)) is not None:
-                setattr(grown, name, now - (getattr(before, name) or 0.0))
-        values = [getattr(grown, name) for name in _counters()] + [*grown.by_position.values()]
+        grown = self.plus(before, -1)
+        values = [getattr(grown, name) for name in _COUNTERS]
+        values += grown.by_position.values()
         return None if any(value is not None and value < 0 for value in values) else grown
 
 
+_COUNTERS = [each.name for each in fields(Counted) if each.name != "by_position"]
+
+
 def read_counters(text: str) -> Counted:
-    """The counters that are known, of a page in Prometheus's format."""
+    """The counters that are known, of a page in Prometheus's format: servers have one for each of their engines."""
     counted = Counted()
     for name, labels, number in _SAMPLE.findall(text):
         known = _NAMES.get(name.removesuffix("_total"))
@@ -90,10 +95,11 @@ def read_counters(text: str) -> Counted:
         if known is None or value is None:
             continue
         if known != "by_position":
-            counted.add(known, value)
+            found = Counted()
+            setattr(found, known, value)
+            counted = counted.plus(found)
         elif place := _POSITION.search(labels):
-            position = int(place[1])
-            counted.by_position[position] = counted.by_position.get(position, 0.0) + value
+            counted = counted.plus(Counted(by_position={int(place[1]): value}))
     return counted
 
 
@@ -115,10 +121,10 @@ class CounterPage:
     def read(self) -> Counted | None:
         """The counters now; None where the server has no such page, which is then not asked again."""
         for url in list(self._candidates):
-            text = page_of(url, self._key)
-            if text is not None and read_counters(text) != Counted():
+            counted = read_counters(page_of(url, self._key) or "")
+            if counted != Counted():
                 self._candidates = [url]
-                return read_counters(text)
+                return counted
         self._candidates = []
         return None
 
@@ -128,14 +134,7 @@ def total(growths: Sequence[Counted | None]) -> Counted | None:
     known = [growth for growth in growths if growth is not None]
     if not known or len(known) < len(growths):
         return None
-    summed = Counted()
-    for growth in known:
-        for name in _counters():
-            if (value := getattr(growth, name)) is not None:
-                summed.add(name, value)
-        for place, value in growth.by_position.items():
-            summed.by_position[place] = summed.by_position.get(place, 0.0) + value
-    return summed
+    return functools.reduce(Counted.plus, known)
 
 
 def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict[str, Any]:
@@ -172,10 +171,6 @@ def counted_acceptance(counted: Counted, num_requests: int) -> dict[str, Any]:
         rates = [times / drafts for _, times in sorted(counted.by_position.items())]
         columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
     return columns
-
-
-def _counters() -> list[str]:
-    return [each.name for each in fields(Counted) if each.name != "by_position"]
 
 
 def _number(text: str) -> float | None:

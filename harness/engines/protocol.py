@@ -29,6 +29,7 @@ class Question:
         seed, indices: of each prompt; together they determine its random numbers, in any batch.
         chats: the messages behind each prompt, for servers that apply the template themselves; none where they are
             not known.
+        repeats: how often each prompt was asked before; none in a run that asks each only once.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -37,6 +38,7 @@ class Question:
     indices: Sequence[int]
     stop_tokens: frozenset[int] = frozenset()
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
+    repeats: Sequence[int] = ()
 
     def seed_of(self, index: int) -> int:
         """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them take."""
@@ -131,6 +133,8 @@ class Engine:
         alternates: whether its arms can take turns at no cost, without loading each again.
         queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
         has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
+        salts: whether a prefix cache distinguishes the times that a prompt is asked; None where there is no such
+            cache between questions.
     """
 
     arms: Sequence[Arm]
@@ -138,6 +142,7 @@ class Engine:
     tells_tokens: bool = True
     queues: bool = False
     has_rate: bool = False
+    salts: bool | None = None
     alternates: bool = True
     runner: str | None = None
     server: str | None = None

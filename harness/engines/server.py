@@ -8,12 +8,13 @@ import itertools
 import json
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,7 +25,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, read_chunk
 from harness.engines.counters import Counted, CounterPage
-from harness.engines.identity import told_name
+from harness.engines.identity import past_the_cache, told_name
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
 
@@ -82,6 +83,7 @@ class ServerEngine(Engine):
             raise
         self.has_rate = settings.rate is not None
         self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
+        self.salts = all(arm.salts for arm in self.arms)
         names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
         self.server = "; ".join(names) or None
 
@@ -109,6 +111,10 @@ class ServerArm(Arm):
     server: str | None = None
     _last_event: float = 0.0
     _before: Counted | None = None
+    # As the server's list of models says.
+    _owner: str | None = None
+    # No earlier run had the same.
+    _salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         key = self.client.api_key if self.settings.api_key_variable else None
@@ -184,12 +190,12 @@ class ServerArm(Arm):
 
     async def connect(self, model: str) -> None:
         """Find the model's name, and how the server takes a prompt. Raises RunError if it completes none."""
-        self._model, self._is_ours = model, False
+        self._model = model
         try:
             models = [found async for found in self.client.models.list()]
             self._model = model if model in [found.id for found in models] else models[0].id
-            self._is_ours = models[0].owned_by == "harness"
-            self.server = await told_name(self.client, models[0].owned_by)
+            self._owner = models[0].owned_by
+            self.server = await told_name(self.client, self._owner)
         except (
             Exception
         ):  # some servers have no such list; the request below shows whether this one works
@@ -234,14 +240,25 @@ class ServerArm(Arm):
                 "return_token_ids": True,
                 "return_spec_tokens_details": True,
             }
-            if self._is_ours:
+            if self._owner == "harness":
                 # The random numbers of `engine=local`.
                 body["extra_body"] |= {"seed": question.seed, "index": index}
+            if question.repeats:
+                body["extra_body"] |= self._past_the_cache(question.repeats[row]) or {}
         elif decoding.top_k:
             raise SettingError(
                 "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
             )
         return body
+
+    @property
+    def salts(self) -> bool:
+        """Whether a prompt that is asked again is none that a prefix cache knows."""
+        return self._takes_extensions and self._past_the_cache(0) is not None
+
+    def _past_the_cache(self, repeat: int) -> dict[str, Any] | None:
+        """The parameters of a request that differ from one time that all prompts are asked to the next."""
+        return past_the_cache(self._owner, f"{self._salt}-{repeat}")
 
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""

@@ -44,7 +44,8 @@ def write_acceptance(
     draft = settings.draft
     if draft is None or not measured.drafted:
         return
-    extrapolates = _extrapolates(session.placed)
+    # A smaller tree is not the beginning of a larger one.
+    extrapolates = measured.num_levels is None and _extrapolates(session.placed)
     own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
     if rates_by_rank:
         own[RATES_BY_RANK] = rates_by_rank
@@ -63,8 +64,12 @@ def write_acceptance(
     thinks = any(thought in text for text in texts for thought in _THOUGHTS)
     mode = "thinking_on" if thinks else "thinking_off"
     golden = golden_lengths(settings.model.name, mode, measured, extrapolates)
-    _write(session.directory / PROFILE_FILE, json.dumps(profile, indent=2) + "\n")
-    _write(session.directory / GOLDEN_FILE, OmegaConf.to_yaml(OmegaConf.create(golden)))
+    contents = {
+        PROFILE_FILE: json.dumps(profile, indent=2) + "\n",
+        GOLDEN_FILE: OmegaConf.to_yaml(OmegaConf.create(golden)),
+    }
+    for name, content in contents.items():
+        replace_file(session.directory / name, content.encode())
 
 
 def _extrapolates(placed: PlacedPair | None) -> bool:
@@ -92,7 +97,7 @@ def _checkpoint(model: ModelSettings) -> dict[str, Any]:
 
 
 def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any]:
-    decoding = settings.decoding
+    decoding, draft = settings.decoding, settings.draft
     return {
         "dataset": settings.prompts.name,
         "osl": decoding.max_new_tokens,
@@ -102,6 +107,7 @@ def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any
         "top_p": decoding.top_p,
         "rule": decoding.rule,
         "num_draft_tokens": decoding.num_draft_tokens,
+        "nodes_of_trees": None if draft is None else draft.most_nodes or None,
         "ignore_eos": decoding.ignore_eos,
         "chat_template": settings.chat_template,
         "batch_size": settings.batch_size,
@@ -109,7 +115,3 @@ def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any
         "seed": settings.seed,
         "synthetic": decoding.synthetic_acceptance is not None,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    replace_file(path, text.encode())

@@ -6,7 +6,7 @@ import dataclasses
 
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.experiments.prompts import Prompt, PromptSet
+from harness.experiments.prompts import Asked, Prompt, PromptSet
 from harness.experiments.session import Session
 
 # Tokens by which an answer may grow when it is read again as text.
@@ -36,18 +36,20 @@ class Conversations:
         Their prompts have empty answers until `for_arm` fills them in.
         """
         questions = []
-        places = list(first.indices)
-        num_turns = max(len(self._prompt_set.prompts[place].turns) for place in places)
+        conversations = [self._prompt_set.asked(index) for index in first.indices]
+        num_turns = max(len(self._turns_of(asked)) for asked in conversations)
         for turn in range(1, num_turns):
-            indices = [
-                self._prompt_set.index(place, turn) for place in places if self._has(place, turn)
-            ]
+            going_on = [asked for asked in conversations if turn < len(self._turns_of(asked))]
+            indices = [self._prompt_set.index(asked._replace(turn=turn)) for asked in going_on]
             prompts = [self._so_far(index, None) for index in indices]
             new_tokens = first.decoding.max_new_tokens
             before = turn * (new_tokens + _MARGIN)
             token_ids = self._session.encode(prompts, new_tokens=before + new_tokens)
             self.longest = max(self.longest, before + max(map(len, token_ids)))
-            later = dataclasses.replace(first, prompts=token_ids, indices=indices, chats=())
+            repeats = [asked.repeat for asked in going_on] if first.repeats else ()
+            later = dataclasses.replace(
+                first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
+            )
             questions.append(later)
         return questions
 
@@ -68,16 +70,16 @@ class Conversations:
                 text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
                 self._answers[arm, request.index] = str(text)
 
-    def _has(self, place: int, turn: int) -> bool:
-        return turn < len(self._prompt_set.prompts[place].turns)
+    def _turns_of(self, asked: Asked) -> tuple[str, ...]:
+        return self._prompt_set.prompts[asked.place].turns
 
     def _so_far(self, index: int, arm: str | None) -> Prompt:
         """The conversation up to a turn, with the answers of an arm; with empty ones for None."""
-        place, turn = self._prompt_set.place_and_turn(index)
-        first = self._prompt_set.prompts[place]
+        asked = self._prompt_set.asked(index)
+        first = self._prompt_set.prompts[asked.place]
         chat = first.chat()
-        for number, text in enumerate(first.turns[1 : turn + 1]):
-            answered = self._prompt_set.index(place, number)
+        for number, text in enumerate(first.turns[1 : asked.turn + 1]):
+            answered = self._prompt_set.index(asked._replace(turn=number))
             answer = "" if arm is None else self._answers[arm, answered]
             chat.append({"role": "assistant", "content": answer})
             chat.append({"role": "user", "content": text})

@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
-from harness.results.statistics.ratios import ratio_of_rates
+from harness.results.statistics.interval import Floats
+from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
 
 
 def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
@@ -41,20 +42,27 @@ def goodput_columns(generations: Sequence[Generation], slo: Mapping[str, float])
 def goodput_ratio_columns(
     regular: Sequence[Generation],
     speculative: Sequence[Generation],
+    units: Sequence[int],
     slo: Mapping[str, float],
     num_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The columns of both arms' ratio, with an interval over laps."""
-    pairs = list(zip(regular, speculative, strict=False))
-    first = [pair[0] for pair in pairs]
-    second = [pair[1] for pair in pairs]
-    found = ratio_of_rates(
-        (_num_good(second, slo), [generation.seconds for generation in second]),
-        (_num_good(first, slo), [generation.seconds for generation in first]),
-        num_resamples,
-        seed,
-    )
+    """The columns of both arms' ratio, with an interval over laps.
+
+    Args:
+        units: the lap of each generation; a lap that is asked again is the same one.
+    """
+    number = min(len(regular), len(speculative))
+
+    def rate(generations: Sequence[Generation]) -> tuple[Floats, Floats]:
+        laps = generations[:number]
+        seconds = [generation.seconds for generation in laps]
+        return (
+            totals_by_unit(_num_good(laps, slo), units[:number]),
+            totals_by_unit(seconds, units[:number]),
+        )
+
+    found = ratio_of_rates(rate(speculative), rate(regular), num_resamples, seed)
     return found.columns("goodput_ratio", "goodput_ratio_low", "goodput_ratio_high")
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
@@ -16,11 +16,12 @@ from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
+from harness.experiments.asking import Asking, asks_again
 from harness.experiments.conversations import Conversations
 from harness.experiments.energy import energy_columns, energy_ratio_columns
 from harness.experiments.experts import ExpertsRead, experts_read
 from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
-from harness.experiments.laps import Twin, in_laps, num_laps
+from harness.experiments.laps import Twin
 from harness.experiments.measured_arm import MeasuredArm, prediction
 from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
@@ -45,9 +46,6 @@ from harness.results.work import Work, judged, too_many_failures
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS, TEST_TOKENS = 2, 16
 
-# Batches of prompts that are read to find one for the warm-up.
-_MOST_WARMUP = 4
-
 PROMPTS_FILE = "latency_prompts.csv"
 
 
@@ -69,7 +67,8 @@ class Latency(Experiment):
     def __init__(self, settings: LatencySettings) -> None:
         self.settings, self.overridden = _shortened(settings) if settings.test else (settings, "")
         self.prompt_set = load_prompts(settings.prompts)
-        self.prompts = self.prompt_set.take(self.settings.num_prompts)
+        available = len(self.prompt_set.prompts)
+        self.prompts = self.prompt_set.take(min(self.settings.num_prompts, available))
         self._check_batch()
         self.measured = {name: MeasuredArm(name) for name in settings.arms}
         self.prompt_rows: list[LatencyPromptRow] = []
@@ -78,8 +77,12 @@ class Latency(Experiment):
         self.quietness: Quietness | None = None
         self.experts: ExpertsRead | None = None
         self.pass_ms: list[float | None] | None = None
-        # The unit of each question: a batch or a lap, with all turns of its conversations.
+        # Of each question; see `Asking`.
         self.units: list[int] = []
+        self.moments: list[int] = []
+        self.share_prompts = False
+        # Whether a server's prefix cache distinguishes repetitions; None where there is none.
+        self.salted: bool | None = None
         self.end_tokens: frozenset[int] = frozenset()
         self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
@@ -92,7 +95,13 @@ class Latency(Experiment):
         self._check_batch()
         if self.overridden:
             say(self.overridden)
-        batch_size = min(settings.batch_size, len(token_ids))
+        if asks_again(settings, self.prompt_set):
+            again = f"the {len(self.prompts)} prompts of {self.prompt_set.name} are asked again"
+            say(f"num_prompts={settings.num_prompts}: {again}, in another order each time")
+        # No more than are measured, where some were skipped.
+        batch_size = settings.batch_size
+        if not asks_again(settings, self.prompt_set):
+            batch_size = min(batch_size, len(token_ids))
         lengths = [len(ids) for ids in token_ids]
         conversations = Conversations(session, self.prompt_set)
         indices = [prompt.index for prompt in self.prompts]
@@ -102,9 +111,12 @@ class Latency(Experiment):
         engine = session.open(batch_size, longest)
         if settings.weights == "stored":
             self.end_tokens = session.end_tokens()
-        questions = self._questions(session, engine, token_ids, conversations)
-        warmup = self._warmup(session, token_ids, batch_size)
-        course = _Course(questions, warmup, conversations)
+        asking = Asking(session, settings, self.prompt_set, self.prompts, token_ids)
+        asking.plan(engine, conversations)
+        self.units, self.moments = asking.units, asking.moments
+        self.share_prompts, self.salted = asking.share_prompts, engine.salts
+        questions = asking.questions
+        course = _Course(questions, asking.warmup(), conversations)
         if settings.engine.aa:
             self._compare_identical(session, engine, course)
         self._race(session, engine, course)
@@ -132,8 +144,8 @@ class Latency(Experiment):
         """The acceptance of each prompt that the speculative arm answered."""
         by_place: dict[int, Acceptance] = {}
         for request in self.measured["speculative"].answered:
-            # Turns of a conversation are not independent.
-            place, _ = self.prompt_set.place_and_turn(request.index)
+            # Turns of a conversation are not independent, nor are repetitions of a prompt.
+            place = self.prompt_set.asked(request.index).place
             so_far = by_place.get(place, Acceptance())
             by_place[place] = so_far + Acceptance.of(request.outcomes)
         return Measured(
@@ -141,6 +153,7 @@ class Latency(Experiment):
             [self.prompt_set.at(place).category for place in by_place],
             self.settings.num_resamples,
             self.settings.seed,
+            self.settings.num_levels,
         )
 
     def rows(self, session: Session) -> list[LatencyRow]:
@@ -217,61 +230,6 @@ class Latency(Experiment):
         questions = [answer.question for answer in answers if answer.question is not None]
         self.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
 
-    def _questions(
-        self,
-        session: Session,
-        engine: Engine,
-        token_ids: Sequence[Sequence[int]],
-        conversations: Conversations,
-    ) -> list[Question]:
-        """A question for each batch, or for each lap of an engine that queues; for each turn, if there are several."""
-        number, size = len(token_ids), self.settings.batch_size
-        parts = [slice(first, first + size) for first in range(0, number, size)]
-        if engine.queues:
-            parts = in_laps(number, min(number, self._num_laps(engine, number)))
-        indices = [prompt.index for prompt in self.prompts]
-        seed = self.settings.seed_of_run
-        questions = []
-        for unit, part in enumerate(parts):
-            first = session.ask(token_ids[part], indices[part], seed=seed)
-            turns = [first, *conversations.follow_ups(first)]
-            questions += turns
-            self.units += [unit] * len(turns)
-        return questions
-
-    def _num_laps(self, engine: Engine, num_prompts: int) -> int:
-        settings = self.settings
-        if settings.laps != "auto":
-            return settings.laps
-        if len(engine.arms) == 1 or not engine.alternates:
-            return 1
-        return num_laps(num_prompts, settings.batch_size, engine.has_rate)
-
-    def _warmup(
-        self, session: Session, token_ids: Sequence[Sequence[int]], batch_size: int
-    ) -> Question:
-        """Prompts that are not measured, because caches would know those that are.
-
-        They are others of the set that are no longer than the longest measured one; where there are too few, the
-        tokens of measured prompts in reverse.
-        """
-        longest = max(map(len, token_ids))
-        measured = {prompt.index for prompt in self.prompts}
-        others = [prompt for prompt in self.prompt_set.prompts if prompt.index not in measured]
-        encoded = session.tokens_of(others[: _MOST_WARMUP * batch_size])
-        pairs = [
-            (prompt.index, ids)
-            for prompt, ids in zip(others, encoded, strict=False)
-            if len(ids) <= longest
-        ][:batch_size]
-        if len(pairs) < batch_size:
-            first = token_ids[:batch_size]
-            reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in first]
-            unused = len(self.prompt_set.prompts)
-            pairs = list(enumerate(reversed_ids, start=unused))
-        indices, prompts = zip(*pairs, strict=True)
-        return session.ask(prompts, indices)
-
     def _compare_identical(self, session: Session, engine: Engine, course: _Course) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
@@ -291,8 +249,23 @@ class Latency(Experiment):
         resamples, seed = self.settings.num_resamples, self.settings.seed
         return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
 
+    def _covers(self, speedup: Interval) -> str:
+        """What an interval covers: units that share their prompts cover none."""
+        same = " of the same texts" if self.share_prompts else ""
+        return f"{speedup.covers}{same}"
+
     def _check_batch(self) -> None:
+        """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft would know."""
+        again = asks_again(self.settings, self.prompt_set)
+        if again and getattr(self.settings.draft, "shared", False):
+            rule = (
+                f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
+                " draft.shared=true, which finds its own answer to a prompt that is asked again"
+            )
+            raise SettingError("num_prompts", rule, self.settings.num_prompts)
         size, number = self.settings.batch_size, len(self.prompts)
+        if again:
+            number = self.settings.num_prompts
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
@@ -369,11 +342,14 @@ class Latency(Experiment):
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         prompt = self.prompt_set.at(request.index)
+        asked = self.prompt_set.asked(request.index)
         parted = self.measured[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
             prompt_index=request.index,
+            prompt_place=asked.place,
+            asked_before=asked.repeat,
             category=prompt.category,
             turn=prompt.turn,
             prompt=prompt.text,
@@ -414,7 +390,17 @@ class Latency(Experiment):
             figures["copy_bandwidth_bytes_per_s"] = target.bandwidth
         if measured.name == "speculative":
             figures |= self._against_regular(measured)
+        if asks_again(self.settings, self.prompt_set):
+            figures |= self._repetition_columns(measured)
         return figures
+
+    def _repetition_columns(self, measured: MeasuredArm) -> dict[str, Any]:
+        """The columns about prompts that were asked again."""
+        asked = [self.prompt_set.asked(request.index) for request in measured.requests]
+        return {
+            "num_different_prompts": len({(one.place, one.turn) for one in asked}),
+            "salted": self.salted,
+        }
 
     @property
     def _slo(self) -> Mapping[str, float] | None:
@@ -431,27 +417,28 @@ class Latency(Experiment):
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
         regular = self.measured["regular"]
-        paired = paired_times(regular.generations, speculative.generations, self.units)
+        arms = regular.generations, speculative.generations
+        paired = paired_times(*arms, self.units)
+        in_time = paired_times(*arms, self.moments)
         # With equal token counts this is the ratio of total times.
         speedup = self._ratio(paired)
         columns: dict[str, Any] = {
             **self.suspicion,
             **self.identical,
             **reach_columns(paired),
-            **drift_columns(paired),
+            **drift_columns(in_time),
             **speedup.columns("speedup", "speedup_low", "speedup_high"),
             **self._decode_columns(speculative),
-            "speedup_covers": speedup.covers,
-            "interleaved": len(set(self.units)) > 1,
+            "speedup_covers": self._covers(speedup),
+            "interleaved": len(set(self.moments)) > 1,
             "predicted_speedup": prediction(regular, speculative),
             "pass_ms_by_width": self.pass_ms,
             **length_columns(self._by_prompt()),
         }
-        arms = regular.generations, speculative.generations
         resamples = self.settings.num_resamples, self.settings.seed
         columns |= energy_ratio_columns(*arms, self.units, *resamples)
         if slo := self._slo:
-            columns |= goodput_ratio_columns(*arms, slo, *resamples)
+            columns |= goodput_ratio_columns(*arms, self.units, slo, *resamples)
         if self.experts is not None:
             columns["num_experts"] = self.experts.num_experts
             columns["experts_per_step"] = self.experts.step

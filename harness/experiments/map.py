@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings
 from harness.engines.timing import Generation
+from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, PromptSet, load_prompts
 from harness.experiments.session import Session
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
-from harness.menu.commands.map import RECORD, MapSettings
+from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
 from harness.menu.experiment import Experiment
+from harness.menu.records import engine_of
 from harness.report.map import map_document, schedule_of
 from harness.report.runs import Run
 from harness.report.table import Document
@@ -29,6 +32,9 @@ from harness.results.schedules import schedule_files
 from harness.results.schema import MapRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
+
+# Columns about acceptance that a server may tell though it tells no iterations.
+_TOLD = ("acceptance_rate", "mean_acceptance_length")
 
 
 @dataclass
@@ -49,10 +55,16 @@ class Encoded:
 
 @dataclass
 class Measured:
-    """The figures of one measured cell."""
+    """The figures of one measured cell.
+
+    Attributes:
+        acceptance: by iteration, where the engine reports it.
+        told: the columns about acceptance that a server reports.
+    """
 
     speedup: Interval
     acceptance: Acceptance
+    told: dict[str, Any]
     regular_ms_per_token: float
     speculative_ms_per_token: float
 
@@ -61,11 +73,10 @@ class Map(Experiment):
     """Measures the cells of a grid that tell most about where speculation pays, and interpolates the others."""
 
     def __init__(self, settings: MapSettings) -> None:
-        # Caches and memory are planned for the largest K.
-        decoding = dataclasses.replace(
-            settings.decoding, num_draft_tokens=settings.draft_tokens[-1]
-        )
+        self.numbers = _numbers(settings)
         batch_size = settings.batch_sizes[-1]
+        # Caches and memory are planned for the largest K.
+        decoding = _with_k(settings.decoding, self.numbers[-1])
         self.settings = dataclasses.replace(settings, decoding=decoding, batch_size=batch_size)
         self.prompt_sets = [self._prompts(length) for length in settings.contexts or (None,)]
         most = min(len(prompt_set.prompts) for prompt_set in self.prompt_sets)
@@ -79,7 +90,7 @@ class Map(Experiment):
     def shape(self) -> tuple[int, ...]:
         """Sides of the grid: batch sizes, contexts, K."""
         settings = self.settings
-        return len(settings.batch_sizes), len(self.prompt_sets), len(settings.draft_tokens)
+        return len(settings.batch_sizes), len(self.prompt_sets), len(self.numbers)
 
     def measure(self, session: Session) -> None:
         """See `Experiment.measure`."""
@@ -123,15 +134,21 @@ class Map(Experiment):
         settings = self.settings
         batch_size = settings.batch_sizes[cell[0]]
         encoded = self.encoded[cell[1]]
-        k = settings.draft_tokens[cell[2]]
-        decoding = dataclasses.replace(settings.decoding, num_draft_tokens=k)
-        say(f"batch {batch_size}, context {encoded.mean_length}, K={k}")
-        session.open(batch_size, encoded.longest, decoding)
+        k = self.numbers[cell[2]]
+        decoding = _with_k(settings.decoding, k)
+        named = "" if k is None else f", K={k}"
+        say(f"batch {batch_size}, context {encoded.mean_length}{named}")
+        engine = session.open(batch_size, encoded.longest, decoding)
+        # Every cell asks the same prompts: a new engine has a salt of its own.
+        repeats = () if engine.salts is None else [0] * batch_size
         number = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size) * batch_size
         firsts = range(0, number, batch_size)
         indices = [prompt.index for prompt in encoded.prompts]
         parts = [slice(first, first + batch_size) for first in firsts]
-        questions = [session.ask(encoded.token_ids[p], indices[p], decoding) for p in parts]
+        questions = [
+            session.ask(encoded.token_ids[part], indices[part], decoding, repeats=repeats)
+            for part in parts
+        ]
         answers: dict[str, list[Generation]] = {"regular": [], "speculative": []}
 
         def note(question: Any, generations: Mapping[str, Generation]) -> None:
@@ -147,11 +164,13 @@ class Map(Experiment):
         times = paired_times(regular, speculative)
         settings = self.settings
         resampling = settings.num_resamples, settings.seed
+        columns = MeasuredArm("speculative", list(speculative)).columns(())
         return Measured(
             ratio_of_totals(times.regular, times.speculative, *resampling, unit=times.unit),
             sum((generation.acceptance for generation in speculative), Acceptance()),
-            statistics.fmean(generation.ms_per_token for generation in regular),
-            statistics.fmean(generation.ms_per_token for generation in speculative),
+            {name: columns[name] for name in _TOLD if columns.get(name) is not None},
+            _mean_time(regular),
+            _mean_time(speculative),
         )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -172,7 +191,7 @@ class Map(Experiment):
         figures: dict[str, Any] = {
             "batch_size": self.settings.batch_sizes[cell[0]],
             "context": self.encoded[cell[1]].mean_length,
-            "num_draft_tokens": self.settings.draft_tokens[cell[2]],
+            "num_draft_tokens": self.numbers[cell[2]],
             "measured": measured is not None,
             "speedup": ends["estimate"],
             "speedup_low": ends.get("low"),
@@ -184,15 +203,31 @@ class Map(Experiment):
         figures["speedup_covers"] = measured.speedup.covers
         figures["regular_ms_per_token"] = measured.regular_ms_per_token
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
-        return session.row(MapRow, measured.acceptance, **figures)
+        return session.row(MapRow, measured.acceptance, **figures | measured.told)
 
     def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
         schedule = schedule_of(rows)
         if not any(schedule.values()):
-            # No engine takes a schedule that never drafts.
+            # No engine takes a schedule that never drafts, and a server does not tell its K.
             return
         for name, content in schedule_files(schedule).items():
             replace_file(session.directory / name, content.encode())
+
+
+def _numbers(settings: MapSettings) -> tuple[int | None, ...]:
+    """The K of the grid; None for that of a server, which does not take another one."""
+    if not engine_of(settings).computes_here:
+        return (None,)
+    return DRAFT_TOKENS if settings.draft_tokens is None else settings.draft_tokens
+
+
+def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
+    return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
+
+
+def _mean_time(generations: Sequence[Generation]) -> float:
+    """Milliseconds per token, over batches or requests."""
+    return statistics.fmean(ms for generation in generations for ms in generation.times.values())
 
 
 def _write_picture(session: Session, rows: Sequence[MapRow]) -> None:

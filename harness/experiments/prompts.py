@@ -9,6 +9,7 @@ Dolly), and optionally `category`. Settings name other columns, or make the prom
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
@@ -70,6 +71,14 @@ class Prompt:
         ]
 
 
+class Asked(NamedTuple):
+    """A prompt's place in its set, the turn of a conversation, and how often it was asked before; all from 0."""
+
+    place: int
+    turn: int = 0
+    repeat: int = 0
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts in the order of their file, and a digest of texts and messages: the same in any file format.
@@ -104,22 +113,32 @@ class PromptSet:
         )
         return tuple(itertools.islice(in_turn, count))
 
-    def index(self, place: int, turn: int) -> int:
-        """The index of a turn, from 0, of the conversation at a place in the set."""
-        return place + turn * len(self.prompts)
+    def index(self, asked: Asked) -> int:
+        """The index of a prompt, or of a turn of a conversation, for each time that it is asked."""
+        return asked.place + len(self.prompts) * (asked.turn + self._most_turns * asked.repeat)
 
-    def place_and_turn(self, index: int) -> tuple[int, int]:
+    def asked(self, index: int) -> Asked:
         """The reverse of `index`."""
-        turn, place = divmod(index, len(self.prompts))
-        return place, turn
+        times, place = divmod(index, len(self.prompts))
+        repeat, turn = divmod(times, self._most_turns)
+        return Asked(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
-        """The prompt of an index, which may be a later turn."""
-        place, turn = self.place_and_turn(index)
-        prompt = self.prompts[place]
+        """The prompt of an index, which may be a later turn, or asked again."""
+        asked = self.asked(index)
+        prompt = dataclasses.replace(self.prompts[asked.place], index=index)
         if not prompt.turns:
             return prompt
-        return dataclasses.replace(prompt, text=prompt.turns[turn], index=index, turn=turn + 1)
+        return dataclasses.replace(prompt, text=prompt.turns[asked.turn], turn=asked.turn + 1)
+
+    def first_unused(self, num_asked: int) -> int:
+        """An index above those of all prompts, turns and repetitions, where so many prompts are asked."""
+        times = -(-num_asked // len(self.prompts))
+        return self.index(Asked(0, repeat=max(1, times)))
+
+    @functools.cached_property
+    def _most_turns(self) -> int:
+        return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
         """Indices of the prompts that `take` took; None where they are simply the first ones, or all."""

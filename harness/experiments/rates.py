@@ -26,8 +26,9 @@ def rate_columns(
     of_generations = [unit for _, unit in answered]
 
     def rate(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
-        totals = [totals_by_unit(values, of_generations) for values in (tops, bottoms)]
-        return ratio_of_totals(*totals, num_resamples, seed)
+        totals = totals_by_unit(tops, of_generations)
+        of = totals_by_unit(bottoms, of_generations)
+        return ratio_of_totals(totals, of, num_resamples, seed)
 
     tokens = [
         sum(request.num_tokens for request in generation.requests if request.answered)

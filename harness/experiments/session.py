@@ -156,7 +156,7 @@ class Session:
 
     def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Encode prompts without a look at the context; see `encode`."""
-        self._note_chats(prompts)
+        self.note_chats(prompts)
         return encode(self.tokenizer, prompts, self.settings.chat_template)
 
     def encode_set(
@@ -175,11 +175,11 @@ class Session:
         encoded = encode_set(planned, settings, prompt_set, prompts, new_tokens)
         kept, token_ids, self._counts = encoded
         if not self._counts["num_truncated"]:
-            self._note_chats(kept)
+            self.note_chats(kept)
         return kept, token_ids
 
-    def _note_chats(self, prompts: Sequence[Prompt]) -> None:
-        """Keep the messages of prompts that are read whole."""
+    def note_chats(self, prompts: Sequence[Prompt]) -> None:
+        """Keep the messages of prompts that are read whole, for `ask`."""
         whole = [prompt for prompt in prompts if prompt.num_tokens is None]
         self._chats |= {prompt.index: prompt.chat() for prompt in whole}
 
@@ -275,12 +275,14 @@ class Session:
         *,
         seed: int | None = None,
         stop_tokens: frozenset[int] = frozenset(),
+        repeats: Sequence[int] = (),
     ) -> Question:
         """The question of one batch; the settings say the rest.
 
         Args:
             indices: of the prompts; with the seed they determine the random numbers.
             stop_tokens: that end a row besides those at which the target ends a text.
+            repeats: see `Question`.
         """
         decoding = decoding or self.settings.decoding
         if not decoding.ignore_eos:
@@ -288,7 +290,9 @@ class Session:
         chats = [self._chats[index] for index in indices if index in self._chats]
         known = len(chats) == len(indices)
         seed = self.settings.seed if seed is None else seed
-        return Question(token_ids, decoding, seed, indices, stop_tokens, chats if known else ())
+        return Question(
+            token_ids, decoding, seed, indices, stop_tokens, chats if known else (), repeats
+        )
 
     def race(
         self,
@@ -359,17 +363,9 @@ class Session:
             if not engine_of(self.settings).computes_here:
                 columns |= dict.fromkeys(OF_A_PAIR_HERE)
         if acceptance is not None:
-            columns |= acceptance.columns(self._num_levels)
+            columns |= acceptance.columns(self.settings.num_levels)
         known = {name: value for name, value in columns.items() if name in kind.columns()}
         return kind(**(known | figures))
-
-    @property
-    def _num_levels(self) -> int | None:
-        """The most levels of the trees that are proposed; None for chains."""
-        draft = self.settings.draft
-        if draft is None or not draft.most_nodes:
-            return None
-        return self.settings.most_draft_tokens
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.report.table import grouped
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 
 _NUM_RESAMPLES = 2000
 
@@ -55,9 +55,14 @@ def _category(
     name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
 ) -> Category:
     """Compares the same prompts in both arms."""
+    # Turns of a conversation are not independent, nor are repetitions of a prompt.
+    places = [
+        prompt.prompt_index if prompt.prompt_place is None else prompt.prompt_place
+        for prompt in speculative
+    ]
     speedup = ratio_of_totals(
-        [prompt.ms_per_token for prompt in regular],
-        [prompt.ms_per_token for prompt in speculative],
+        totals_by_unit([prompt.ms_per_token for prompt in regular], places),
+        totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
         _NUM_RESAMPLES,
         seed=0,
     )
@@ -70,7 +75,7 @@ def _category(
             num_accepted += accepted * how_often
     return Category(
         name,
-        len(speculative),
+        len(set(places)),
         speedup,
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
         mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,

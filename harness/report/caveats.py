@@ -79,11 +79,32 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         )
     if too_long := too_long_warning(row):
         yield too_long
+    if again := _asked_again(row):
+        yield again
     if row.shared and row.arm != "regular":
         yield (
             "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
             " by num_warmup, finds its own answer."
         )
+
+
+def _asked_again(row: LatencyRow) -> str | None:
+    """A note about prompts that were asked several times."""
+    different = row.num_different_prompts
+    if different is None or row.arm == "regular":
+        return None
+    covers = "the interval is over prompts, however often each was asked"
+    if "same texts" in (row.speedup_covers or ""):
+        covers = "they share their prompts, so that the interval covers repetition, not prompts"
+    caches = ""
+    if row.salted is not None:
+        caches = "; a salt keeps prefix caches from answering"
+    if row.salted is False:
+        caches = "; the server takes no salt that is known here: its prefix cache may have answered"
+    return (
+        f"{different} prompts were asked {row.num_prompts} times, in another order each time:"
+        f" {covers}{caches}."
+    )
 
 
 def _about_experts(rows: Sequence[LatencyRow]) -> Iterator[str]:

@@ -107,7 +107,7 @@ class OtherK(NamedTuple):
 
 
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
-    """Predictions for every K up to the measured one; [] where K varied or costs are unknown.
+    """Predictions for every K up to the measured one; [] for trees, and where K varied or costs are unknown.
 
     The cost of verifying K + 1 tokens lies between that of one token, a step of the target, and what
     was measured: as the passes of each width do where they were timed, else on a line.
@@ -115,6 +115,8 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
     lengths = row.acceptance_length_by_num_draft_tokens or []
+    if row.draft_tree not in (None, "chain"):
+        return []
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
         return []
     unknown: list[float | None] = [None] * measured

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeGuard
 
+from harness.menu.records import is_elsewhere
 from harness.report.names import named_runs
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, grouped
@@ -36,9 +37,10 @@ def map_document(rows: Sequence[MapRow]) -> Document:
     best = best_of(cells)
     if best is not None:
         document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
-    schedule = schedule_of(cells)
-    words = ", ".join(f"{k} from batch size {size} on" for size, k in schedule.items())
-    document.append(Line(f"K by batch size, 0 where drafting does not pay: {words}."))
+    if any(map(k_of, cells)):
+        schedule = schedule_of(cells)
+        words = ", ".join(f"{k} from batch size {size} on" for size, k in schedule.items())
+        document.append(Line(f"K by batch size, 0 where drafting does not pay: {words}."))
     document.append(Line(f"{_how_many(cells)}, others interpolated.", "dim"))
     return document
 
@@ -71,11 +73,11 @@ def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
     for context, of_context in by_context.items():
         place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
         sizes, best = _best_by_size(of_context)
-        reach = _reach(crossing(sizes, [row.speedup or 1.0 for row in best]), sizes)
-        reaches.append(f"{reach}{place}{_bounds(best, sizes)}")
+        reaches.append(f"{_reach(best, sizes)}{place}{_bounds(best, sizes)}")
     highest = best_of(cells)
     top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
-    answer = f"{subject} {', and '.join(reaches)}, with the best K{top}."
+    with_best = ", with the best K" if any(map(k_of, cells)) else ""
+    answer = f"{subject} {', and '.join(reaches)}{with_best}{top}."
     common = replace(cells[0], num_draft_tokens=None, batch_size=None)
     covers = f"Measured on {cells[0].devices or 'an unknown device'}: {settings_line([common])}."
     interpolated = sum(not row.measured for row in cells)
@@ -114,6 +116,11 @@ def heading_of(cells: Sequence[MapRow]) -> str:
     return f"Speed-up at a context of {cells[0].context or 0} tokens"
 
 
+def load_of(cells: Sequence[MapRow]) -> str:
+    """The word for batch sizes."""
+    return "requests in flight" if is_elsewhere(cells[0].engine) else "batch size"
+
+
 def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
     return grouped(cells, lambda row: row.context or 0)
 
@@ -133,8 +140,9 @@ def best_of(rows: Sequence[MapRow]) -> MapRow | None:
 
 def cell_in_words(row: MapRow) -> str:
     """`2.31× with K=3 at batch size 4 and a context of 128 tokens`."""
-    k = f"K={row.num_draft_tokens}" if row.num_draft_tokens else "its own K"
-    place = f"{k} at batch size {row.batch_size}"
+    place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
+    if is_elsewhere(row.engine):
+        place = f"{row.batch_size} requests in flight"
     return f"{row.speedup:.2f}× with {place} and a context of {row.context} tokens"
 
 
@@ -171,7 +179,7 @@ def _table(cells: Sequence[MapRow]) -> Table:
         MapLine(size, {k_of(row): row for row in of_size})
         for size, of_size in grouped(cells, lambda row: row.batch_size or 1).items()
     ]
-    columns = [Column("batch size", str, "batch_size")]
+    columns = [Column(load_of(cells), str, "batch_size")]
     columns += [Column(_k_heading(k), of=partial(_cell, k=k)) for k in numbers]
     notes = ("In brackets: interpolated between cells that were measured.",)
     return Table.of("map", heading_of(cells), lines, columns, notes=notes)
@@ -196,18 +204,23 @@ def _lines(cells: Sequence[MapRow]) -> list[str]:
     """Up to which batch size each K pays."""
     sentences = []
     for k, of_k in grouped(cells, k_of).items():
+        subject = f"K={k}" if k else "Speculation"
         sizes = [row.batch_size or 1 for row in of_k]
-        end = crossing(sizes, [row.speedup or 1.0 for row in of_k])
-        sentences.append(f"{_k_heading(k)} {_reach(end, sizes)}{_bounds(of_k, sizes)}.")
+        sentences.append(f"{subject} {_reach(of_k, sizes)}{_bounds(of_k, sizes)}.")
     return sentences
 
 
-def _reach(end: float | None, sizes: Sequence[int]) -> str:
-    if end is None:
-        return f"pays at every batch size up to {sizes[-1]}"
+def _reach(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
+    """Up to which batch size these cells pay, one for each size."""
+    end = crossing(sizes, [row.speedup or 1.0 for row in cells])
+    in_batches = load_of(cells) == "batch size"
     if end == 0:
         return "does not pay"
-    return f"pays up to a batch size of {end:.2g}"
+    if end is None:
+        every = "at every batch size" if in_batches else "with any number of requests in flight"
+        return f"pays {every} up to {sizes[-1]}"
+    up_to = f"a batch size of {end:.2g}" if in_batches else f"{end:.2g} requests in flight"
+    return f"pays up to {up_to}"
 
 
 def _bounds(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:

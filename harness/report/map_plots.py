@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from harness.report.drawing import add_legend, new_axes, wrapped
-from harness.report.map import cell_text, cells_of, heading_of, is_ratio, k_of
+from harness.report.map import cell_text, cells_of, heading_of, is_ratio, k_of, load_of
 from harness.report.names import named_runs
 from harness.report.runs import Run
 from harness.report.table import grouped
@@ -71,13 +71,13 @@ def map_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
             title = heading_of(of_context)
             if len(runs) > 1:
                 title = f"{named.name.label()} · {title}"
-            figures.append(_figure(Grid.of(of_context), wrapped(title)))
+            figures.append(_figure(Grid.of(of_context), load_of(of_context), wrapped(title)))
     return {"map": figures[:_MOST_PANELS]}
 
 
-def _figure(grid: Grid, title: str) -> Figure:
+def _figure(grid: Grid, load: str, title: str) -> Figure:
     height = _ROW_HEIGHT * len(grid.draft_tokens) + 1.35
-    axes = new_axes(height, xlabel="batch size", ylabel="K, draft tokens", title=title)
+    axes = new_axes(height, xlabel=load, ylabel="K, draft tokens", title=title)
     axes.set(
         xlim=(-0.5, len(grid.batch_sizes) - 0.5),
         ylim=(-0.5, len(grid.draft_tokens) - 0.5),

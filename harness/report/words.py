@@ -161,7 +161,12 @@ def _prompts(row: Any) -> str | None:
         return None
     number = getattr(row, "num_prompts", None)
     name = getattr(row, "prompts", None)
-    return f"{number} prompts ({name})" if number and name else ""
+    if not number or not name:
+        return ""
+    different = getattr(row, "num_different_prompts", None)
+    if different is not None:
+        return f"{different} prompts ({name}) asked {number} times"
+    return f"{number} prompts ({name})"
 
 
 def _batch(row: RunRow) -> str:

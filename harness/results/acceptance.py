@@ -95,7 +95,7 @@ class Acceptance:
         Args:
             num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         """
-        histogram = self.histogram if self.num_places else None
+        num_counts = None if num_levels is None else num_levels + 1
         return {
             "acceptance_rate": self.acceptance_rate,
             "conditional_acceptance_rate": _ratio(self.num_accepted, self.num_tested),
@@ -105,7 +105,7 @@ class Acceptance:
             "tokens_per_iteration": self.tokens_per_iteration,
             "acceptance_by_position": _rounded(self.conditional_rates[:num_levels]),
             "marginal_acceptance_by_position": _rounded(self.marginal_rates[:num_levels]),
-            "acceptance_histogram": _first(histogram, num_levels),
+            "acceptance_histogram": self.histogram[:num_counts] if self.num_places else None,
         }
 
     def num_accepted_at(self, place: int) -> int:
@@ -127,13 +127,6 @@ class Acceptance:
         """Tokens of all iterations if only their first so many draft tokens had been proposed."""
         accepted_places = range(num_draft_tokens)
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
-
-
-def _first(histogram: list[int] | None, num_levels: int | None) -> list[int] | None:
-    """The iterations that accepted at most so many tokens."""
-    if histogram is None or num_levels is None:
-        return histogram
-    return histogram[: num_levels + 1]
 
 
 def rates_by_rank(branches: Iterable[tuple[int, int | None]]) -> list[float]:

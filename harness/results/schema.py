@@ -242,6 +242,13 @@ class LatencyRow(PromptedRow):
     seed: int | None = setting("seed of the random numbers", "seed")
     arm: str | None = figure("`regular` or `speculative`")
     num_prompts: int | None = figure("prompts measured; every turn of a conversation is one")
+    num_different_prompts: int | None = figure(
+        "different ones among them, where `num_prompts` is above those of the set, which are then asked again"
+    )
+    salted: bool | None = figure(
+        "whether repetitions had a salt, so that a server's prefix cache does not answer them;"
+        " empty where nothing was repeated, or nothing is cached between questions"
+    )
     smallest_batch: int | None = figure(
         "rows of the smallest batch: the last one may not have been full"
     )
@@ -511,8 +518,13 @@ class LatencyPromptRow(Row):
     signature = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
     prompt_index: int | None = figure(
-        "place of the prompt in the prompt set, from 0; later turns of conversations follow the set"
+        "number that with the seed determines the random numbers: the place of the prompt; later turns of"
+        " conversations and repetitions follow the set"
     )
+    prompt_place: int | None = figure(
+        "place of the prompt in the prompt set, from 0: the same for every turn and repetition"
+    )
+    asked_before: int | None = figure("how often the run had asked it before")
     category: str | None = figure("category of the prompt, where the set has them")
     turn: int | None = figure(
         "turn of a conversation, from 1; empty where only first turns are asked"

@@ -35,12 +35,14 @@ class Measured:
         requests: of each prompt.
         categories: of the same prompts; None where a prompt has none.
         num_resamples, seed: of the bootstrap over prompts.
+        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
     """
 
     requests: Sequence[Acceptance]
     categories: Sequence[str | None]
     num_resamples: int
     seed: int
+    num_levels: int | None = None
 
     @property
     def drafted(self) -> list[Acceptance]:
@@ -50,6 +52,12 @@ class Measured:
     @property
     def total(self) -> Acceptance:
         return sum(self.requests, Acceptance())
+
+    @property
+    def num_places(self) -> int:
+        """Draft positions."""
+        places = self.total.num_places
+        return places if self.num_levels is None else min(places, self.num_levels)
 
     def conditional(self, place: int) -> Interval:
         """Accepted over tested at a draft position, from 0."""
@@ -87,7 +95,7 @@ class Measured:
 
 def length_columns(measured: Measured) -> dict[str, Any]:
     """The columns about smaller K: the mean acceptance length of each, with its interval."""
-    num_places = min(measured.total.num_places, _MOST_INTERVALS)
+    num_places = min(measured.num_places, _MOST_INTERVALS)
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     name = "acceptance_length_by_num_draft_tokens"
     if not lengths:
@@ -120,13 +128,13 @@ def speculation_profile(
         own: further entries under `harness`.
     """
     total = measured.total
-    marginal = [rate or 0.0 for rate in total.marginal_rates]
-    tested = [rate or 0.0 for rate in total.conditional_rates]
+    marginal = [rate or 0.0 for rate in total.marginal_rates[: measured.num_places]]
+    tested = [rate or 0.0 for rate in total.conditional_rates[: measured.num_places]]
     profile: dict[str, Any] = {
         "schema_version": _SCHEMA_VERSION,
         "measured": True,
         "method": method,
-        "num_speculative_tokens": total.num_places,
+        "num_speculative_tokens": measured.num_places,
         "conditional_accept_rates": None if is_block else _rounded(_ratios(marginal)),
         "marginal_accept_rates": None if is_block else _rounded(marginal),
         "mean_accept_length": round(total.mean_acceptance_length or 0.0, _DECIMALS),
@@ -156,7 +164,7 @@ def golden_lengths(
         extrapolates: whether a smaller K proposes the beginning of what a larger one does. Otherwise
             the table has the largest K alone.
     """
-    most = measured.total.num_places
+    most = measured.num_places
     numbers = range(1, most + 1) if extrapolates else [most]
     lengths = {number: round(measured.length_with(number).estimate, 2) for number in numbers}
     return {model: {mode: lengths}}
@@ -208,7 +216,7 @@ def _validation(total: Acceptance, marginal: Sequence[float]) -> dict[str, Any]:
 
 def _intervals(measured: Measured) -> dict[str, Any]:
     """95 % intervals over prompts; None where there are too few."""
-    most = measured.total.num_places
+    most = measured.num_places
     places = range(min(most, _MOST_INTERVALS))
     return {
         "covers": measured.length_with(most).covers,

@@ -46,7 +46,7 @@ def test_the_ratio_has_an_interval_over_laps() -> None:
     drawn = random.Random(0)
     slow = [lap(*(request(drawn.uniform(0.05, 0.15), 0.01) for _ in range(8))) for _ in range(20)]
     fast = [lap(*(request(0.05, 0.01) for _ in range(8)), seconds=0.5) for _ in range(20)]
-    columns = goodput_ratio_columns(slow, fast, SLO, 1000, 0)
+    columns = goodput_ratio_columns(slow, fast, range(20), SLO, 1000, 0)
     good = goodput_columns(slow, SLO)["goodput"]
     assert columns["goodput_ratio"] == pytest.approx(16 / good)
     assert columns["goodput_ratio_low"] < columns["goodput_ratio"] < columns["goodput_ratio_high"]
@@ -54,6 +54,8 @@ def test_the_ratio_has_an_interval_over_laps() -> None:
 
 def test_nothing_good_has_no_ratio_and_few_laps_no_interval() -> None:
     late, early = [lap(request(0.2, 0.01))] * 9, [lap(request(0.05, 0.01))] * 9
-    assert set(goodput_ratio_columns(late, early, SLO, 100, 0).values()) == {None}
-    few = goodput_ratio_columns(early[:3], early[:3], SLO, 100, 0)
+    assert set(goodput_ratio_columns(late, early, range(9), SLO, 100, 0).values()) == {None}
+    few = goodput_ratio_columns(early[:3], early[:3], range(3), SLO, 100, 0)
     assert (few["goodput_ratio"], few["goodput_ratio_low"]) == (1.0, None)
+    again = goodput_ratio_columns(early, early, [0, 1, 2] * 3, SLO, 100, 0)
+    assert (again["goodput_ratio"], again["goodput_ratio_low"]) == (1.0, None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from echo_server import EchoServer, serving
 from harness.report.map import crossing, map_document, schedule_of
 from harness.report.table import Line, Table
 from harness.results.schema import MapRow
@@ -13,6 +16,13 @@ from in_process import Harness, only, results
 from wording import mentions
 
 QUICK = ["map", "num_prompts=3", "decoding.max_new_tokens=8", "num_resamples=200", "num_warmup=0"]
+
+
+SERVER = [
+    "engine=server",
+    "engine.regular_url=http://localhost:1/v1",
+    "engine.url=http://localhost:1/v1",
+]
 
 
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
@@ -56,6 +66,35 @@ def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
     assert list(rows["context"]) == [4, 8]
 
 
+def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
+    servers = EchoServer(delay_s=0.01, version="1"), EchoServer(num_draft_tokens=4, version="1")
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "share=1", "engine=server"]
+        outcome = harness(*QUICK, *asked, *addresses)
+    rows = results("map")
+    assert list(rows["batch_size"]) == [1, 2, 4]
+    assert rows["num_draft_tokens"].isna().all()
+    assert list(rows["speedup_covers"]) == ["8 prompts", "4 laps", "2 laps"]
+    assert rows["mean_acceptance_length"].gt(2).all()
+    assert mentions(
+        outcome.stdout, "Speculation pays with any number of requests in flight up to 4"
+    )
+    assert "requests in flight" in only("map.svg").read_text()
+    assert not list(Path().rglob("schedule_*"))
+    # No cell is answered from what another one has left in a prefix cache.
+    salts = {body["cache_salt"] for body in servers[0].bodies if "cache_salt" in body}
+    assert len(salts) == 3
+
+
+def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
+    harness(*QUICK, "engine=huggingface", "batch_sizes=[1]", "draft_tokens=[1,2]", "share=1")
+    rows = results("map")
+    assert list(rows["num_draft_tokens"]) == [1, 2]
+    assert rows["mean_acceptance_length"].is_monotonic_increasing
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -64,6 +103,10 @@ def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
         (["batch_sizes=[1000]"], "batch_sizes=1000: must not be above the prompts of the set"),
         (["draft=none"], "draft=none: must be set"),
         (["share=0"], "share=0.0: must be in (0, 1]"),
+        (["engine=huggingface"], "batch_sizes=[1, 4, 16]: must be [1] with engine=huggingface"),
+        ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
+        (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
+        (["engine=vllm"], "engine=vllm: must be local, huggingface or a server"),
     ],
 )
 def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from harness.results.speculation_profile import PROFILE_FILE
 from in_process import Harness, only, results
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
@@ -35,6 +37,8 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
     if batch_size == 1:
         chain, tree = rows.mean_acceptance_length
         assert tree > 1.05 * chain
+        profiles = [json.loads(file.read_text()) for file in Path().rglob(PROFILE_FILE)]
+        assert [profile["num_speculative_tokens"] for profile in profiles] == [4, 4]
         assert mentions(said.stdout, "Trees against chains", "tiny with tiny_eagle3")
 
 

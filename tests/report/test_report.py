@@ -254,7 +254,7 @@ def test_the_answer_is_followed_by_what_it_covers_and_what_would_change_it(tmp_p
     _, covers, changes = (line.text for line in build([tmp_path]).headlines)
     assert mentions(covers, "NVIDIA A100", "one run", "15 prompts (english)", "64 new tokens")
     assert mentions(changes, "1.25× for sums", "2.00× for story")
-    assert mentions(changes, "K=2 (1.42× predicted)", "1.80×", "acceptance is too low")
+    assert mentions(changes, "K=2 (1.42× predicted)", "1.80×", "the draft is too slow")
 
 
 def test_other_loads_are_among_what_would_change_the_answer(tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_proposals_that_end_early_are_no_rejections_where_we_say_tested() -> Non
     assert found["conditional_accept_rates"] == [1.0, 0.5]
 
 
+def test_levels_of_trees_are_the_positions() -> None:
+    outcomes = [Acceptance.of([(16, 2), (16, 1), (9, 0)])]
+    tree = Measured(outcomes, [None], 1000, 0, num_levels=2)
+    found = profile(tree, extrapolates=False)
+    assert found["num_speculative_tokens"] == 2
+    assert found["marginal_accept_rates"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
+    assert found["validation"]["mean_consistency"]["passed"]
+    assert golden_lengths("m", "thinking_off", tree, False) == {"m": {"thinking_off": {2: 2.0}}}
+    assert length_columns(tree)["acceptance_length_by_num_draft_tokens"] == [1.6667, 2.0]
+
+
 def test_blocks_have_no_rates_by_position() -> None:
     found = profile(from_histogram({1: 40, 2: 30}, 2), is_block=True, extrapolates=False)
     assert found["verification_method"] == "block"

@@ -22,7 +22,8 @@ class LatencySettings(PromptedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
-        num_prompts: how many prompts of the set are measured.
+        num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
+            order each time.
         num_warmup: batches that every arm decodes first and that are not counted.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
 
+DRAFT_TOKENS = (1, 3, 5)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MapSettings(PromptedSettings):
     """`map`: where speculation pays, over batch size, context and K.
 
     Attributes:
-        batch_sizes: of the grid.
+        batch_sizes: of the grid; of a server, requests in flight.
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
-        draft_tokens: the K of the grid.
+        draft_tokens: the K of the grid; None for 1, 3 and 5, and for a server's own K, which cannot be asked for.
         share: of the cells that are measured at most, beyond the grid's corners; others are interpolated.
         num_prompts: how many prompts a cell measures at least; a whole number of batches.
         num_warmup: batches that every arm decodes first and that are not counted.
@@ -33,7 +36,7 @@ class MapSettings(PromptedSettings):
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     contexts: tuple[int, ...] = ()
-    draft_tokens: tuple[int, ...] = (1, 3, 5)
+    draft_tokens: tuple[int, ...] | None = None
     share: float = 0.5
     num_prompts: int = 8
     num_warmup: int = 1
@@ -45,21 +48,32 @@ class MapSettings(PromptedSettings):
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
         for name in ("batch_sizes", "contexts", "draft_tokens"):
-            values = getattr(self, name)
-            rises = all(value >= 1 for value in values) and sorted(set(values)) == list(values)
-            require(rises, name, "must be numbers from 1 on that rise", list(values))
+            values = list(getattr(self, name) or ())
+            rises = all(value >= 1 for value in values) and sorted(set(values)) == values
+            require(rises, name, "must be numbers from 1 on that rise", values)
         for name in ("batch_sizes", "draft_tokens"):
-            require(bool(getattr(self, name)), name, "must have a number", [])
+            require(getattr(self, name) != (), name, "must have a number", [])
         require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
-        require(self.draft is not None, "draft", "must be set: without one there is no map", "none")
+        rule = "must be set: without one there is no map (with engine=server: engine.regular_url)"
+        require(self.draft is not None, "draft", rule, "none")
         k = self.decoding.num_draft_tokens
         rule = "must be a number: draft_tokens has the K of the grid"
         require(k != "auto", "decoding.num_draft_tokens", rule, k)
 
     def check_engine(self, engine: Abilities) -> None:
         """See `RunSettings.check_engine`."""
-        rule = "must be local: other engines start again for every K"
-        require(engine.own_loop, "engine", rule, self.engine.name)
+        name = self.engine.name
+        rule = (
+            "must be local, huggingface or a server: others start again for every K and batch size"
+        )
+        reopens = engine.own_loop or engine.loads_pair or not engine.computes_here
+        require(reopens, "engine", rule, name)
+        rule = f"must be [1] with engine={name}, which takes one prompt at a time"
+        one_by_one = engine.takes_batches or self.batch_sizes == (1,)
+        require(one_by_one, "batch_sizes", rule, list(self.batch_sizes))
+        rule = f"must be null with engine={name}: a server drafts with a K of its own"
+        asked = self.draft_tokens
+        require(engine.computes_here or asked is None, "draft_tokens", rule, list(asked or ()))
 
 
 class Map(Command):

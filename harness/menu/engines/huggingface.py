@@ -37,6 +37,7 @@ class HuggingFace(EngineRecord):
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
     settings = HuggingFaceSettings
     loads_pair = True
+    takes_batches = False
 
     def check(self, run: RunSettings) -> None:
         """See `EngineRecord.check`."""

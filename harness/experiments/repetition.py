@@ -1,0 +1,88 @@
+"""Asks the prompts of a set again, in another order, where more answers are wanted than the set has prompts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from harness.experiments.laps import in_laps
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+
+
+class Part(NamedTuple):
+    """Prompts that are asked together: a batch, or a lap of requests.
+
+    Attributes:
+        places: of the prompts, among those that are measured.
+        repeats: how often each of them was asked before.
+        unit: the same whenever the same prompts are asked, because that tells nothing about other prompts.
+    """
+
+    places: Sequence[int]
+    repeats: Sequence[int]
+    unit: int
+
+
+def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
+    """Batches of the same prompts each time; batches that share prompts where one takes more than there are."""
+    if size > num_prompts:
+        return _sharing(num_prompts, num_asked, num_asked // size, seed)
+    parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
+    return _same_again(parts, num_prompts, num_asked, seed)
+
+
+def laps_to_ask(
+    num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
+) -> list[Part]:
+    """Laps of the same prompts each time; laps that share prompts where there are too few for an interval.
+
+    Args:
+        num_laps: how many laps so many prompts have.
+    """
+    number = min(num_prompts, num_laps(num_prompts))
+    one_each = number == num_prompts
+    has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
+    if num_asked == num_prompts or one_each or has_interval:
+        return _same_again(in_laps(num_prompts, number), num_prompts, num_asked, seed)
+    return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
+
+
+def share_prompts(parts: Sequence[Part]) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts."""
+    units = {(place, part.unit) for part in parts for place in part.places}
+    return len(units) > len({place for place, _ in units})
+
+
+def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
+    """Each part once, and then again in another order each time, until so many prompts have been asked."""
+    units = [range(num_prompts)[part] for part in parts]
+    asked: list[Part] = []
+    for unit, repeat in _again_and_again(len(units), seed):
+        num_left = num_asked - sum(len(part.places) for part in asked)
+        if not num_left:
+            break
+        places = units[unit][:num_left]
+        asked.append(Part(places, [repeat] * len(places), unit))
+    return asked
+
+
+def _sharing(num_prompts: int, num_asked: int, number: int, seed: int) -> list[Part]:
+    """So many parts, each a unit of its own, that have what prompts come next."""
+    requests = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
+    parts = []
+    for unit, part in enumerate(in_laps(num_asked, number)):
+        places, repeats = zip(*requests[part], strict=True)
+        parts.append(Part(places, repeats, unit))
+    return parts
+
+
+def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
+    """All places up to a number, and how often they came before: in order, then in another one each time."""
+    for repeat in itertools.count():
+        order = list(range(number))
+        if repeat:
+            random.Random(f"{seed} {repeat}").shuffle(order)
+        for place in order:
+            yield place, repeat

@@ -1,0 +1,132 @@
+"""Prompts that are asked again: their order, their units, their salt, and what is said about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.experiments.prompts import Asked, Prompt, PromptSet
+from harness.experiments.repetition import batches_to_ask, laps_to_ask, share_prompts
+from in_process import Harness, only, results
+from wording import mentions
+
+QUICK = ["latency", "decoding=greedy", "decoding.max_new_tokens=4", "num_resamples=200"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        batches_to_ask(10, 34, 4, 0),
+        batches_to_ask(3, 34, 8, 0),
+        laps_to_ask(10, 34, lambda number: number, 0),
+        laps_to_ask(80, 200, lambda number: number // 8, 0),
+        laps_to_ask(10, 34, lambda number: number // 5, 0),
+        laps_to_ask(10, 34, lambda number: 1, 0),
+    ],
+)
+def test_every_prompt_is_asked_as_often_as_the_others(parts: list) -> None:
+    asked = [pair for part in parts for pair in zip(part.places, part.repeats, strict=True)]
+    assert len(asked) == len(set(asked)) in (34, 200)
+    counts = Counter(place for place, _ in asked)
+    most = max(counts.values())
+    # Batches stay whole: in the last round some come and some do not.
+    assert set(counts.values()) <= {most, most - 1}
+    assert sorted({repeat for _, repeat in asked}) == list(range(most))
+
+
+def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
+    parts = batches_to_ask(32, 96, 4, 0)
+    assert not share_prompts(parts)
+    orders = [[part.unit for part in parts[first : first + 8]] for first in (0, 8, 16)]
+    assert orders[0] == list(range(8))
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    for part in parts:
+        assert list(part.places) == list(range(4 * part.unit, 4 * part.unit + 4))
+    assert batches_to_ask(32, 96, 4, 0) == parts != batches_to_ask(32, 96, 4, 1)
+
+
+def test_parts_that_must_share_prompts_are_known_to() -> None:
+    assert share_prompts(batches_to_ask(3, 24, 8, 0))
+    assert share_prompts(laps_to_ask(15, 600, lambda number: max(1, number // 16), 0))
+    alone = laps_to_ask(5, 20, lambda number: number, 0)
+    assert not share_prompts(alone)
+    assert {part.unit for part in alone} == set(range(5))
+
+
+def test_indices_of_turns_and_repetitions_are_all_different() -> None:
+    prompts = (Prompt("a", turns=("a", "b", "c")), Prompt("d"))
+    prompt_set = PromptSet("talks", prompts, "")
+    every = [
+        Asked(place, turn, repeat) for repeat in range(3) for turn in range(3) for place in (0, 1)
+    ]
+    indices = [prompt_set.index(asked) for asked in every]
+    assert indices == list(range(18))
+    assert [prompt_set.asked(index) for index in indices] == every
+    assert prompt_set.at(prompt_set.index(Asked(0, 2, 1))).text == "c"
+    assert prompt_set.first_unused(5) == 18
+
+
+def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
+    Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
+    outcome = harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
+    assert "num_prompts=25: the 10 prompts of ten are asked again" in outcome.stderr
+    assert mentions(outcome.stdout, "10 prompts (ten) asked 25 times")
+    assert mentions(
+        outcome.stdout, "10 prompts were asked 25 times", "the interval is over prompts"
+    )
+    row = results().iloc[-1]
+    assert (row["num_prompts"], row["num_different_prompts"]) == (25, 10)
+    assert row["speedup_covers"] == "10 prompts"
+    assert pd.isna(row["salted"])
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    assert answers.prompt_index.is_unique
+    assert list(answers.prompt_place[:10]) == list(range(10)) != list(answers.prompt_place[10:20])
+    assert list(answers.asked_before) == [0] * 10 + [1] * 10 + [2] * 5
+    assert (answers.unit == answers.prompt_place).all()
+    # Greedy answers do not depend on the random numbers, which differ.
+    assert answers.groupby("prompt").completion.nunique().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "salted", "said"),
+    [
+        ("vllm", True, "salt keeps prefix caches from answering"),
+        ("llama.cpp", True, "salt keeps prefix caches from answering"),
+        ("openai", False, "its prefix cache may have answered"),
+    ],
+)
+def test_a_server_is_asked_past_its_cache(
+    harness: Harness, dialect: str, salted: bool, said: str
+) -> None:
+    Path("three.txt").write_text("one\ntwo\nthree")
+    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(each)) for each in (server, EchoServer(version="1"))]
+        asked = ["engine=server", f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
+        shown = " ".join(harness(*QUICK, *asked, *load).stdout.split())
+    assert said in shown
+    assert "covers repetition, not prompts" in shown
+    row = results().iloc[-1]
+    assert row["speedup_covers"] == "8 laps of the same texts"
+    assert (row["salted"], row["num_different_prompts"]) == (salted, 3)
+    measured = [body for body in server.bodies if body["max_tokens"] == 4]
+    salts = Counter(body.get("cache_salt") for body in measured)
+    caching = {body.get("cache_prompt") for body in measured}
+    assert caching == ({False} if dialect == "llama.cpp" else {None})
+    if dialect == "vllm":
+        assert len(salts) == 11
+        assert max(salts.values()) == 3
+    else:
+        assert set(salts) == {None}
+
+
+def test_a_draft_that_knows_earlier_answers_is_not_asked_again(harness: Harness) -> None:
+    complaint = harness.refused("latency", "draft=suffix", "draft.shared=true", "num_prompts=50")
+    assert complaint.startswith("num_prompts=50: must be at most 40, the prompts of the set")
