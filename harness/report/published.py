@@ -9,8 +9,10 @@ from typing import NamedTuple
 from harness.report.latency import BOUNDS
 from harness.report.pairs import MeasuredPair
 from harness.report.table import Column, Table, number, times
-from harness.results.published import FIGURES, Published, published_for
+from harness.results.published import DIFFERENCES, FIGURES, Published, published_for
 from harness.results.schema import LatencyRow
+
+_LENGTH = number()
 
 
 class _Counterparts(NamedTuple):
@@ -25,6 +27,7 @@ def published_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
     """Published figures of the pairs that we measured, and a table of all that we know of."""
     columns = (
         Column("pair", text=True, of="name"),
+        Column("prompts", text=True, of="theirs.prompts_text", optional=True),
         Column("published by", text=True, of="theirs.source"),
         Column("their hardware", text=True, of=lambda item: item.theirs.hardware or "not stated"),
         Column("our hardware", text=True, of="ours.devices", optional=True),
@@ -33,13 +36,19 @@ def published_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
         Column("their\nspeed-up", of="theirs.speedup_text"),
         Column("our\nspeed-up", times, "ours.speedup", optional=True),
         replace(BOUNDS.at("ours"), optional=True),
+        Column(
+            "their tokens\nper iteration", _LENGTH, "theirs.mean_acceptance_length", optional=True
+        ),
+        Column("our tokens\nper iteration", _LENGTH, _our_length, optional=True),
     )
+    counterparts = _counterparts(pairs)
     next_to_ours = Table.of(
         "published",
         "Next to published figures",
-        _counterparts(pairs),
+        counterparts,
         columns,
         about="Hardware, prompts and code differ: compare speed-ups rather than times.",
+        notes=_differences(counterparts),
     )
     accuracy = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
     every = Table.of(
@@ -67,6 +76,19 @@ def _counterparts(pairs: Sequence[MeasuredPair]) -> list[_Counterparts]:
                 counterparts = _Counterparts(str(pair.row.model), figure, pair.regular)
                 found.setdefault((place, pair.row.devices), counterparts)
     return list(found.values())
+
+
+def _differences(counterparts: Sequence[_Counterparts]) -> tuple[str, ...]:
+    """What cannot be made equal, for each source of the figures."""
+    sources = dict.fromkeys(item.theirs.source for item in counterparts)
+    return tuple(f"{source}: {DIFFERENCES[source]}." for source in sources if source in DIFFERENCES)
+
+
+def _our_length(item: _Counterparts) -> float | None:
+    """Our tokens per iteration, where there are theirs."""
+    if item.ours is None or item.theirs.mean_acceptance_length is None:
+        return None
+    return item.ours.mean_acceptance_length
 
 
 def _published_ms(ms: float) -> str:

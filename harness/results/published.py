@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.config.model_names import canonical_name
-from harness.results.schema import RunRow
+from harness.results.schema import LatencyRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,9 @@ class Published:
         ms_per_token: of the speculative arm where there is a draft.
         speedup: lowest and highest that they give.
         accuracy: arm -> proportion of correct products of numbers from 1 to 99.
+        prompts: the set here that has the same prompts; empty where they do not say which.
+        temperature: None where they do not say it.
+        mean_acceptance_length: tokens per iteration.
     """
 
     source: str
@@ -34,6 +37,23 @@ class Published:
     ms_per_token: float | None
     speedup: tuple[float, ...]
     accuracy: Mapping[str, float]
+    prompts: str = ""
+    temperature: float | None = None
+    mean_acceptance_length: float | None = None
+
+    def is_of(self, model: str, draft: str | None, row: LatencyRow) -> bool:
+        """Whether a row of `latency` measures the same pair, at the same temperature and prompts."""
+        same_pair = model in self.models and (not self.drafts or draft in self.drafts)
+        same_prompts = self.prompts in ("", row.prompts)
+        same_temperature = self.temperature in (None, row.temperature)
+        return same_pair and same_prompts and same_temperature and not self.accuracy
+
+    @property
+    def prompts_text(self) -> str:
+        """`gsm8k, T = 0`, or nothing."""
+        if self.temperature is None:
+            return self.prompts
+        return f"{self.prompts}, T = {self.temperature:g}"
 
     @property
     def speedup_text(self) -> str:
@@ -46,7 +66,7 @@ class Published:
         return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
 
 
-def published_for(row: RunRow) -> list[Published]:
+def published_for(row: LatencyRow) -> list[Published]:
     """The figures of the pair in a row of `latency`: of pair and target, or of the target in a run without a draft.
 
     Random weights and synthetic acceptance have no published counterpart.
@@ -55,18 +75,14 @@ def published_for(row: RunRow) -> list[Published]:
         return []
     model = canonical_name(row.model, row.quantization)
     draft = canonical_name(row.draft, row.draft_quantization) if row.draft else None
-    return [
-        f
-        for f in FIGURES
-        if not f.accuracy and model in f.models and (not f.drafts or draft in f.drafts)
-    ]
+    return [figure for figure in FIGURES if figure.is_of(model, draft, row)]
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
     numbers = {
         name: float(cell)
         for name, cell in cells.items()
-        if cell and name.startswith(("ms_", "sp", "acc"))
+        if cell and name.startswith(("ms_", "speedup", "accuracy", "temperature", "mean_"))
     }
     return Published(
         source=cells["source"],
@@ -81,11 +97,36 @@ def _figure(cells: Mapping[str, str]) -> Published:
             for name, value in numbers.items()
             if name.startswith("acc")
         },
+        prompts=cells["prompts"],
+        temperature=numbers.get("temperature"),
+        mean_acceptance_length=numbers.get("mean_acceptance_length"),
     )
 
 
 with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
     FIGURES = tuple(map(_figure, csv.DictReader(_file)))
+
+# What the presets of a published protocol cannot make equal, by source.
+DIFFERENCES: Mapping[str, str] = MappingProxyType(
+    {
+        "EAGLE-3 (arXiv 2503.01840)": (
+            "80 rows of each set that its authors chose, with Meta's long system prompt; its tree "
+            "expands the 10 likeliest tokens of a level"
+        ),
+        "DFlash (README of 2026-01-05)": (
+            "answers without thinking, to 128 prompts at random (164 of HumanEval, 80 of "
+            "MT-Bench), and MBPP's sanitized part; at T = 1 a token was accepted where a sample of "
+            "the target was equal to it"
+        ),
+        "PARD (README, vLLM 0.16)": (
+            "vLLM, at the best K for each pair and set; the temperature is not stated"
+        ),
+        "Spec-Bench (leaderboard)": (
+            "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
+            "Medusa's tree, and the mean of three runs"
+        ),
+    }
+)
 
 # llama-ssp, products of numbers from 1 to 99: model -> arm -> proportion of correct answers.
 MULTIPLICATION_ACCURACY: Mapping[str, Mapping[str, float]] = MappingProxyType(

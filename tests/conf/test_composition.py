@@ -59,12 +59,16 @@ def test_every_job_of_every_experiment_composes(name: str) -> None:
     command = "eval" if "accuracy" in name else "latency"
     config = compose(command, [f"+experiment={name}"], return_hydra_config=True)
     assert config.hydra.mode is RunMode.MULTIRUN
-    ((key, values), *others) = config.hydra.sweeper.params.items()
-    for value in str(values).split(","):
-        chosen = composed(command, f"+experiment={name}", f"{key}={value}")
-        if key == "+pair":
-            assert chosen.model.name + (f"+{chosen.draft.name}" if chosen.draft else "") == value
-    assert not others or name in ("tiny", "methods", "trees", "deepspec_qwen3_4b")
+    choices = {key: str(values).split(",") for key, values in config.hydra.sweeper.params.items()}
+    first = {key: values[0] for key, values in choices.items()}
+    jobs = [first | {key: value} for key, values in choices.items() for value in values]
+    for job in jobs:
+        overrides = [f"{key}={value}" for key, value in job.items()]
+        chosen = composed(command, f"+experiment={name}", *overrides)
+        if pair := job.get("+pair"):
+            assert chosen.model.name + (f"+{chosen.draft.name}" if chosen.draft else "") == pair
+        if prompts := job.get("prompts"):
+            assert chosen.prompts.name == prompts
 
 
 @pytest.mark.parametrize(

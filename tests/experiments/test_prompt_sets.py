@@ -47,6 +47,19 @@ FIRST = {
         "It must pass these tests:\n\nassert f() == 0\nassert f\n",
         None,
     ),
+    "gsm8k_boxed": (
+        "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        None,
+    ),
+    "math500_boxed": (
+        "What is $0+1$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "Algebra",
+    ),
+    "humaneval_task": (
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef f0():\n```",
+        None,
+    ),
     "alpaca": ("Name 0 animals.", None),
     "cnn_dailymail": (
         "Summarise this article in a few sentences.\n\nRain fell on day 0.",
@@ -100,6 +113,19 @@ def test_latency_says_origin_and_licence_once(
     rows = results()
     assert set(rows.prompts) == {"math500"}
     assert set(rows.status) == {"ok"}
+
+
+def test_a_published_protocol_runs_on_a_pair_of_ones_own(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_cache(monkeypatch, tmp_path / "hub", preset("math500_boxed"))
+    ours = ("model=tiny", "draft=tiny_dflash", "dtype=float32", "decoding.max_new_tokens=8")
+    protocol = ("+experiment=dflash_qwen3", "hydra.mode=RUN", "prompts=math500_boxed")
+    harness("latency", *protocol, *ours, "decoding.temperature=0", "num_prompts=2", "test=true")
+    rows = results()
+    assert set(rows.status) == {"ok"}
+    assert set(rows.prompts) == {"math500_boxed"}
+    assert set(rows.num_draft_tokens.dropna()) == {15}
 
 
 def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:

@@ -319,6 +319,22 @@ def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> 
     assert rows[1][7:] == ("1.90×", "1.80 to 2.00")
 
 
+def test_a_protocol_is_compared_by_prompts_and_temperature(tmp_path: Path) -> None:
+    pair = {"model": "qwen3-4b", "draft": "qwen3-4b-dflash", "num_draft_tokens": 15}
+    file = write(
+        tmp_path / "latency.csv",
+        latency_run(15, 3.0, **pair, prompts="mbpp", temperature=0.0, mean_acceptance_length=5.0),
+        latency_run(15, 2.0, **pair, prompts="mt_bench", temperature=1.0),
+    )
+    report = build([file])
+    by_prompts = {row[1]: row for row in cells(report, "published")}
+    assert set(by_prompts) == {"mbpp, T = 0", "mt_bench, T = 1"}
+    assert by_prompts["mbpp, T = 0"][7:9] == ("4.87×", "3.00×")
+    assert by_prompts["mbpp, T = 0"][-2:] == ("6.19", "5.00")
+    (note,) = tables(report)["published"].notes
+    assert "MBPP's sanitized part" in note
+
+
 def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
     few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
     report = build(

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from harness.config.model_names import canonical_name
-from harness.results.published import FIGURES, MULTIPLICATION_ACCURACY, published_for
+from harness.results.published import (
+    DIFFERENCES,
+    FIGURES,
+    MULTIPLICATION_ACCURACY,
+    published_for,
+)
 from harness.results.schema import LatencyRow
 
 
@@ -24,11 +29,12 @@ def test_a_model_has_one_name(name: str, quantization: str | None, expected: str
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
-    assert len(FIGURES) == 29
+    assert len(FIGURES) == 91
     for figure in (figure for figure in FIGURES if not figure.accuracy):
+        protocol = {"prompts": figure.prompts, "temperature": figure.temperature}
         for model in figure.models:
             for draft in figure.drafts or (None,):
-                assert figure in published_for(LatencyRow(model=model, draft=draft))
+                assert figure in published_for(LatencyRow(model=model, draft=draft, **protocol))
     assert published_for(LatencyRow(model="tiny", draft="tiny_draft")) == []
 
 
@@ -36,6 +42,22 @@ def test_made_up_pairs_have_no_published_counterpart() -> None:
     assert published_for(LatencyRow(model="13B", draft="7B"))
     assert published_for(LatencyRow(model="13B", draft="7B", weights="random")) == []
     assert published_for(LatencyRow(model="13B", draft="7B", synthetic_acceptance=0.8)) == []
+
+
+def test_a_figure_is_of_its_prompts_and_temperature() -> None:
+    pair = {"model": "qwen3-8b", "draft": "qwen3-8b-dflash"}
+    (figure,) = published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.0))
+    assert (figure.speedup_text, figure.mean_acceptance_length) == ("6.17×", 7.87)
+    assert figure.prompts_text == "math500_boxed, T = 0"
+    (hotter,) = published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=1.0))
+    assert hotter.speedup_text == "5.02×"
+    assert published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.5)) == []
+    assert published_for(LatencyRow(**pair, prompts="math500", temperature=0.0)) == []
+
+
+def test_every_protocol_says_what_cannot_be_equal() -> None:
+    with_prompts = {figure.source for figure in FIGURES if figure.prompts}
+    assert with_prompts == set(DIFFERENCES)
 
 
 def test_figures_keep_their_ranges() -> None:

@@ -66,6 +66,12 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "speculators": lambda n: {"prompt": f"Question {n}?"},
     "lengths": lambda n: {"article": f"On day {n} " + 400 * "rain fell, ", "highlights": "", "id": str(n)},
 }  # fmt: skip
+# The same files, asked in other words.
+ROWS |= {
+    "gsm8k_boxed": ROWS["gsm8k"],
+    "math500_boxed": ROWS["math500"],
+    "humaneval_task": ROWS["humaneval"],
+}
 NUM_ROWS = 10
 
 
