@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import common
 
-from harness.config.settings import Fault
+from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_collections
@@ -79,6 +79,8 @@ def main() -> None:
 
     rows = []
     for fault in typing.get_args(Fault):
+        if fault in FAULTS_UNDER_LOAD:
+            continue
         started = time.perf_counter()
         with quick_collections():
             runs = [

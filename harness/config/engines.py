@@ -37,6 +37,8 @@ class Abilities:
         takes_batches: whether a question may have more than one prompt.
         may_queue: whether a question may have more prompts than its batch size, so many of which
             are kept in flight.
+        takes_load: whether it answers requests with different settings that come and go while
+            others run.
         may_crash: whether it can end its process without an exception, or changes how others
             compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
@@ -51,6 +53,7 @@ class Abilities:
     computes_here: ClassVar[bool] = True
     takes_batches: ClassVar[bool] = True
     may_queue: ClassVar[bool] = False
+    takes_load: ClassVar[bool] = False
     may_crash: ClassVar[bool] = False
     has_coin: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}

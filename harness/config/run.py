@@ -75,8 +75,6 @@ class RunSettings:
     TRAINS: ClassVar[bool] = False
     # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.
     COMPARES_TIMES: ClassVar[bool] = False
-    # Whether the command compares one arm's texts with the other's.
-    COMPARES_TEXTS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
@@ -94,6 +92,11 @@ class RunSettings:
 
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use."""
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether one arm's texts are compared with the other's."""
+        return False
 
     @property
     def pair(self) -> tuple[object, ...]:

@@ -27,7 +27,20 @@ Fault = Literal[
     "rollback_off_by_one",
     "draft_probabilities_ignored",
     "lenience",
+    "rows_swapped",
+    "stale_prefix",
+    "leaving_off_by_one",
+    "neighbour_temperature",
+    "argmax_beyond_two_rows",
 ]
+# Those that single requests do not show.
+FAULTS_UNDER_LOAD = (
+    "rows_swapped",
+    "stale_prefix",
+    "leaving_off_by_one",
+    "neighbour_temperature",
+    "argmax_beyond_two_rows",
+)
 
 _LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.

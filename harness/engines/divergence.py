@@ -53,14 +53,14 @@ def first_divergence(
         if wanted != got:
             if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
-            _check_known([*expected[: position + 1], got], reference.vocabulary_size)
+            check_known([*expected[: position + 1], got], reference.vocabulary_size)
             margin = reference.margin([*prompt, *expected[:position]], wanted, got)
             return Divergence(position, wanted, got, margin.value, margin.tolerance)
     return None
 
 
-def _check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
-    """A server may serve another model than the one that its texts are checked with."""
+def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
+    """Raises RunError for a token that the reference does not have: a server may serve another model."""
     if max(tokens) >= vocabulary_size:
         size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
         raise RunError(f"token {max(tokens)} is not in the model's {size}")

@@ -8,7 +8,7 @@ on the same prepared code as the real arm.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,11 @@ from harness.decoding.transfer import added, at_most
 from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
 from harness.decoding.trees import TreeShape
 from harness.decoding.verify import Offer, Verdict
-from harness.decoding.warp import Warp
+from harness.decoding.warp import BatchWarp, Warp
 from harness.runners.wrapped import WrappedRunner
 
+# With the fault `stale_prefix` prompts begin alike if so many tokens are the same.
+_PREFIX_TOKENS = 4
 # With the fault `lenience` a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8
 
@@ -38,7 +40,20 @@ def faulty_verification(fault: Fault, warp: Warp, verification: Verification) ->
         return BonusFromWrongPosition(verification)
     if fault == "draft_probabilities_ignored":
         return DraftProbabilitiesIgnored(verification)
+    if fault == "argmax_beyond_two_rows":
+        return ArgmaxBeyondTwoRows(verification)
     return verification
+
+
+def faulty_runner(fault: Fault, runner: Runner) -> Runner:
+    """Return `runner` with the fault around it, if the fault is one of caches."""
+    faulty = _FAULTY_RUNNERS.get(fault)
+    return runner if faulty is None else faulty(runner)
+
+
+def faulty_warp(fault: Fault) -> BatchWarp:
+    """Return the warp of a batch, with the fault in it if it is one of warps."""
+    return NeighbourWarp() if fault == "neighbour_temperature" else BatchWarp()
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,25 @@ class DraftProbabilitiesIgnored:
 
 
 @dataclass(frozen=True)
+class ArgmaxBeyondTwoRows:
+    """From the third row of a batch on, tokens are the target's likeliest ones."""
+
+    verification: Verification
+
+    def __call__(self, offer: Offer) -> Verdict:
+        target = offer.target_probabilities.clone()
+        target[2:] = Warp(temperature=0)(target[2:])
+        return self.verification(dataclasses.replace(offer, target_probabilities=target))
+
+
+class NeighbourWarp(BatchWarp):
+    """Each row is drawn with the settings of the next row in the batch."""
+
+    def set_rows(self, rows: Sequence[Warp]) -> None:
+        super().set_rows([*rows[1:], rows[0]])
+
+
+@dataclass(frozen=True)
 class TreeBonusFromWrongPosition:
     """The token after an accepted leaf comes from the distribution of the leaf itself."""
 
@@ -143,9 +177,86 @@ class RollbackOffByOne(WrappedRunner):
         return super().decide_tree(tokens, shape, decision, *inputs)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        super().keep_path(paths, at_most(added(counts, 1), self._num_extended))
+        super().keep_path(paths, self._too_many(counts))
         self._num_extended = 0
 
     def keep(self, counts: Sequence[int]) -> None:
-        super().keep(at_most(added(counts, 1), self._num_extended))
+        super().keep(self._too_many(counts))
         self._num_extended = 0
+
+    def _too_many(self, counts: Sequence[int]) -> Sequence[int]:
+        return at_most(added(counts, self._num_stale(len(counts))), self._num_extended)
+
+    def _num_stale(self, num_rows: int) -> list[int]:
+        """Return how many rejected tokens each row keeps."""
+        return [1] * num_rows
+
+
+class LeavingOffByOne(RollbackOffByOne):
+    """The same, but only in the first roll-back after a row has left the batch."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._some_left = False
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._some_left = False
+        return super().start(prompts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._some_left = True
+        super().select(rows)
+
+    def _num_stale(self, num_rows: int) -> list[int]:
+        stale = [int(self._some_left)] * num_rows
+        self._some_left = False
+        return stale
+
+
+class StalePrefix(RollbackOffByOne):
+    """The same, but only in rows whose prompt begins like that of a row that was there before."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._prefixes: list[tuple[int, ...]] = []
+        self._hits: list[int] = []
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._prefixes, self._hits = [], []
+        self._note(prompts)
+        return super().start(prompts)
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._note(prompts)
+        return super().add(prompts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._prefixes = [self._prefixes[row] for row in rows]
+        self._hits = [self._hits[row] for row in rows]
+        super().select(rows)
+
+    def _note(self, prompts: Sequence[Sequence[int]]) -> None:
+        for prompt in prompts:
+            prefix = tuple(prompt[:_PREFIX_TOKENS])
+            self._hits.append(int(prefix in self._prefixes))
+            self._prefixes.append(prefix)
+
+    def _num_stale(self, num_rows: int) -> list[int]:
+        return list(self._hits)
+
+
+class RowsSwapped(WrappedRunner):
+    """Where a row leaves and more than two stay, the caches of the last two change places."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        if len(rows) > 2:
+            rows = [*rows[:-2], rows[-1], rows[-2]]
+        super().select(rows)
+
+
+_FAULTY_RUNNERS: Mapping[Fault, Callable[[Runner], Runner]] = {
+    "rollback_off_by_one": RollbackOffByOne,
+    "leaving_off_by_one": LeavingOffByOne,
+    "stale_prefix": StalePrefix,
+    "rows_swapped": RowsSwapped,
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,14 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import BatchWarp
 from harness.engines.acceptance import acceptance_of, tree_rule_of, warp_of
-from harness.engines.faults import RollbackOffByOne
+from harness.engines.faults import faulty_runner, faulty_warp
+from harness.engines.load import keep_in_flight
 from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
 from harness.engines.pass_times import pass_ms, pass_widths
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.reference import ModelReference, not_finite
+from harness.engines.requests import RequestRecord
 from harness.engines.stopwatches import Phases
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
@@ -75,6 +77,13 @@ class LocalArm(Arm):
             stop_tokens=question.stop_tokens,
         )
 
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """See `Arm.under_load`. All are rows of one batch, which join and leave between its turns."""
+        records = self.stream(requests[0].question)
+        return keep_in_flight(records, self.request, requests, num_in_flight)
+
     @property
     def _most_nodes(self) -> int:
         return 0 if self.pair.drafting is None else self.pair.drafting.most_nodes
@@ -104,10 +113,8 @@ class LocalArm(Arm):
         return autoregressive(self._target(), request, self.runners.works_ahead, of_rank_0)
 
     def _speculative(self, request: Request, decoding: DecodingSettings) -> Records:
-        warp = BatchWarp()
-        target = self._target()
-        if self.fault == "rollback_off_by_one":
-            target = RollbackOffByOne(target)
+        warp = faulty_warp(self.fault)
+        target: Any = faulty_runner(self.fault, self._target())
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
         if self._most_nodes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,21 @@ class Question:
         return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
+@dataclass(frozen=True)
+class LoadRequest:
+    """A request among others that are answered at the same time.
+
+    Attributes:
+        question: of one prompt.
+        parameters: further sampling parameters of a server's API, by their names there.
+        leave_after: tokens after which nobody waits for the rest; None to wait for all.
+    """
+
+    question: Question
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    leave_after: int | None = None
+
+
 class Arm:
     """One way of generating, `regular` or `speculative`.
 
@@ -63,6 +78,19 @@ class Arm:
 
         Everything that is not decoding is done before the iterator is returned. Nothing is decoded until its first
         `next`, where a clock may start.
+        """
+        raise NotImplementedError
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """Answer requests with so many of them under way at any time.
+
+        Records are yielded as they end; `index` is the place in `requests`. For engines with the
+        ability `takes_load`.
+
+        Raises:
+            SettingError: the arm has no such parameter.
         """
         raise NotImplementedError
 
@@ -103,6 +131,14 @@ class Reference(Protocol):
 
         Args:
             continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
+        """
+
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The target's logits [B, n, V] (float32) before each token of the longest text.
+
+        A shorter text has undefined logits behind its last token.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:

@@ -64,6 +64,19 @@ class ModelReference:
             raise not_finite(self._pair, "model", f"token {length} of prompt and text")
         return logits.float()
 
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """See `Reference.logits_along`."""
+        first = self.logits(prompts).unsqueeze(1)
+        longest = max(map(len, texts))
+        if longest == 1:
+            return first
+        filled = [[*text, *[0] * (longest - len(text))] for text in texts]
+        tokens = torch.tensor(filled, device=first.device)
+        following = self._runners.target.extend(tokens[:, :-1]).logits
+        return torch.cat([first, following.float()], dim=1)
+
     def draft_probabilities(
         self,
         prompts: Sequence[Sequence[int]],

@@ -45,6 +45,7 @@ class RequestRecord:
             accepted.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
         sums: of a server that tells no more than both numbers over all iterations.
+        leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest; None to wait for all.
     """
 
     index: int
@@ -62,12 +63,19 @@ class RequestRecord:
     branches: list[Branch] = field(default_factory=list)
     num_cached: int | None = None
     sums: tuple[int, int] | None = None
+    leave_after: int | None = None
     error: RequestError | None = None
 
     @property
     def answered(self) -> bool:
         """Whether it came to its end, with a token."""
         return self.error is None and self.num_tokens > 0
+
+    @property
+    def may_be_left(self) -> bool:
+        """Whether as much has arrived as anybody waits for."""
+        num_arrived = max(len(self.token_ids), len(self.arrivals))
+        return self.leave_after is not None and num_arrived >= self.leave_after
 
     @property
     def time_to_first_token_ms(self) -> float | None:

@@ -11,12 +11,12 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,12 +26,14 @@ from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, read_chunk
 from harness.engines.counters import Counted, CounterPage
 from harness.engines.identity import past_the_cache, told_name
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
 # parameters that OpenAI does not have.
 _WAYS = ((True, True), (False, True), (False, False))
+Message = TypeVar("Message")
+
 # The request that the current task sends.
 _sent: ContextVar[RequestRecord] = ContextVar("_sent")
 # Seconds without a token from any request after which a line says so.
@@ -148,16 +150,52 @@ class ServerArm(Arm):
             )
             running.add_done_callback(lambda _: arrivals.queue.put(None))
             try:
-                yield from as_records(self._received(arrivals.queue), len(bodies))
+                received: Iterator[dict[int, list[int]]] = self._received(arrivals.queue)
+                yield from as_records(received, len(bodies))
             finally:
                 running.cancel()
             running.result()
 
         return records()
 
-    def _received(
-        self, queue: SimpleQueue[dict[int, list[int]] | None]
-    ) -> Iterator[dict[int, list[int]]]:
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """See `Arm.under_load`."""
+        bodies = [
+            self._with_parameters(self._body(one.question, 0), one.parameters) for one in requests
+        ]
+        self.last_requests = [
+            RequestRecord(place, len(one.question.prompts[0]), leave_after=one.leave_after)
+            for place, one in enumerate(requests)
+        ]
+        ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
+        asking = self._ask_in_flight(bodies, num_in_flight, ended.put)
+        running = asyncio.run_coroutine_threadsafe(asking, self.loop)
+        running.add_done_callback(lambda _: ended.put(None))
+        try:
+            yield from self._received(ended)
+        finally:
+            running.cancel()
+        running.result()
+
+    async def _ask_in_flight(
+        self,
+        bodies: Sequence[dict[str, Any]],
+        num_in_flight: int,
+        note: Callable[[RequestRecord], None],
+    ) -> None:
+        in_flight = asyncio.Semaphore(num_in_flight)
+
+        async def ask(body: dict[str, Any], request: RequestRecord) -> None:
+            async with in_flight:
+                await self._ask(body, request, lambda tokens: None)
+            note(request)
+
+        pairs = zip(bodies, self.last_requests, strict=True)
+        await asyncio.gather(*(ask(*pair) for pair in pairs))
+
+    def _received(self, queue: SimpleQueue[Message | None]) -> Iterator[Message]:
         """Yield arrivals until None comes; a line says when nothing arrives for long."""
         self._last_event = time.perf_counter()
         while True:
@@ -260,6 +298,13 @@ class ServerArm(Arm):
         """The parameters of a request that differ from one time that all prompts are asked to the next."""
         return past_the_cache(self._owner, f"{self._salt}-{repeat}")
 
+    @staticmethod
+    def _with_parameters(body: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with further parameters, which take the place of those that are set."""
+        if not parameters:
+            return body
+        return body | {"extra_body": body.get("extra_body", {}) | parameters}
+
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
         ids = list(question.prompts[row])
@@ -339,6 +384,8 @@ class ServerArm(Arm):
                     check_length(len(request.token_ids), max_tokens)
                     if chunk.token_ids:
                         add(chunk.token_ids)
+                    if request.may_be_left:
+                        return
                     finished = finished or chunk.finished
                     usage = usage if chunk.usage is None else chunk.usage
         finally:

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,21 @@ REQUIRED_POWER = 0.99
 # passes have other shapes again. In float32 this is nothing; in half precision it is most of the threshold.
 ROUNDING_ALLOWANCE = 4.0
 
+# Columns that are attributes of a sampled check.
+_COLUMNS = (
+    "num_prompts",
+    "num_tokens",
+    "num_draws",
+    "statistic",
+    "degrees_of_freedom",
+    "p_value",
+    "significance_level",
+    "power",
+    "rounding",
+    "verdict",
+    "acceptance",
+)
+
 
 def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
     """Whether greedy texts are the regular arm's, and where they part in a way that rounding explains least.
@@ -51,6 +66,26 @@ def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Div
     if worst is None or worst.excess <= 1:
         return "lossless", worst
     return "undecided" if worst.logit_margin is None else "lossy", worst
+
+
+def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) -> dict[str, Any]:
+    """The columns of the check of greedy texts.
+
+    Args:
+        num_tokens: of all texts.
+    """
+    verdict, worst = judge_greedy(divergences)
+    return {
+        "check": "greedy",
+        "temperature": 0.0,
+        "verdict": verdict,
+        "num_prompts": len(divergences),
+        "num_tokens": num_tokens,
+        "identical_prompts": divergences.count(None),
+        "divergence_position": worst and worst.position,
+        "logit_margin": worst and worst.logit_margin,
+        "logit_tolerance": worst and worst.logit_tolerance,
+    }
 
 
 @dataclass(frozen=True)
@@ -105,6 +140,14 @@ class SampledCheck:
         return dataclasses.replace(
             self, **{name: getattr(self, name) + getattr(other, name) for name in added}
         )
+
+
+def sampled_columns(check: SampledCheck) -> dict[str, Any]:
+    """The columns of a check of draws."""
+    columns = {name: getattr(check, name) for name in _COLUMNS}
+    if not check.degrees_of_freedom:
+        columns["p_value"] = None
+    return {"check": "sampled", **columns}
 
 
 def together(checks: Sequence[SampledCheck]) -> SampledCheck:

@@ -12,18 +12,21 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
+from harness.experiments.load import LoadTest
 from harness.experiments.lossless import (
     MIN_EXPECTED,
     REQUIRED_POWER,
     SampledCheck,
     SampledTest,
-    judge_greedy,
+    greedy_columns,
+    sampled_columns,
     together,
 )
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Session, in_batches
+from harness.experiments.workload import FOLLOW_UP
 from harness.menu.commands.recovery import RecoverySettings
 from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
@@ -36,9 +39,6 @@ _FACTORS = (2, 4, 8, 16, 32, 64)
 _FEWEST_DRAWS = 60_000
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
-
-# Columns that are attributes of a sampled check.
-_SAMPLED = "num_prompts num_tokens num_draws statistic degrees_of_freedom p_value significance_level power rounding"
 
 
 class _NumberTest(NamedTuple):
@@ -75,6 +75,20 @@ class Recovery(Experiment):
         self.checks: list[dict[str, Any]] = []
 
     def measure(self, session: Session) -> None:
+        if self.settings.load is not None:
+            self._measure_under_load(session)
+        else:
+            self._measure_one_by_one(session)
+
+    def _measure_under_load(self, session: Session) -> None:
+        # A second turn reads a first answer, and has another.
+        new_tokens = 2 * self.settings.decoding.max_new_tokens + FOLLOW_UP + 1
+        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        test = LoadTest(self.settings, token_ids)
+        self.checks = test.checks
+        test.run(session)
+
+    def _measure_one_by_one(self, session: Session) -> None:
         settings, decoding = self.settings, self.settings.decoding
         num_counted = num_counted_tokens(decoding.num_draft_tokens)
         new_tokens = max(decoding.max_new_tokens, num_counted)
@@ -103,6 +117,8 @@ class Recovery(Experiment):
             "arm": self.settings.arms[-1],
             "prompts_digest": self.prompt_set.digest,
         }
+        if self.settings.load is not None:
+            common["batch_size"] = self.settings.load
         return [session.row(RecoveryRow, **common, **check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
@@ -131,21 +147,9 @@ class Recovery(Experiment):
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
-        verdict, worst = judge_greedy(divergences)
-        self.checks.append(
-            {
-                "check": "greedy",
-                "temperature": 0.0,
-                "verdict": verdict,
-                "num_prompts": len(divergences),
-                # No text ends before its last token.
-                "num_tokens": len(token_ids) * decoding.max_new_tokens,
-                "identical_prompts": divergences.count(None),
-                "divergence_position": worst and worst.position,
-                "logit_margin": worst and worst.logit_margin,
-                "logit_tolerance": worst and worst.logit_tolerance,
-            }
-        )
+        # No text ends before its last token.
+        num_tokens = len(token_ids) * decoding.max_new_tokens
+        self.checks.append(greedy_columns(divergences, num_tokens))
 
     def _compare_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Test after a few contexts with each number of draft tokens, and finally all contexts together.
@@ -278,12 +282,10 @@ class Recovery(Experiment):
     def _add_sampled(
         self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
     ) -> None:
-        figures = {name: getattr(check, name) for name in f"{_SAMPLED} verdict acceptance".split()}
-        if not check.degrees_of_freedom:
-            figures["p_value"] = None
+        figures = sampled_columns(check)
         if self.settings.draft is not None and engine_of(self.settings).computes_here:
             figures["num_draft_tokens"] = num_draft_tokens
-        self.checks.append({"check": "sampled", **context, **figures})
+        self.checks.append(figures | context)
 
 
 EXPERIMENT = Recovery

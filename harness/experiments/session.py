@@ -250,7 +250,7 @@ class Session:
             if computes_here:
                 raise
             say(f"model={self.settings.model.name} cannot be loaded here: {error}")
-        say("without the exact distribution: the two arms are compared with each other")
+        say("without the exact distribution: answers are compared with each other")
         return None
 
     def _load_reference(self, computes_here: bool) -> Reference:

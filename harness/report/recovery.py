@@ -48,17 +48,21 @@ class Checks:
 
     Attributes:
         greedy, sampled: those of greedy texts, and those of draws.
-        overall: those of all prompts together.
+        overall: those of all prompts, or of all sampling settings, together.
         tested: of the draws, those with a degree of freedom; others show nothing.
+        under_load: whether requests were in flight together.
         num_draws: over all prompts.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
         self.greedy = [row for row in rows if row.check == "greedy"]
         self.sampled = [row for row in rows if row.check == "sampled"]
-        self.overall = [row for row in rows if row.prompt_index is None]
+        self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
         self.tested = [row for row in self.sampled if row.degrees_of_freedom]
-        self.num_draws = sum(row.num_draws or 0 for row in rows if row.prompt_index is not None)
+        self.under_load = rows[0].load is not None
+        # What is checked together; under load pairs of tokens are checked as well, and counted once.
+        counted = [row for row in self.sampled if (row in self.overall) is self.under_load]
+        self.num_draws = sum(row.num_draws or 0 for row in counted)
 
     @property
     def smallest_p_value(self) -> float | None:
@@ -77,7 +81,8 @@ class Checks:
         return "; ".join(findings)
 
     def _sampled_findings(self) -> str:
-        draws = f"{self.num_draws:,} sampled continuations"
+        kind = "draws under load" if self.under_load else "sampled continuations"
+        draws = f"{self.num_draws:,} {kind}"
         num_tests = len(self.tested)
         if not num_tests:
             return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
@@ -102,10 +107,12 @@ class Checks:
         if not self.tested:
             return []
         row = self.sampled[0]
+        shifted = f"a shift of {row.shift:.0%} in a token's distribution"
+        if self.under_load:
+            shifted = f"a shift of {row.shift:.0%} towards likelier or less likely tokens"
         text = (
             f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
-            f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} in a token's distribution is seen with a"
-            f" chance of {_share(self.power)}."
+            f" p < {row.significance_level:.1e}); {shifted} is seen with a chance of {_share(self.power)}."
         )
         rounding = max(row.rounding or 0 for row in self.sampled)
         attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
@@ -161,8 +168,9 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     if row.check is None:
         return []
     # The last check has the temperature, the first one the number of prompts and K, which others also try smaller.
+    num_prompts = row.num_prompts if row.load is None else None
     asked = dataclasses.replace(
-        rows[-1], num_prompts=row.num_prompts, num_draft_tokens=row.num_draft_tokens
+        rows[-1], num_prompts=num_prompts, num_draft_tokens=row.num_draft_tokens
     )
     planted = made_up = None
     if row.fault != "none":
@@ -170,16 +178,30 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     if row_labels := labels(row):
         made_up = f"With {' and '.join(row_labels)}: this says nothing about the pair itself."
     summary = summarise(rows)
+    loaded = refused = None
+    if row.load is not None:
+        loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_tested(rows)}"
+    if rows[-1].refused:
+        refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
     document: list[Table | Line] = [
         Line(title(row), "strong"),
         Line(f"{settings_line([asked])} · seed {row.seed}", "dim"),
         _checks(rows),
+        *sentences("dim", loaded, refused),
         *sentences("warning", planted, made_up, too_long_warning(row)),
         Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
     ]
     if summary.verdict in _STYLES:
         document += Checks(rows).fine_print()
     return document
+
+
+def _tested(rows: Sequence[RecoveryRow]) -> str:
+    """The sampling settings of the requests."""
+    names = dict.fromkeys(
+        row.sampling.partition(",")[0] for row in rows if row.sampling and "," in row.sampling
+    )
+    return f" Drawn {', '.join(names)}." if names else ""
 
 
 def recovery_table(runs: Sequence[Run]) -> Table:
@@ -244,7 +266,7 @@ def _identical_texts(run: Run) -> str | None:
 
 
 def _checks(rows: Sequence[RecoveryRow]) -> Table:
-    """One row per check; of the single prompts only those that are lossy."""
+    """One row per check; of single prompts and sampling settings only those that are lossy."""
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", names=True),
@@ -256,21 +278,26 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
         Column("power", _share, "power"),
         Column("verdict", of="verdict"),
     )
-    shown = [
-        row for row in rows if row.check and (row.prompt_index is None or row.verdict == "lossy")
-    ]
+    overall = Checks(rows).overall
+    shown = [row for row in rows if row.check and (row in overall or row.verdict == "lossy")]
     return Table.of("recovery", "", shown, columns)
 
 
 def _check(row: RecoveryRow) -> str:
     if row.check == "greedy":
         return "greedy"
+    if row.sampling is not None:
+        return row.sampling
+    if row.load is not None:
+        return "all together"
     if row.prompt_index is None:
         return f"{row.check}, {row.num_prompts} prompts"
     return f"{row.check}, prompt {row.prompt_index}"
 
 
-def _tokens(row: RecoveryRow) -> str:
+def _tokens(row: RecoveryRow) -> str | None:
+    if row.check == "sampled" and row.load is not None:
+        return None
     return f"{row.num_tokens:,}" if row.check == "greedy" else f"first {row.num_tokens:,}"
 
 
@@ -286,7 +313,11 @@ def _identical(row: RecoveryRow) -> str:
 
 def _greedy_findings(row: RecoveryRow) -> str:
     identical = "greedy output of both arms is identical token for token"
-    text = f"{identical} on {_identical(row)} prompts ({row.num_tokens:,} tokens)"
+    of = "prompts"
+    if row.load is not None:
+        identical = "greedy output under load is that of a request alone, token for token,"
+        of = "requests"
+    text = f"{identical} on {_identical(row)} {of} ({row.num_tokens:,} tokens)"
     if row.logit_margin is None:
         return text
     explained = "within" if row.verdict == "lossless" else "beyond"

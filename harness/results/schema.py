@@ -654,7 +654,11 @@ class RecoveryRow(PromptedRow):
 
     seed: int | None = setting("seed of the random numbers", "seed")
     arm: str | None = figure("the arm under test")
+    load: int | None = setting("requests in flight; empty for one question after the other", "load")
     check: str | None = figure("`greedy` or `sampled`")
+    sampling: str | None = figure(
+        "under load: the sampling setting, and which tokens; empty for all together"
+    )
     verdict: str | None = figure("`lossless`, `lossy` or `undecided`")
     prompt_index: int | None = figure(
         "prompt that the draws continue; empty for all contexts together"
@@ -670,7 +674,7 @@ class RecoveryRow(PromptedRow):
     logit_tolerance: float | None = figure(
         "largest margin there that rounding explains, as measured there"
     )
-    num_draws: int | None = figure("sampled continuations")
+    num_draws: int | None = figure("sampled continuations; under load sampled tokens")
     statistic: float | None = figure("chi-square statistic")
     degrees_of_freedom: int | None = figure(
         "degrees of freedom of the test; with 0 nothing was tested"
@@ -680,6 +684,9 @@ class RecoveryRow(PromptedRow):
     power: float | None = figure("chance that the test sees the stated shift")
     num_draws_needed: int | None = figure(
         "of an undecided check: a `num_draws` that would be enough"
+    )
+    refused: str | None = figure(
+        "under load: sampling settings that the engine refused, which were not tested"
     )
     rounding: float | None = figure("part of the statistic attributed to rounding")
     shift: float | None = setting(

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, Fault, ModelSettings, PlacementSettings
+from harness.config.settings import (
+    FAULTS_UNDER_LOAD,
+    DecodingSettings,
+    Fault,
+    ModelSettings,
+    PlacementSettings,
+)
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
@@ -26,7 +32,7 @@ DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
 CONTROLS: list[tuple[DecodingSettings, Fault]] = [
     (COIN, "none"),
-    *((DECODING, fault) for fault in get_args(Fault)),
+    *((DECODING, fault) for fault in get_args(Fault) if fault not in FAULTS_UNDER_LOAD),
 ]
 
 

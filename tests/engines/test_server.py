@@ -11,6 +11,7 @@ import pytest
 from echo_questions import TOKENIZER, Open, arm_of, ask, texts
 from echo_server import EchoServer
 from harness.config.errors import RunError, SettingError
+from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
@@ -230,3 +231,21 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     settings = ServerSettings(name="server", url="http://127.0.0.1:9/v1")
     with pytest.raises(RunError, match=r"engine.url=http://127.0.0.1:9/v1/: APIConnectionError"):
         ServerEngine(settings, TOKENIZER, "served")
+
+
+def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.01)
+    arm = arm_of(open_engine(server))
+    whole = LoadRequest(ask(), {"min_p": 0.1, "logit_bias": {"5": 1.0}})
+    left = LoadRequest(ask(max_new_tokens=60, temperature=1.0), leave_after=3)
+    records = sorted(
+        arm.under_load([whole, left, whole, left, whole], 2), key=lambda record: record.index
+    )
+    assert [record.error for record in records] == [None] * 5
+    assert [record.token_ids for record in records[::2]] == texts(ask()) * 3
+    for record in records[1::2]:
+        assert 3 <= len(record.token_ids) < 60
+    by_length = {body["max_tokens"]: body for body in server.bodies}
+    assert by_length[7]["logit_bias"] == {"5": 1.0}
+    assert (by_length[7]["min_p"], by_length[60]["min_p"]) == (0.1, 0.0)
+    assert by_length[60]["temperature"] == 1.0

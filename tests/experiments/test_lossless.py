@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.config.settings import DecodingSettings, Fault, ModelSettings
+from harness.config.settings import FAULTS_UNDER_LOAD, DecodingSettings, Fault, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair
@@ -37,7 +37,7 @@ from harness.experiments.recovery import draws_needed
 from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
-FAULTS = [fault for fault in get_args(Fault) if fault != "none"]
+FAULTS = [fault for fault in get_args(Fault) if fault not in ("none", *FAULTS_UNDER_LOAD)]
 NUM_DRAWS = 8000
 # The verdict of the mildest fault with one draft token hangs on more.
 MANY_DRAWS = 16_000

@@ -67,4 +67,4 @@ def test_without_token_ids_the_arms_are_compared(
 ) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
     outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers, code=1)
-    assert "the two arms are compared with each other" in outcome.stderr
+    assert "answers are compared with each other" in outcome.stderr

@@ -28,7 +28,11 @@ class RecoverySettings(PromptedSettings):
     Attributes:
         draft: None tests the regular arm, of engines other than ours.
         num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
-        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a verdict needs.
+        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a verdict needs. Under
+            load it counts sampled tokens.
+        load: test the engine as it is used, with so many requests in flight: of mixed lengths, with prompts that begin
+            alike, second turns, other sampling settings beside each other, and some that are left midway. None asks
+            one question after the other.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.
@@ -40,11 +44,18 @@ class RecoverySettings(PromptedSettings):
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
     fault: Fault = "none"
+    load: int | None = None
 
-    COMPARES_TEXTS = True
+    @property
+    def compares_texts(self) -> bool:
+        """See `RunSettings.compares_texts`. Under load texts are compared with those of the same arm alone."""
+        return self.load is None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_least(self, load=2)
+        rule = "cannot be combined with tensor_parallel"
+        require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
         require_at_least(self, num_prompts=1)
         rule = "must be auto or at least 1000, and at most 10^8"
         fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
@@ -65,6 +76,9 @@ class RecoverySettings(PromptedSettings):
             "none",
             "bonus_from_wrong_position",
             "rollback_off_by_one",
+            "rows_swapped",
+            "stale_prefix",
+            "leaving_off_by_one",
         )
         require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
@@ -82,6 +96,9 @@ class RecoverySettings(PromptedSettings):
         """
         planted = self.fault != "none"
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
+        if self.load is not None:
+            require(engine.takes_load, "load", "needs engine=local or engine=server", self.load)
+            return
         rule = "must be a model: without a draft nothing can be lost"
         if not engine.own_loop:
             rule = (
@@ -106,6 +123,7 @@ class Recovery(Command):
         ("model=30B draft=7B", "a pair of presets"),
         ("decoding.temperature=1 decoding.top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
+        ("load=8", "as it is used: eight requests in flight that come, go and differ"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         ("-m fault=residual_warped_twice,bonus_from_wrong_position,lenience", "several controls"),
     )

@@ -17,6 +17,7 @@ class Local(EngineRecord):
     summary = "our own loop"
     own_loop = True
     loads_pair = True
+    takes_load = True
 
     def open(self, opening: Opening) -> Engine:
         """See `EngineRecord.open`."""

@@ -70,6 +70,7 @@ class Server(EngineRecord):
     settings = ServerSettings
     computes_here = False
     may_queue = True
+    takes_load = True
     default_draft = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
@@ -91,7 +92,7 @@ class Server(EngineRecord):
         )
         require(not has_two or run.draft is not None, "draft", rule, "none")
         rule = "must be set for recovery, which compares with its texts"
-        require(has_two or not run.COMPARES_TEXTS, "engine.regular_url", rule, None)
+        require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
     def place(self, settings: Any) -> str:
         """See `EngineRecord.place`."""

@@ -1,0 +1,67 @@
+"""Requests that join and leave one running batch, with different settings, lengths and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.config.errors import SettingError
+from harness.decoding.batch import Change, Records, Request
+from harness.decoding.protocols import Iteration
+from harness.engines.protocol import LoadRequest, Question
+from harness.engines.requests import RequestRecord
+
+
+def keep_in_flight(
+    records: Records,
+    request_of: Callable[[Question], Request],
+    requests: Sequence[LoadRequest],
+    num_in_flight: int,
+) -> Iterator[RequestRecord]:
+    """Answer requests in a loop that has begun with the first of them.
+
+    See `Arm.under_load`. The next requests join in the turn after others have ended.
+    """
+    for load_request in requests:
+        for name, value in load_request.parameters.items():
+            raise SettingError(name, "needs engine=server", value)
+    answers = [
+        RequestRecord(place, len(request.question.prompts[0]))
+        for place, request in enumerate(requests)
+    ]
+    running = {0}
+    num_joined = 1
+    record = next(records)
+    while True:
+        _note(record, answers)
+        ended = [row for row in record.rows if _has_ended(answers[row], requests[row])]
+        running.difference_update(ended)
+        for row in ended:
+            yield answers[row]
+        room = num_in_flight - len(running)
+        joining = range(num_joined, min(num_joined + room, len(requests)))
+        num_joined += len(joining)
+        running.update(joining)
+        if not running:
+            break
+        joining_requests = [request_of(requests[row].question) for row in joining]
+        record = records.send(Change(ended, joining_requests))
+    records.close()
+
+
+def _note(record: Iteration, answers: Sequence[RequestRecord]) -> None:
+    for row, tokens, proposed, num_accepted in zip(
+        record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
+    ):
+        answer = answers[row]
+        answer.token_ids += tokens
+        answer.num_tokens += len(tokens)
+        if proposed:
+            answer.outcomes.append((len(proposed), num_accepted))
+
+
+def _has_ended(answer: RequestRecord, request: LoadRequest) -> bool:
+    most = request.question.decoding.max_new_tokens
+    if request.leave_after is not None:
+        most = min(most, request.leave_after)
+    is_stopped = answer.token_ids[-1] in request.question.stop_tokens
+    return is_stopped or answer.num_tokens >= most

@@ -1,0 +1,364 @@
+"""`recovery load=8`: tests an engine as it is used, with requests in flight that come, go and differ.
+
+Two questions. Is each greedy text what the engine gives for the request alone? And are drawn tokens distributed as the
+target has it, for every sampling setting that the engine takes?
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from harness.config.errors import RunError, SettingError
+from harness.engines.divergence import Divergence, check_known, first_divergence
+from harness.engines.protocol import Arm, Reference
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import Generation, quick_collections
+from harness.experiments.lossless import (
+    REQUIRED_POWER,
+    SampledCheck,
+    SampledTest,
+    greedy_columns,
+    sampled_columns,
+    together,
+)
+from harness.experiments.outcomes import Floats
+from harness.experiments.places import PlacesTest, moved_masses, num_cells_for, places
+from harness.experiments.progress import progress, say
+from harness.experiments.samplings import Sampling, samplings
+from harness.experiments.session import Session, in_batches
+from harness.experiments.workload import FOLLOW_UP, Asked, Workload, most_drawn
+from harness.menu.commands.recovery import RecoverySettings
+from harness.menu.records import engine_of
+from harness.results.acceptance import Acceptance
+
+PAIRS = "neighbouring tokens"
+# Statuses of a server that does not have a parameter.
+_REFUSALS = (400, 404, 422, 501)
+# Tokens whose logits `logit_bias` raises: the beginning of a prompt.
+_NUM_BIASED = 4
+# Texts of each sampling setting from which rounding is estimated.
+_NUM_ROUNDED = 8
+# Without exact probabilities: tokens compared of each text, and texts alone of each sampling setting.
+_NUM_COMPARED = 3
+_NUM_ALONE = 500
+# Drawn tokens of `num_draws=auto` at least, and at most.
+_FEWEST_TOKENS = 2000
+_MOST_TOKENS = 10**8
+
+
+class LoadTest:
+    """The checks of a run under load.
+
+    Attributes:
+        checks: the columns of each check, as they are found.
+    """
+
+    def __init__(self, settings: RecoverySettings, prompts: Sequence[Sequence[int]]) -> None:
+        assert settings.load is not None
+        self.checks: list[dict[str, Any]] = []
+        self._settings = settings
+        self._prompts = prompts
+        self._num_in_flight = settings.load
+
+    def run(self, session: Session) -> None:
+        """Open the engine, ask under load, and check the answers."""
+        longest = max(map(len, self._prompts)) + 1
+        second = longest + self._settings.decoding.max_new_tokens + FOLLOW_UP
+        session.place(self._num_in_flight, second)
+        engine = session.open(self._num_in_flight, second, fault=self._settings.fault)
+        arm = engine.arms[-1]
+        reference = self._reference(session)
+        taken, refused = self._taken(arm)
+        workload = Workload(self._prompts, taken, self._settings.decoding, self._settings.seed)
+        if reference is None:
+            self._compare_with_alone(arm, workload, taken, refused)
+        else:
+            self._compare_with_exact(arm, workload, taken, refused, reference)
+
+    def _reference(self, session: Session) -> Reference | None:
+        """The exact probabilities; None where they are not known, or the texts are not those that were sent."""
+        if getattr(self._settings.engine, "chat", False):
+            say("engine.chat=true: answers are compared with those of the same server alone")
+            return None
+        return session.reference()
+
+    def _taken(self, arm: Arm) -> tuple[list[Sampling], list[str]]:
+        """The sampling settings that the engine takes, and the names of those that it refuses.
+
+        Raises:
+            RunError: it does not answer at all.
+        """
+        settings = self._settings
+        if settings.decoding.temperature == 0:
+            return [], []
+        prompt = self._prompts[0]
+        tried = samplings(settings.decoding, sorted(set(prompt))[:_NUM_BIASED])
+        if engine_of(settings).own_loop:
+            # Our loop has no others, which nobody expects of it.
+            return [one for one in tried if not one.parameters], []
+        taken, refused = [], []
+        for sampling in tried:
+            if self._is_taken(arm, Asked(tuple(prompt), sampling, num_tokens=1, index=0)):
+                taken.append(sampling)
+            else:
+                refused.append(sampling.name)
+        if refused:
+            say(f"refused by the engine, and not tested: {', '.join(refused)}")
+        return taken, refused
+
+    def _is_taken(self, arm: Arm, asked: Asked) -> bool:
+        try:
+            [record] = arm.under_load([asked.request(self._settings.seed)], 1)
+        except SettingError:
+            return False
+        if record.error is not None and record.error.code not in _REFUSALS:
+            raise RunError(f"{asked.sampling.name}: {record.error}")
+        return record.error is None
+
+    def _answers(
+        self, arm: Arm, asked: Sequence[Asked], num_in_flight: int, doing: str = "under load"
+    ) -> list[RequestRecord]:
+        """The answers in the order of the requests. Raises RunError where one failed."""
+        requests = [one.request(self._settings.seed) for one in asked]
+        answers: dict[int, RequestRecord] = {}
+        with progress(doing, len(requests)) as advance, quick_collections():
+            for record in arm.under_load(requests, num_in_flight):
+                answers[record.index] = record
+                advance(None)
+        failed = [record for record in answers.values() if record.error is not None]
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
+            )
+        return [answers[place] for place in range(len(requests))]
+
+    # With exact probabilities.
+
+    def _compare_with_exact(
+        self,
+        arm: Arm,
+        workload: Workload,
+        taken: Sequence[Sampling],
+        refused: Sequence[str],
+        reference: Reference,
+    ) -> None:
+        # Half of them in each round.
+        num_drawn = math.ceil(self._num_drawn_tokens(taken) / self._mean_length / 2)
+        asked = workload.first_turns(num_drawn)
+        answers = self._answers(arm, asked, self._num_in_flight)
+        texts = [answer.token_ids for answer in answers]
+        second = workload.second_turns(asked, texts, num_drawn)
+        answers += self._answers(arm, second, self._num_in_flight, "under load, second turns")
+        compared = [
+            (one, answer.token_ids)
+            for one, answer in zip([*asked, *second], answers, strict=True)
+            if one.is_compared and answer.token_ids
+        ]
+        scores = _Scores(reference, self._num_in_flight, self._settings.seed)
+        with progress("comparing", len(compared)) as advance:
+            for _ in scores.add(compared):
+                advance(None)
+        self.checks.append(greedy_columns(scores.divergences, scores.num_greedy))
+        if taken:
+            acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
+            self._add_places(scores, taken, refused, acceptance)
+
+    @property
+    def _mean_length(self) -> float:
+        """Of drawn texts."""
+        return (1 + most_drawn(self._settings.decoding.max_new_tokens)) / 2
+
+    def _num_drawn_tokens(self, taken: Sequence[Sampling]) -> int:
+        asked = self._settings.num_draws
+        if not taken:
+            return 0
+        if asked != "auto":
+            return asked
+        return self._tokens_needed(len(taken), _FEWEST_TOKENS) or _MOST_TOKENS
+
+    def _tokens_needed(self, num_samplings: int, least: int) -> int | None:
+        return tokens_needed(self._test(num_samplings), num_samplings, self._mean_length, least)
+
+    def _test(self, num_samplings: int) -> PlacesTest:
+        # First tokens and later ones of each setting, pairs, and all together.
+        num_tests = 2 * num_samplings + 2
+        level = self._settings.false_alarm_rate / num_tests
+        return PlacesTest(level, self._settings.shift)
+
+    def _add_places(
+        self,
+        scores: _Scores,
+        taken: Sequence[Sampling],
+        refused: Sequence[str],
+        acceptance: Acceptance,
+    ) -> None:
+        test = self._test(len(taken))
+        parts = []
+        for sampling in taken:
+            for which, found, moved in scores.groups(sampling):
+                check = test.check(found, moved)
+                parts.append(check)
+                self.checks.append(
+                    sampled_columns(check) | {"sampling": f"{sampling.name}, {which}"}
+                )
+        pairs = test.check_pairs(scores.all_places)
+        self.checks.append(sampled_columns(pairs) | {"sampling": PAIRS})
+        overall = together(parts)
+        needed = None
+        if overall.verdict == "undecided":
+            needed = self._tokens_needed(len(taken), overall.num_draws)
+        self._add_overall(overall, refused, acceptance, needed)
+
+    def _add_overall(
+        self,
+        check: SampledCheck,
+        refused: Sequence[str],
+        acceptance: Acceptance,
+        num_draws_needed: int | None = None,
+    ) -> None:
+        self.checks.append(
+            sampled_columns(check)
+            | {
+                "acceptance": acceptance,
+                "refused": ", ".join(refused) or None,
+                "num_draws_needed": num_draws_needed,
+            }
+        )
+
+    # Without them: the same requests alone.
+
+    def _compare_with_alone(
+        self, arm: Arm, workload: Workload, taken: Sequence[Sampling], refused: Sequence[str]
+    ) -> None:
+        asked = workload.first_turns(0)
+        asked = [one for one in asked if one.is_greedy and one.is_compared]
+        asked_num = self._settings.num_draws
+        num_each = _NUM_ALONE if asked_num == "auto" else -(-asked_num // max(1, len(taken)))
+        drawn: list[Asked] = []
+        for place, sampling in enumerate(taken):
+            prompt = self._prompts[place % len(self._prompts)]
+            drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
+        loaded = workload.shuffled([*asked, *drawn])
+        answers = self._answers(arm, loaded, self._num_in_flight)
+        under_load = dict(zip((one.index for one in loaded), answers, strict=True))
+        greedy_alone = self._answers(arm, asked, 1, "alone")
+        divergences = [
+            first_divergence(None, one.prompt, answer.token_ids, under_load[one.index].token_ids)
+            for one, answer in zip(asked, greedy_alone, strict=True)
+        ]
+        num_tokens = sum(len(answer.token_ids) for answer in greedy_alone)
+        self.checks.append(greedy_columns(divergences, num_tokens))
+        if not taken:
+            return
+        level = self._settings.false_alarm_rate / (len(taken) + 1)
+        test = SampledTest(_NUM_COMPARED, level, self._settings.shift)
+        parts = []
+        for sampling in taken:
+            own = [one for one in drawn if one.sampling is sampling]
+            again = workload.repeated(own[0].prompt, sampling, num_each, _NUM_COMPARED)
+            alone = self._answers(arm, again, 1, f"alone, {sampling.name}")
+            loaded_answers = [under_load[one.index] for one in own]
+            samples = [
+                Generation("alone", requests=alone),
+                Generation("load", requests=loaded_answers),
+            ]
+            check = test.compare(samples[:1], samples[1:])
+            parts.append(check)
+            named = {"sampling": f"{sampling.name}, beside those alone"}
+            self.checks.append(sampled_columns(check) | named)
+        overall = together(parts)
+        self._add_overall(overall, refused, overall.acceptance)
+
+
+class _Scores:
+    """What exact probabilities say about texts.
+
+    Attributes:
+        divergences: of each greedy text, None where every token is the likeliest one.
+        num_greedy: tokens of greedy texts.
+        all_places: of the tokens of each drawn text.
+    """
+
+    def __init__(self, reference: Reference, batch_size: int, seed: int) -> None:
+        self.divergences: list[Divergence | None] = []
+        self.num_greedy = 0
+        self.all_places: list[Floats] = []
+        self._reference = reference
+        self._batch_size = batch_size
+        self._generator = np.random.default_rng([seed, 1])
+        self._places: dict[str, list[Floats]] = defaultdict(list)
+        self._rounded: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
+
+    def add(self, texts: Sequence[tuple[Asked, Sequence[int]]]) -> Iterator[None]:
+        """Score texts; yields after each."""
+        # Texts of about the same length need little filling.
+        by_length = sorted(texts, key=lambda pair: len(pair[1]))
+        for batch in in_batches(by_length, self._batch_size):
+            for asked, text in batch:
+                check_known([*asked.prompt, *text], self._reference.vocabulary_size)
+            prompts = [asked.prompt for asked, _ in batch]
+            logits = self._reference.logits_along(prompts, [text for _, text in batch])
+            for row, (asked, text) in enumerate(batch):
+                self._add(asked, text, logits[row, : len(text)])
+                yield
+
+    def groups(self, sampling: Sampling) -> Iterator[tuple[str, Floats, Floats | None]]:
+        """Places of first tokens and of later ones, and how far rounding may move them."""
+        found = self._places[sampling.name]
+        for name, part in (("first tokens", slice(0, 1)), ("later tokens", slice(1, None))):
+            values = np.concatenate([text[part] for text in found]) if found else np.zeros(0)
+            moved = None
+            pairs = self._rounded[sampling.name]
+            if pairs:
+                exact = np.concatenate([one[part] for one, _ in pairs])
+                other = np.concatenate([one[part] for _, one in pairs])
+                if len(exact):
+                    moved = moved_masses(exact, other, num_cells_for(len(values)))
+            yield name, values, moved
+
+    def _add(self, asked: Asked, text: Sequence[int], logits: Tensor) -> None:
+        if asked.is_greedy:
+            likeliest = logits.argmax(-1).tolist()
+            self.num_greedy += len(text)
+            # Equal up to the place where the two part, after which only the first counts.
+            self.divergences.append(
+                first_divergence(self._reference, asked.prompt, likeliest, text)
+            )
+            return
+        sampling = asked.sampling
+        exact = sampling.probabilities_along(logits, asked.prompt, text)
+        found = places(exact, text, self._generator)
+        self._places[sampling.name].append(found)
+        self.all_places.append(found)
+        if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(asked.prompt) > 1:
+            # By another route: alone, and cut at another place.
+            prompt, last = asked.prompt[:-1], asked.prompt[-1]
+            other = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
+            again = sampling.probabilities_along(other, asked.prompt, text)
+            self._rounded[sampling.name].append((exact, again))
+
+
+def tokens_needed(
+    test: PlacesTest, num_samplings: int, mean_length: float, least: int
+) -> int | None:
+    """How many drawn tokens in all give a verdict. None where no number does.
+
+    Args:
+        mean_length: of the texts, each of which has a first token.
+    """
+    number = least
+    while number <= _MOST_TOKENS:
+        each = number / num_samplings
+        num_first = round(each / mean_length)
+        parts = [test.expected(num_first), test.expected(round(each) - num_first)]
+        if together(parts * num_samplings).power >= REQUIRED_POWER:
+            # The lengths of texts are random, too.
+            return round(1.05 * number)
+        number = round(1.1 * number)
+    return None

@@ -1,0 +1,94 @@
+"""Sampling settings of requests, and the exact distribution of each token that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from harness.config.settings import DecodingSettings
+from harness.experiments.outcomes import Floats, exact_probabilities
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request asks for its tokens to be drawn.
+
+    Attributes:
+        name: for reports.
+        parameters: of a server's API, with OpenAI's and vLLM's names: `min_p`, `presence_penalty`,
+            `frequency_penalty`, `repetition_penalty`, `logit_bias`.
+    """
+
+    name: str
+    decoding: DecodingSettings
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def probabilities_along(
+        self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]
+    ) -> Floats:
+        """The distribution [n, V] that each token of a text was to be drawn from.
+
+        Args:
+            logits: [n, V], the model's own before each token.
+        """
+        values = logits.double().cpu()
+        for token, bias in self.parameters.get("logit_bias", {}).items():
+            values[:, int(token)] += bias
+        values = self._penalised(values, prompt, text)
+        probabilities = exact_probabilities(values, self.decoding)
+        least = self.parameters.get("min_p", 0.0) * probabilities.max(-1, keepdims=True)
+        probabilities = probabilities * (probabilities >= least)
+        return probabilities / probabilities.sum(-1, keepdims=True)
+
+    def _penalised(self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Repetition counts prompt and text, as transformers has it; the others the text, as OpenAI has it."""
+        if not self.parameters:
+            return logits
+        size = logits.shape[-1]
+        tokens = torch.tensor(text)
+        # [n, V]: how often each token came in the text before.
+        counts = one_hot(tokens, size).cumsum(0) - one_hot(tokens, size)
+        repetition = self.parameters.get("repetition_penalty", 1.0)
+        if repetition != 1:
+            seen = (counts > 0) | (one_hot(torch.tensor(prompt), size).sum(0) > 0)
+            lowered = torch.where(logits > 0, logits / repetition, logits * repetition)
+            logits = torch.where(seen, lowered, logits)
+        frequency = self.parameters.get("frequency_penalty", 0.0)
+        presence = self.parameters.get("presence_penalty", 0.0)
+        return logits - frequency * counts - presence * (counts > 0)
+
+
+def samplings(decoding: DecodingSettings, biased: Sequence[int]) -> list[Sampling]:
+    """The sampling settings to try: the run's own, and others beside it, each alone.
+
+    Args:
+        biased: tokens whose logits `logit_bias` raises.
+    """
+    other = 1.0 if decoding.temperature != 1 else 0.7
+    plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
+    bias = {str(token): 1.0 for token in biased}
+    extras: list[dict[str, Any]] = [
+        {"min_p": 0.1},
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3},
+        {"logit_bias": bias},
+    ]
+    return [
+        Sampling("as asked", decoding),
+        Sampling(f"temperature={other:g}", plain),
+        Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
+        Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
+        *(Sampling(_named(one), plain, one) for one in extras),
+    ]
+
+
+def _named(parameters: Mapping[str, Any]) -> str:
+    [(name, value)] = parameters.items()
+    return name if name == "logit_bias" else f"{name}={value:g}"

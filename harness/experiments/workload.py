@@ -1,0 +1,147 @@
+"""The requests of `recovery load=8`: mixed lengths, prompts that begin alike, second turns, neighbours that draw in
+other ways, and some that are left midway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import LoadRequest, Question
+from harness.experiments.samplings import Sampling
+
+# The most tokens of a drawn text: each request has a first token, so short texts test more of these.
+_MOST_DRAWN = 16
+# Tokens of another prompt that follow an answer as the next turn.
+FOLLOW_UP = 8
+# One request is left midway for so many that are read to their end.
+_READ_FOR_ONE_LEFT = 7
+
+
+def most_drawn(max_new_tokens: int) -> int:
+    """The most tokens of a drawn text; every length up to it is as likely."""
+    return min(max_new_tokens, _MOST_DRAWN)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the load.
+
+    Attributes:
+        index: with the seed it determines the random numbers, where the engine takes them.
+        leave_after: see `LoadRequest`; the text is then not compared.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    num_tokens: int
+    index: int
+    leave_after: int | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        return self.leave_after is None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.decoding.temperature == 0
+
+    def request(self, seed: int) -> LoadRequest:
+        """The request as an arm takes it. It ends at no token, so that every text has its length."""
+        decoding = dataclasses.replace(
+            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
+        )
+        question = Question([self.prompt], decoding, seed, [self.index])
+        return LoadRequest(question, self.sampling.parameters, self.leave_after)
+
+
+class Workload:
+    """Makes the requests of a run, always the same ones for a seed.
+
+    Args:
+        prompts: token ids, none empty.
+        samplings: that are tested.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        decoding: DecodingSettings,
+        seed: int,
+    ) -> None:
+        self._prompts = [tuple(prompt) for prompt in prompts]
+        self._samplings = samplings
+        self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
+        self._most = decoding.max_new_tokens
+        self._generator = np.random.default_rng(seed)
+        self._num_made = 0
+
+    def first_turns(self, num_drawn: int) -> list[Asked]:
+        """Requests whose prompts are those of the run, and others that begin like them or nearly so."""
+        texts = list(self._alike())
+        return self._mixed(texts, num_drawn)
+
+    def second_turns(
+        self, asked: Sequence[Asked], answers: Sequence[Sequence[int]], num_drawn: int
+    ) -> list[Asked]:
+        """Requests that go on after greedy answers to the prompts of the run."""
+        texts = []
+        for one, answer in zip(asked, answers, strict=True):
+            if one.is_greedy and one.is_compared and one.prompt in self._prompts:
+                following = self._prompts[one.index % len(self._prompts)]
+                texts.append((*one.prompt, *answer, *following[-FOLLOW_UP:]))
+        return self._mixed(texts, num_drawn)
+
+    def repeated(
+        self, prompt: Sequence[int], sampling: Sampling, num: int, num_tokens: int
+    ) -> list[Asked]:
+        """The same request over and over, each with random numbers of its own."""
+        return [self._asked(tuple(prompt), sampling, num_tokens) for _ in range(num)]
+
+    def shuffled(self, asked: Sequence[Asked]) -> list[Asked]:
+        """The requests in a random order, with some among them that are left midway."""
+        texts = [one.prompt for one in asked]
+        num_left = len(asked) // _READ_FOR_ONE_LEFT
+        mixed = [*asked, *(self._left_midway(texts) for _ in range(num_left))]
+        return [mixed[place] for place in self._generator.permutation(len(mixed))]
+
+    def _alike(self) -> Iterator[tuple[int, ...]]:
+        for place, prompt in enumerate(self._prompts):
+            other = self._prompts[(place + 1) % len(self._prompts)]
+            half = prompt[: (len(prompt) + 1) // 2]
+            yield prompt
+            yield half
+            yield (*half, *other[len(other) // 2 :])
+            # The beginning that many tokenizers put before a text stays.
+            yield (prompt[0], *prompt[2:])
+
+    def _mixed(self, texts: Sequence[tuple[int, ...]], num_drawn: int) -> list[Asked]:
+        greedy = [self._asked(text, self._greedy, self._length(self._most)) for text in texts]
+        drawn = []
+        if self._samplings:
+            for number in range(num_drawn):
+                sampling = self._samplings[number % len(self._samplings)]
+                length = self._length(most_drawn(self._most))
+                drawn.append(self._asked(self._any(texts), sampling, length))
+        return self.shuffled([*greedy, *drawn])
+
+    def _left_midway(self, texts: Sequence[tuple[int, ...]]) -> Asked:
+        ways = [self._greedy, *self._samplings]
+        sampling = ways[int(self._generator.integers(len(ways)))]
+        asked = self._asked(self._any(texts), sampling, self._most)
+        return dataclasses.replace(asked, leave_after=self._length(max(1, self._most // 2)))
+
+    def _asked(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> Asked:
+        self._num_made += 1
+        return Asked(prompt, sampling, num_tokens, self._num_made)
+
+    def _any(self, texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        return texts[int(self._generator.integers(len(texts)))]
+
+    def _length(self, most: int) -> int:
+        return int(self._generator.integers(1, most + 1))

@@ -1,0 +1,59 @@
+"""Our own service with a planted fault, over a real socket in a thread of the tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from harness.config.settings import Fault, ModelSettings
+from harness.engines.keeper import PairKeeper
+from harness.engines.protocol import Engine
+from harness.menu.commands.serve import ServeSettings
+from harness.menu.methods.model import ModelDraftSettings
+from harness.models.case import Demand
+from harness.serve.app import make_app
+from harness.serve.service import Service
+from some_settings import settings_of
+
+BATCH_SIZE = 6
+
+
+class FaultyKeeper(PairKeeper):
+    """Opens every engine with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def open(self, *arguments: Any, **options: Any) -> Engine:
+        return super().open(*arguments, **options | {"fault": self._fault})
+
+
+@contextmanager
+def faulty_service(directory: Path, fault: Fault) -> Iterator[str]:
+    """The address of the API over the models `target` and `draft` in a directory."""
+    target = ModelSettings(name="target", repository=str(directory / "target"))
+    draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
+    settings = settings_of(
+        ServeSettings, model=target, draft=draft, batch_size=BATCH_SIZE, runner="eager"
+    )
+    keeper = FaultyKeeper(fault)
+    keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
+    keeper.load()
+    service = Service(keeper, settings, lambda message: None)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(make_app(service, None), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.scheduler.close()
