@@ -108,15 +108,13 @@ class Adaptive(DraftLength):
         return best
 
     def _best(self) -> int:
-        costs = self._now
-        best, highest = 0, 1 / costs.at(0)
-        tokens = survival = 1.0
-        choices = set(self._choices)
-        for k, rate in enumerate(self._accepted.rates(), 1):
-            survival *= rate
-            tokens += survival
-            if k in choices and tokens / costs.at(k) > highest:
-                best, highest = k, tokens / costs.at(k)
+        best, most_per_second = 0, 0.0
+        costs = self._now.of(self._choices)
+        yields = self._accepted.yields()
+        for number, seconds in zip(self._choices, costs, strict=True):
+            per_second = yields[number] / seconds
+            if per_second > most_per_second:
+                best, most_per_second = number, per_second
         return best
 
 
@@ -133,19 +131,26 @@ class _Chain:
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         self._accepted = [_MEMORY * count for count in self._accepted]
         self._tried = [_MEMORY * count for count in self._tried]
+        if not max(limits):
+            return
         for limit, accepted in zip(limits, num_accepted, strict=True):
             for place in range(min(accepted + 1, limit)):
                 self._tried[place] += 1 / len(limits)
                 self._accepted[place] += (place < accepted) / len(limits)
 
-    def rates(self) -> list[float]:
-        """Return the rate of each place; where little is known, close to the place before it."""
-        rates: list[float] = []
-        rate = _PRIOR
+    def yields(self) -> list[float]:
+        """Return the tokens of an iteration that asks for 0, 1, 2, ... draft tokens.
+
+        Where little is known of a place, its rate is close to that of the place before it.
+        """
+        yields = [1.0]
+        rate, survival, tokens = _PRIOR, 1.0, 1.0
         for accepted, tried in zip(self._accepted, self._tried, strict=True):
             rate = (accepted + rate) / (tried + 1)
-            rates.append(rate)
-        return rates
+            survival *= rate
+            tokens += survival
+            yields.append(tokens)
+        return yields
 
 
 class _Costs:
@@ -168,6 +173,11 @@ class _Costs:
     def at(self, asked: int) -> float:
         line = self._drafted if asked and self._drafted.weight else self._step
         return line.at(asked)
+
+    def of(self, numbers: Sequence[int]) -> list[float]:
+        """Return the costs of 0, which is the first, and of further numbers of draft tokens."""
+        line = self._drafted if self._drafted.weight else self._step
+        return [self._step.at(0), *line.values(numbers[1:])]
 
 
 class _Line:
@@ -192,7 +202,15 @@ class _Line:
 
     def at(self, x: float) -> float:
         """Return y at x. The line never falls, and is level while a single x is known."""
+        [y] = self.values([x])
+        return y
+
+    def values(self, places: Sequence[float]) -> list[float]:
+        """Return y at each x; see `at`."""
         mean_x, mean_y = self._x / self.weight, self._y / self.weight
         variance = self._xx / self.weight - mean_x * mean_x
-        slope = (self._xy / self.weight - mean_x * mean_y) / variance if variance > 1e-9 else 0.0
-        return max(mean_y + max(slope, 0.0) * (x - mean_x), 0.1 * mean_y)
+        slope = 0.0
+        if variance > 1e-9:
+            slope = max(0.0, (self._xy / self.weight - mean_x * mean_y) / variance)
+        least = 0.1 * mean_y
+        return [max(mean_y + slope * (x - mean_x), least) for x in places]

@@ -13,7 +13,6 @@ import torch
 from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
 from harness.decoding.protocols import Drafter, Runner
-from harness.decoding.randomness import Purpose
 from harness.decoding.speculation import Speculation
 from harness.decoding.transfer import added
 from harness.decoding.turns import Turn, Turns, decode_batch, regular_turn
@@ -36,8 +35,7 @@ def autoregressive(
     rows = Rows(BatchWarp(), agree)
 
     def step(progress: Progress) -> Turn:
-        uniforms = rows.uniforms_from(progress.num_generated, 1)[:, 0, Purpose.TARGET]
-        return regular_turn(target, rows, progress.next_tokens, uniforms)
+        return regular_turn(target, rows, progress)
 
     def keep(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         target.keep(added(num_accepted, 1))
@@ -85,6 +83,8 @@ def speculative(
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
     def draft_and_verify(progress: Progress) -> Turn:
         limits = steps.limits(draft_length.choose(len(rows.members)), progress)
+        if not max(limits):
+            return steps.regular(limits, progress)
         uniforms = steps.uniforms(limits, progress)
         proposal = steps.propose(limits, uniforms.draft)
         return steps.verify(proposal, uniforms, limits, progress)

@@ -77,9 +77,6 @@ class Speculation:
         columns as possible.
         """
         rows = self.rows
-        if not max(limits):
-            nothing = torch.empty(len(limits), 0, dtype=torch.long, device=rows.uniforms.device)
-            return Proposal(nothing, None, limits)
         proposal = self.drafter.propose(max(limits), uniforms)
         offered = [proposal.tokens.shape[1]] * len(limits)
         if proposal.lengths is not None:
@@ -105,7 +102,7 @@ class Speculation:
         lengths = proposal.lengths or [0]
         width = max(lengths)
         if width == 0:
-            return self._undrafted(uniforms, limits, progress)
+            return self.regular(limits, progress)
         inputs = [
             proposal.tokens,
             first_columns(uniforms.accept, width),
@@ -139,9 +136,9 @@ class Speculation:
             verdict,
         )
 
-    def _undrafted(self, uniforms: TurnUniforms, limits: Sequence[int], progress: Progress) -> Turn:
+    def regular(self, limits: Sequence[int], progress: Progress) -> Turn:
         """Queue a turn in which no row is offered a token, at the cost of regular decoding."""
-        turn = regular_turn(self.target, self.rows, progress.next_tokens, uniforms.target[:, 0])
+        turn = regular_turn(self.target, self.rows, progress)
         drawn = turn.next_tokens
         none = torch.zeros_like(drawn)
         empty = torch.empty(len(drawn), 0, device=drawn.device)

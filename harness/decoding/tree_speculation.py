@@ -227,9 +227,9 @@ class _TreeSteps:
             min(depth, row.request.max_new_tokens - count - 1)
             for row, count in zip(self.rows.members, progress.num_generated, strict=True)
         ]
-        uniforms = self._uniforms(progress)
         if not max(limits):
-            return self._undrafted(uniforms, limits, progress)
+            return self._undrafted(limits, progress)
+        uniforms = self._uniforms(progress)
         proposal = self.drafter.propose_tree(depth, limits, uniforms.draft)
         return self._verify(proposal, uniforms, limits, progress)
 
@@ -284,11 +284,9 @@ class _TreeSteps:
             shape=shape,
         )
 
-    def _undrafted(
-        self, uniforms: TurnUniforms, limits: Sequence[int], progress: Progress
-    ) -> TreeTurn:
+    def _undrafted(self, limits: Sequence[int], progress: Progress) -> TreeTurn:
         """Queue a turn without trees, at the cost of regular decoding."""
-        turn = regular_turn(self.target, self.rows, progress.next_tokens, uniforms.target[:, 0])
+        turn = regular_turn(self.target, self.rows, progress)
         drawn = turn.next_tokens
         empty = torch.empty(len(drawn), 0, device=drawn.device)
         verdict = Verdict(torch.zeros_like(drawn), drawn, empty, empty)

@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.decoding.batch import Progress, Records, Request, Rows
 from harness.decoding.decisions import Draw, Figures
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Runner, Step
+from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, added, to_device, to_host
 from harness.decoding.verify import Verdict
 
@@ -110,10 +111,10 @@ class Turn:
             rows.check_finite(figures.next_token, position + figures.num_accepted)
 
 
-def regular_turn(target: Runner, rows: Rows, next_tokens: Sequence[int], uniforms: Tensor) -> Turn:
-    """Queue one forward pass over the last token of each row, and draw the next ones with uniforms
-    [B].
-    """
+def regular_turn(target: Runner, rows: Rows, progress: Progress) -> Turn:
+    """Queue one forward pass over the last token of each row, and draw the next ones."""
+    next_tokens = progress.next_tokens
+    uniforms = rows.uniforms_from(progress.num_generated, 1)[:, 0, Purpose.TARGET]
     last_tokens = to_device(next_tokens, rows.uniforms.device).unsqueeze(1)
     step, (drawn,) = target.decide(last_tokens, Draw(rows.warp.current), uniforms)
     drawn = rows.agree(drawn)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
-from harness.decoding.transfer import added, most, to_device
+from harness.decoding.transfer import Arriving, added, most, to_device
 from harness.decoding.warp import AnyWarp, BatchWarp
 from harness.drafting.slot_cache import SlotCache
 
@@ -149,6 +149,8 @@ class HeadDrafter(Drafter):
         self.vocabulary_size = step.logits.shape[-1]
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._chunks: list[_Chunk] = []
+        # Verdicts that accepted nothing, behind the chunks: hidden states [B, 1, L, D], next tokens.
+        self._undrafted: list[tuple[Tensor, Sequence[int]]] = []
         # For each row: entries in the cache, and features to be read.
         self._num_cached: Sequence[int] = []
         self._num_unread: Sequence[int] = []
@@ -220,14 +222,31 @@ class HeadDrafter(Drafter):
             self._read_early()
         assert step.hidden is not None
         longest = most(num_accepted)
-        decided = self._decided(num_accepted, next_tokens, longest)
-        features = step.hidden[:, : longest + 1].flatten(2).to(self.device)
         counts = added(num_accepted, 1)
         # Counts of an earlier verdict have reached the host by now.
         self._num_cached = list(self._num_cached)
         self._num_unread = added(counts, list(self._num_unread))
-        self._chunks.append(_Chunk(features, decided, [0] * len(counts), counts))
-        self._proposed = decided[:, :0]
+        if longest or isinstance(next_tokens, Arriving):
+            self._join_undrafted()
+            decided = self._decided(num_accepted, next_tokens, longest)
+            features = step.hidden[:, : longest + 1].flatten(2).to(self.device)
+            self._chunks.append(_Chunk(features, decided, [0] * len(counts), counts))
+        else:
+            # While nothing is drafted this is all: a head that does not pay must cost nothing.
+            self._undrafted.append((step.hidden[:, :1], next_tokens))
+        self._proposed = self._proposed[:, :0]
+
+    def _join_undrafted(self) -> None:
+        """Make a chunk of the verdicts that accepted nothing."""
+        if not self._undrafted:
+            return
+        hidden = torch.cat([states for states, _ in self._undrafted], dim=1)
+        features = hidden.flatten(2).to(self.device)
+        num_rows, count = features.shape[:2]
+        tokens = [token for _, next_tokens in self._undrafted for token in next_tokens]
+        following = to_device(tokens, self.device).view(count, num_rows).T
+        self._chunks.append(_Chunk(features, following, [0] * num_rows, [count] * num_rows))
+        self._undrafted = []
 
     def _decided(
         self, num_accepted: Sequence[int], next_tokens: Sequence[int], longest: int
@@ -284,6 +303,7 @@ class HeadDrafter(Drafter):
 
     def _merged(self) -> _Chunk:
         """All unread features, left-aligned."""
+        self._join_undrafted()
         chunks = self._chunks
         if len(chunks) == 1 and not any(chunks[0].first):
             return chunks[0]
