@@ -96,17 +96,17 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     ask(terminal, ":help", "Ctrl-C stops a generation.")
     ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
     ask(terminal, "Panama", "and model=./chain takes 100000")
+    # Between two prompts the terminal is not in raw mode: keys such as Up would be lost.
     ask(
         terminal,
         ":set temperature=0 num_draft_tokens=2 max_new_tokens=64",
-        "64 new tokens · K=2 · greedy",
+        "64 new tokens · K=2 · greedy · float32 · view=text >",
     )
 
     # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
     terminal.type(UP)
     terminal.wait_for(":set temperature=0 num_draft_tokens=2 max_new_tokens=64", 2)
     terminal.type(CTRL_C)
-    # Between two prompts the terminal is not in raw mode, and its Ctrl-D would be lost.
     ask(terminal, "Sahara", "identical, token for token. >", 2)
     terminal.type(CTRL_D)
     assert terminal.wait_for_end() == 0
