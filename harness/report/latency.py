@@ -6,26 +6,18 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from harness.config.amounts import amount
-from harness.menu.records import is_elsewhere
 from harness.report.categories import by_category, by_turn
 from harness.report.caveats import mean_answer_length, run_caveats
-from harness.report.costs import (
-    costs_in_steps,
-    held_back,
-    predicted_by_k,
-    proposed_per_iteration,
-    rest_ms,
-    share_of_predicted,
-    tokens_per_iteration,
-)
 from harness.report.doubts import limits_of_the_interval
+from harness.report.reason import costs_of_a_step, reason
 from harness.report.table import (
+    UNKNOWN,
     Column,
     Document,
     Line,
     Style,
     Table,
+    in_brackets,
     interval,
     number,
     percent,
@@ -38,12 +30,8 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, Inte
 from harness.results.statistics.multiplicity import widened
 from harness.results.work import why_no_verdict
 
-# Printed in the place of an unknown figure among known ones.
-_UNKNOWN = "–"
 # A damaged file may hold any number.
 _MOST_SPEEDUP = 1e6
-# Predictions for other K in one line.
-_MOST_K = 8
 
 
 def latency_document(
@@ -88,7 +76,7 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
     """Whether speculation pays and why; or why that cannot be told."""
     regular, last = rows[0], rows[-1]
     if no_verdict is not None:
-        return [Line(f"No verdict: {no_verdict}.", "warning"), _reason(regular, last)]
+        return [Line(f"No verdict: {no_verdict}.", "warning"), reason(regular, last)]
     told = last.mean_acceptance_length is not None or was_served(last)
     if last.speedup is not None and told:
         speedup = speedup_in_words(last)
@@ -99,9 +87,8 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
         style: Style = "plain" if last.speedup_low is None else "strong"
         decode_only = sentences("plain", _decode_only(last))
         limits = sentences("dim", *limits_of_the_interval(last))
-        return [Line(sentence, style), *decode_only, *limits, _reason(regular, last)]
-    lines = {"target reads": _target_reads(regular), "8-bit layers": _eight_bit(regular, last)}
-    table = _table_of_known(lines)
+        return [Line(sentence, style), *decode_only, *limits, reason(regular, last)]
+    table = costs_of_a_step(regular, last)
     return [table] if table.rows else []
 
 
@@ -111,7 +98,7 @@ def _decode_only(row: LatencyRow) -> str | None:
         return None
     if row.speedup_low <= row.decode_speedup <= row.speedup_high:
         return None
-    certainty = _in_brackets(row.decode_speedup_low, row.decode_speedup_high)
+    certainty = in_brackets(row.decode_speedup_low, row.decode_speedup_high)
     return (
         f"Without the time to the first token it is {row.decode_speedup:.2f}×{certainty}:"
         " longer answers come closer to this."
@@ -182,13 +169,6 @@ def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
     return f"{row.speedup:.2f}× ({certainty})"
 
 
-def _in_brackets(low: float | None, high: float | None, *about: str) -> str:
-    """` (about, 95 % interval 2.18 to 2.42)`, to follow a figure; as much of it as is known."""
-    bounds = interval(low, high)
-    parts = [*about, f"95 % interval {bounds}"] if bounds else about
-    return f" ({', '.join(parts)})" if parts else ""
-
-
 def no_interval(row: LatencyRow) -> str:
     """`no interval from fewer than 8 prompts`."""
     if row.repeat == "all" and not row.speedup_covers:
@@ -222,7 +202,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
         if all(value is None for value in values):
             return None
-        return " / ".join(_UNKNOWN if value is None else f"{value:.1f}" for value in values)
+        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
 
     return Column(f"{heading}\np50 / p90 / p99", of=percentiles, optional=optional)
 
@@ -264,191 +244,6 @@ _CATEGORIES = (
 )
 
 _TURNS = (Column("turn", text=True, of="name"), *_CATEGORIES[1:])
-
-
-def _reason(regular: LatencyRow, row: LatencyRow) -> Table:
-    """Acceptance, costs and prediction, one per line."""
-    loses = (row.speedup or 1) < 1
-    lines = {
-        "acceptance": _acceptance(row),
-        "by position": _by_position(row.acceptance_by_position, "of those tested there"),
-        "": _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it"),
-        "accepted": _histogram(row.acceptance_histogram or []),
-        "target reads": _target_reads(regular),
-        "draft reads": _draft_reads(row),
-        "8-bit layers": _eight_bit(regular, row),
-        "identical arms": _identical_arms(row),
-        **_prediction(regular, row),
-        "energy": _energy(regular, row),
-        "goodput": _goodput(regular, row),
-        "by K": _by_k(regular, row),
-        "why": held_back(regular, row) if loses else None,
-    }
-    return _table_of_known(lines)
-
-
-def _table_of_known(lines: dict[str, str | None]) -> Table:
-    known = [(name, text) for name, text in lines.items() if text]
-    return Table.of_lines("reason", known)
-
-
-def _acceptance(row: LatencyRow) -> str | None:
-    tokens = tokens_per_iteration(row)
-    parts = []
-    if row.acceptance_rate is not None:
-        share = f"{row.acceptance_rate:.1%} of the draft tokens"
-        tested = row.conditional_acceptance_rate
-        parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
-    if tokens:
-        length = f"{tokens:.2f} tokens per iteration"
-        if row.num_draft_tokens == "auto":
-            length += f", K={proposed_per_iteration(row):.2f} on average"
-        parts.append(length)
-    if not parts:
-        return _not_reported(row) if is_elsewhere(row.engine) else None
-    source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
-    return "; ".join(parts) + source
-
-
-def _not_reported(row: LatencyRow) -> str:
-    may_be_vllm = row.server is None or "vLLM" in row.server
-    flag = "--per-request-spec-decode-metrics detailed"
-    advice = f"; vLLM reports it when started with {flag}" if may_be_vllm else ""
-    return f"not reported by the server{advice}"
-
-
-def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str | None:
-    """`95%  92%  94%  87%  of those tested there`."""
-    if not rates:
-        return None
-    percentages = [_UNKNOWN if rate is None else f"{rate:.0%}" for rate in rates]
-    return f"{'  '.join(percentages)}  {denominator}"
-
-
-def _histogram(histogram: Sequence[int]) -> str | None:
-    """`0: 25%  1: 75%  of 4 iterations`."""
-    total = sum(histogram)
-    if not total:
-        return None
-    shares = [f"{count}: {how_often / total:.0%}" for count, how_often in enumerate(histogram)]
-    return "  ".join([*shares, f"of {total} iterations"])
-
-
-def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
-    """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
-    costs = costs_in_steps(regular, row)
-    rest = rest_ms(row)
-    share = share_of_predicted(row)
-    if costs is None or rest is None or share is None:
-        return {}
-    if rest:
-        phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
-    else:
-        # The separate pass with stopwatches was slower than the timed one: the phases add up to more.
-        phases = (
-            f"(in the separate pass drafting took {row.draft_ms:.2f}"
-            f" and verifying {row.verify_ms:.2f})"
-        )
-    lines = {
-        "an iteration": (
-            f"{row.iteration_ms:.2f} ms {phases}; a target step takes {regular.target_step_ms:.2f} ms"
-        ),
-        "predicted": (
-            f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
-            f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; measured is {share:.0%} of it"
-        ),
-    }
-    if (row.batch_size or 1) > 1:
-        lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
-    return lines
-
-
-def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """Joules per token of both arms, and their ratio; None where no GPU tells."""
-    if regular.joules_per_token is None or row.joules_per_token is None:
-        return None
-    text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
-    if row.energy_ratio is None:
-        return text
-    certainty = _in_brackets(row.energy_ratio_low, row.energy_ratio_high)
-    return f"{text}: {row.energy_ratio:.2f}× less{certainty}"
-
-
-def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """`80% of the regular requests and 98% of the speculative ones ...`; None without `engine.slo`."""
-    if row.goodput_share is None or regular.goodput_share is None:
-        return None
-    bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
-    shares = f"{regular.goodput_share:.0%} and {row.goodput_share:.0%} of the requests"
-    text = f"{shares} are within {', '.join(bounded)}"
-    if row.goodput_ratio is None:
-        return text
-    certainty = _in_brackets(row.goodput_ratio_low, row.goodput_ratio_high)
-    return f"{text}: {row.goodput_ratio:.2f}× as many a second{certainty}"
-
-
-def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
-    predictions = predicted_by_k(regular, row)
-    if len(predictions) < 2:
-        return None
-    shown = []
-    for one in predictions[:_MOST_K]:
-        bounds = interval(one.low, one.high)
-        shown.append(f"{one.num_draft_tokens}: {bounds or f'{one.speedup:.2f}'}×")
-    best = max(predictions, key=lambda one: one.speedup)
-    largest = " or a larger one" if best is predictions[-1] else ""
-    covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
-    verification = "timed by width" if row.pass_ms_by_width else "interpolated"
-    return (
-        f"{'  '.join(shown)} predicted ({covers}verification {verification});"
-        f" the best is K={best.num_draft_tokens}{largest}"
-    )
-
-
-def _target_reads(regular: LatencyRow) -> str | None:
-    return _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
-
-
-def _draft_reads(row: LatencyRow) -> str | None:
-    proposed = proposed_per_iteration(row)
-    step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
-    return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
-
-
-def _identical_arms(row: LatencyRow) -> str | None:
-    """How far apart an arm is from itself; None where that was not measured."""
-    if row.aa_ratio is None:
-        return None
-    about = _in_brackets(row.aa_ratio_low, row.aa_ratio_high, "the regular arm over itself")
-    return f"{row.aa_ratio:.2f}×{about}"
-
-
-def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
-    """Bytes that a step must read, the least time for that, and how near a step comes to it."""
-    if not num_bytes or not floor_ms or not step_ms:
-        return None
-    rate = num_bytes / floor_ms / 1e6
-    in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
-    return (
-        f"{amount(num_bytes)} per step, which takes at least {floor_ms:.2f} ms at {rate:.4g} GB/s, the rate of a"
-        f" large copy here; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate{in_caches}"
-    )
-
-
-def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """Share of the time that 8-bit layers take, and a faster alternative; None without any."""
-    shares = []
-    if regular.target_8bit_share is not None:
-        shares.append(f"{regular.target_8bit_share:.0%} of a target step")
-    if row.draft_8bit_share is not None:
-        shares.append(f"{row.draft_8bit_share:.0%} of drafting")
-    if not shares:
-        return None
-    # Only a GPU has memory of its own. There these layers wait for the host.
-    on_gpu = bool(regular.peak_memory_bytes)
-    advice = "; they wait for the host, and quantization=4bit is usually faster" if on_gpu else ""
-    return f"take {' and '.join(shares)}{advice}"
 
 
 def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> Document:

@@ -162,6 +162,8 @@ def visible(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
+# Printed in the place of an unknown figure among known ones.
+UNKNOWN = "–"
 # Forms of a number: `2.31×` and `83.4%`.
 times = "{:.2f}×".format
 percent = "{:.1%}".format
@@ -179,3 +181,10 @@ def interval(
     if low is None or high is None or math.isnan(low + high):
         return None
     return f"{scale * low:.{digits}f} to {scale * high:.{digits}f}"
+
+
+def in_brackets(low: float | None, high: float | None, *about: str) -> str:
+    """` (about, 95 % interval 2.18 to 2.42)`, to follow a figure; as much of it as is known."""
+    bounds = interval(low, high)
+    parts = [*about, f"95 % interval {bounds}"] if bounds else about
+    return f" ({', '.join(parts)})" if parts else ""
