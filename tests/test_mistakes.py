@@ -134,7 +134,7 @@ MISTAKES = {
     "latency engine=huggingface decoding.rule=block": "decoding.rule=block: needs engine=local",
     "latency engine=huggingface decoding.rule=google decoding.lenience=0.5": "decoding.rule=google: needs engine=local",
     "latency engine=huggingface decoding.synthetic_acceptance=0.5":
-        "decoding.synthetic_acceptance=0.5: needs engine=local or engine=vllm",
+        "decoding.synthetic_acceptance=0.5: needs engine=local, vllm or server",
     "latency engine=huggingface decoding.num_draft_tokens=auto":
         "decoding.num_draft_tokens=auto: must be a number with engine=huggingface",
     "recovery engine=huggingface batch_size=1 fault=lenience": "fault=lenience: needs engine=local",

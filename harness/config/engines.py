@@ -42,7 +42,8 @@ class Abilities:
         may_crash: whether it can end its process without an exception, or changes how others
             compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
-        has_coin: whether it can accept draft tokens at given rates (`decoding.synthetic_acceptance`).
+        has_coin: whether it can accept draft tokens at given rates (`decoding.synthetic_acceptance`), if only because
+            it was started so.
         packages: those whose versions change what it does, beyond this project's own.
         default_draft: what `draft=` means where nothing is typed, if not what the model's preset
             says.

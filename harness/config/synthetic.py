@@ -67,6 +67,25 @@ def marginal_rates(conditional: Sequence[float], num_draft_tokens: int) -> list[
     return list(accumulate(rates, mul))
 
 
+def mean_length(asked: Rates, num_draft_tokens: int) -> float:
+    """The mean acceptance length that follows from what is asked, with K draft tokens in each iteration."""
+    conditional = conditional_rates(asked, num_draft_tokens)
+    return 1 + sum(marginal_rates(conditional, num_draft_tokens))
+
+
+def for_vllm(marginal: Sequence[float]) -> dict[str, Any]:
+    """Entries of vLLM's `--speculative-config`, whose rates are those of whole prefixes."""
+    return {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [round(rate, 6) for rate in marginal],
+    }
+
+
+def for_llama_cpp(marginal: Sequence[float]) -> str:
+    """Flags of `llama-server` (ggml-org/llama.cpp, pull request 27711), whose rates are those of whole prefixes."""
+    return f"--spec-synth-rates {','.join(f'{rate:.6g}' for rate in marginal)}"
+
+
 def rates_of_profile(path: str) -> Rates:
     """The rates of a `speculation_profile.json`; the mean length of one without rates.
 

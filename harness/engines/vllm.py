@@ -15,7 +15,7 @@ from typing import Any
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
-from harness.config.synthetic import marginal_rates
+from harness.config.synthetic import for_vllm, marginal_rates
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import nvml_gpus
 from harness.engines.pair import PlannedPair
@@ -242,8 +242,7 @@ def _coin(decoding: DecodingSettings) -> dict[str, Any]:
     rates = decoding.synthetic_rates
     if rates is None:
         return {}
-    marginal = marginal_rates(rates, decoding.most_draft_tokens)
-    return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": marginal}
+    return for_vllm(marginal_rates(rates, decoding.most_draft_tokens))
 
 
 def _check(settings: RunSettings, planned: PlannedPair) -> None:

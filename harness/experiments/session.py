@@ -197,6 +197,9 @@ class Session:
         # Configurations have been read, so that a hub's commit is known, and no server was asked.
         self._measurement = self.measurement
         engine = engine_of(settings)
+        advice = engine.advice(settings)
+        if advice is not None:
+            say(advice)
         if not engine.loads_pair:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
             elsewhere = engine.place(settings.engine)

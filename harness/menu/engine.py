@@ -96,6 +96,10 @@ class EngineRecord(Record, Abilities):
         """
         return Addresses()
 
+    def advice(self, run: RunSettings) -> str | None:
+        """A line for the user before anything is measured; None without any."""
+        return None
+
     def open(self, opening: Opening) -> Engine:
         """An engine that is ready for questions.
 
@@ -113,7 +117,7 @@ class EngineRecord(Record, Abilities):
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
         asked = decoding.synthetic_acceptance
-        coin_rule = "needs engine=local or engine=vllm"
+        coin_rule = "needs engine=local, vllm or server"
         coin = asked is None or self.has_coin
         require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
         rule = f"must be stored with engine={self.name}"

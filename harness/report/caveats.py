@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from harness.config.synthetic import mean_length
+from harness.menu.records import is_elsewhere
 from harness.report.doubts import doubts
 from harness.report.words import (
     lossy_warning,
@@ -20,6 +23,9 @@ _MANY_EXPERTS = 1.25
 
 # Arms that run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
+
+# Share by which a server's mean length may differ from the one that was asked for.
+_MOST_OFF = 0.1
 
 # Tokens that arrive at once on average, from which on a line says so.
 _BURST = 1.2
@@ -57,12 +63,8 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
             "weights=random: times are those of the architecture, but texts and acceptance by the"
             " rule mean nothing. Prompts were read byte by byte."
         )
-    if row.synthetic:
-        asked = synthetic_in_words(row).removeprefix("length ")
-        yield (
-            f"decoding.synthetic_acceptance={asked}: a coin accepted the draft tokens; the speed-up"
-            " is that of a pair that agrees this often."
-        )
+    if row.synthetic and (row.arm != "regular" or not is_elsewhere(row.engine)):
+        yield _synthetic(row)
     if lossy := lossy_warning(row):
         yield lossy
     if row.suspicious:
@@ -86,6 +88,35 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
             "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
             " by num_warmup, finds its own answer."
         )
+
+
+def _synthetic(row: LatencyRow) -> str:
+    asked = synthetic_in_words(row).removeprefix("length ")
+    setting = f"decoding.synthetic_acceptance={asked}"
+    if is_elsewhere(row.engine):
+        return f"{setting} is how the server should have been started{_as_asked(row)}."
+    return (
+        f"{setting}: a coin accepted the draft tokens; the speed-up"
+        " is that of a pair that agrees this often."
+    )
+
+
+def _as_asked(row: LatencyRow) -> str:
+    """Whether a server accepted as often as asked, as far as it tells."""
+    length, proposed = row.mean_acceptance_length, row.mean_proposed
+    if length is None or not proposed:
+        return "; whether it was, it does not tell"
+    asked: Any = row.synthetic_acceptance
+    rates = tuple(asked) if isinstance(asked, list) else asked
+    k = round(proposed)
+    if not isinstance(rates, tuple) and rates > k + 1:
+        return f", and was not: it drafts {k} tokens"
+    expected = mean_length(rates, k)
+    if abs(length / expected - 1) > _MOST_OFF:
+        return (
+            f", and was not: it yields {length:.2f} tokens per iteration in place of {expected:.2f}"
+        )
+    return f", and was: it yields {length:.2f} tokens per iteration, {expected:.2f} were asked for"
 
 
 def _asked_again(row: LatencyRow) -> str | None:

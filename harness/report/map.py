@@ -78,17 +78,24 @@ def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
     top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
     with_best = ", with the best K" if any(map(k_of, cells)) else ""
     answer = f"{subject} {', and '.join(reaches)}{with_best}{top}."
-    common = replace(cells[0], num_draft_tokens=None, batch_size=None)
-    covers = f"Measured on {cells[0].devices or 'an unknown device'}: {settings_line([common])}."
+    changes = ["other prompts"]
+    if len(by_context) == 1:
+        changes.append("other contexts (contexts=[512,4096])")
     interpolated = sum(not row.measured for row in cells)
-    changes = "Other contexts (contexts=[512,4096]) and other prompts may move the line"
     if interpolated:
-        changes += f"; share=1 measures the {interpolated} cells that were interpolated"
+        changes.append(f"share=1, which measures the {interpolated} interpolated cells")
     return [
         Line(answer, "strong"),
-        Line(f"{covers} {_how_many(cells)}."),
-        Line(f"What would change it: {changes[0].lower()}{changes[1:]}."),
+        Line(_coverage(cells)),
+        Line(f"What would change it: {'; '.join(changes)}."),
     ]
+
+
+def _coverage(cells: Sequence[MapRow]) -> str:
+    common = replace(cells[0], num_draft_tokens=None, batch_size=None)
+    parts = [f"prompts of {cells[0].prompts}" if cells[0].prompts else "", settings_line([common])]
+    where = cells[0].devices or "an unknown device"
+    return f"Measured on {where}: {' · '.join(filter(None, parts))}. {_how_many(cells)}."
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:

@@ -90,9 +90,9 @@ def _figure(grid: Grid, load: str, title: str) -> Figure:
     axes.spines[:].set_visible(False)
     for place, row in grid.cells.items():
         _draw_cell(axes, place, row, len(grid.batch_sizes))
-    _draw_line(axes, grid, "speedup_low", "ends of its 95 % interval", _END_OF_INTERVAL)
-    _draw_line(axes, grid, "speedup_high", "ends of its 95 % interval", _END_OF_INTERVAL)
-    _draw_line(axes, grid, "speedup", "1×: as fast as without", _LINE)
+    _draw_line(axes, grid, "speedup_low", "95 % interval of it", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup_high", "95 % interval of it", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup", "1×", _LINE)
     add_legend(axes)
     return axes.figure
 

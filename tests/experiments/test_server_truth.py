@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
+from harness.report.caveats import caveats
+from harness.results.schema import LatencyRow
 from in_process import Harness, only, results
 from wording import mentions
 
@@ -76,6 +78,30 @@ def test_bursts_and_goodput_are_told(harness: Harness) -> None:
             <= row["time_to_first_token_p95_ms"]
             <= row["time_to_first_token_p99_ms"]
         )
+
+
+def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:
+    """It accepts half of four tokens, but for the last iteration of a text: 2.33 tokens each."""
+    asked = "decoding.synthetic_acceptance=[0.9,0.5,0]"
+    with ExitStack() as stack:
+        servers = addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4))
+        outcome = harness("latency", *QUICK, *servers, asked)
+    assert "llama-server --spec-synth-rates 0.9,0.45,0,0, or vLLM" in outcome.stderr
+    assert '"synthetic_acceptance_rates": [0.9, 0.45, 0.0, 0.0]' in outcome.stderr
+    assert mentions(outcome.stdout, "and was", "2.33 tokens", "2.35 were asked for")
+    assert "synthetic [0.9,0.5,0]" in outcome.stdout
+
+
+def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
+    told = {"engine": "server", "mean_acceptance_length": 2.3, "mean_proposed": 4.0}
+
+    def said(asked: object, **changes: object) -> str:
+        row = LatencyRow(draft="server", synthetic_acceptance=asked, **(told | changes))
+        return caveats([row])[0]
+
+    assert mentions(said(0.9), "and was not", "2.30", "4.10")
+    assert mentions(said(4.5, mean_proposed=3.0), "and was not", "3 tokens")
+    assert "it does not tell" in said(0.9, mean_proposed=None)
 
 
 def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:

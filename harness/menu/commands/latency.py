@@ -131,6 +131,8 @@ class Latency(Command):
         from harness.report.published import published_tables
 
         pairs = latency_pairs(runs)
+        if not pairs:
+            return []
         return [*latency_tables(pairs), *published_tables(pairs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:

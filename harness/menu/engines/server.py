@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 from harness.config.engines import EngineSettings
 from harness.config.settings import require
+from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.menu.engine import Addresses, EngineRecord, Opening
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class Server(EngineRecord):
     computes_here = False
     may_queue = True
     takes_load = True
+    # Whoever starts it can give it one.
+    has_coin = True
     default_draft = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
@@ -102,6 +106,18 @@ class Server(EngineRecord):
         """See `EngineRecord.addresses`."""
         urls = [url for url in (settings.regular_url, settings.url) if url is not None]
         return Addresses(tuple(urls), settings.api_key_variable)
+
+    def advice(self, run: RunSettings) -> str | None:
+        """See `EngineRecord.advice`: the flags for an acceptance that only the server's start can set."""
+        rates = run.decoding.synthetic_rates
+        if rates is None:
+            return None
+        k = run.decoding.most_draft_tokens
+        marginal = marginal_rates(rates, k)
+        return (
+            f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}: llama-server"
+            f" {for_llama_cpp(marginal)}, or vLLM with {json.dumps(for_vllm(marginal))} in --speculative-config"
+        )
 
     def open(self, opening: Opening) -> Engine:
         """See `EngineRecord.open`."""
