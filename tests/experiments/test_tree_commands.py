@@ -6,11 +6,28 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from harness.results.speculation_profile import PROFILE_FILE
 from in_process import Harness, only, results
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
+
+
+def save_medusa_head(directory: Path, target: str) -> Path:
+    """Two heads that predict what the target itself expects next, nearly."""
+    width = json.loads(Path(target, "config.json").read_text())["hidden_size"]
+    generator = torch.Generator().manual_seed(0)
+    state: dict[str, torch.Tensor] = {}
+    for number in range(2):
+        state[f"{number}.0.linear.weight"] = 0.1 * torch.randn(width, width, generator=generator)
+        state[f"{number}.0.linear.bias"] = torch.zeros(width)
+    save_file(state, directory / "medusa_lm_head.safetensors")
+    raw = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": target}
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory
+
 
 FEW = ["num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=32", "num_resamples=100"]
 SMALL = ["num_prompts=2", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "shift=0.2"]
@@ -69,6 +86,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (["draft.tree=static"], True),
         (["draft.tree=static", "decoding.rule=block"], True),
         (["draft.tree=dynamic"], True),
+        (["draft.tree=sequences"], True),
         (["draft.tree=dynamic", "fault=rollback_off_by_one"], False),
         (["draft.tree=static", "fault=bonus_from_wrong_position"], False),
     ],
@@ -80,6 +98,18 @@ def test_recovery_judges_trees(
     trees = ["draft.budget=5", "batch_size=500", "num_draws=10000", *settings]
     found = harness("recovery", *pair, *SMALL, *trees, code=0 if lossless else 1)
     assert ("Lossless:" in found.stdout) == lossless
+
+
+def test_recovery_judges_trees_of_marginals(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    target, _, prompts = pair
+    head = save_medusa_head(tmp_path, target.removeprefix("model="))
+    trees = ["draft.tree=sequences", "draft.budget=6", "decoding.rule=block"]
+    draws = ["batch_size=500", "num_draws=10000"]
+    found = harness("recovery", target, f"draft={head}", prompts, *SMALL, *trees, *draws)
+    assert "Lossless:" in found.stdout
+    assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
 
 
 @pytest.mark.parametrize(("temperature", "lossless"), [(1, True), (0.5, False)])
