@@ -1,9 +1,9 @@
-"""Trees of draft tokens from a head; heads that draft all tokens in one pass predict a level at a time."""
+"""Trees of draft tokens from a head, and what predicts them for heads that read their input in one pass."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,3 +84,29 @@ class MarginalPredictor(Predictor):
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         self._level += 1
         return self._levels[self._level]
+
+
+class TokenPredictor(Predictor):
+    """Predicts the tokens after a node from its level and its own token, as a head does that draws a
+    block's tokens one after the other without another pass.
+
+    Args:
+        last: [B], the token before the tree.
+        num_levels: that the head predicts.
+        after: from a level and tokens [B, n] to logits [B, n, V] of what follows them there.
+    """
+
+    def __init__(
+        self, last: Tensor, num_levels: int, after: Callable[[int, Tensor], Tensor]
+    ) -> None:
+        self._last = last.unsqueeze(1)
+        self._after = after
+        self._level = 0
+        self.num_levels = num_levels
+
+    def root(self) -> Tensor:
+        return self._after(0, self._last)
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self._level += 1
+        return self._after(self._level, tokens)

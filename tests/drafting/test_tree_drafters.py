@@ -26,6 +26,7 @@ from harness.decoding.warp import Warp
 from harness.drafting import tree_growth
 from harness.drafting.blocks import Head
 from harness.drafting.head_trees import MarginalPredictor
+from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.model_trees import ModelTreeDrafter
@@ -41,7 +42,15 @@ from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS, Expected
 from medusa_reference import medusa_expected
-from small_heads import block_head, eagle_head, layer_config, medusa_head, target_model
+from selector_reference import path_expected
+from small_heads import (
+    block_head,
+    eagle_head,
+    layer_config,
+    medusa_head,
+    selector_head,
+    target_model,
+)
 from verifiers import FALSE_ALARM_RATE
 
 DEPTH, BUDGET = 4, 9
@@ -290,6 +299,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "P-EAGLE": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96, reduced=True),
     "Medusa": lambda: medusa_head(True),
     "DFlash": lambda: block_head(window=True),
+    "DFlash 2": selector_head,
     "DSpark, reduced vocabulary": lambda: block_head(reduced=True, **DSPARK),
 }
 
@@ -299,6 +309,8 @@ def expected_of(head: Head, target: PreTrainedModel) -> Expected:
         return eagle_expected(head, head.embed_tokens, head.lm_head)
     if isinstance(head, MedusaHead):
         return medusa_expected(head, target)
+    if isinstance(head, SelectorHead):
+        return path_expected(head, target)
     return block_expected(head, target)
 
 

@@ -22,7 +22,7 @@ from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
 from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
@@ -272,36 +272,14 @@ class BlockTrees(HeadTrees, BlockDrafter):
         """See `HeadTrees.predictor`."""
         last, states = self.block(unread, depth)
         logits = self._logits(states)
-        if self.head.markov_head is not None:
-            return _MarkovPredictor(self, last, logits)
-        return MarginalPredictor(self.over_vocabulary(logits))
+        if self.head.markov_head is None:
+            return MarginalPredictor(self.over_vocabulary(logits))
+        levels = logits.split(1, dim=1)
 
+        def after(level: int, tokens: Tensor) -> Tensor:
+            return self.over_vocabulary(self.biased(levels[level], tokens))
 
-class _MarkovPredictor(Predictor):
-    """The levels of one DSpark block: each node's children follow its own token.
-
-    Args:
-        last: [B], the token just decided.
-        logits: [B, K, V of the head], without the bias.
-    """
-
-    def __init__(self, drafter: BlockTrees, last: Tensor, logits: Tensor) -> None:
-        self._drafter = drafter
-        self._last = last.unsqueeze(1)
-        self._levels = list(logits.split(1, dim=1))
-        self.num_levels = len(self._levels)
-        self._level = 0
-
-    def root(self) -> Tensor:
-        return self._after(self._last)
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        self._level += 1
-        return self._after(tokens)
-
-    def _after(self, tokens: Tensor) -> Tensor:
-        biased = self._drafter.biased(self._levels[self._level], tokens)
-        return self._drafter.over_vocabulary(biased)
+        return TokenPredictor(last, len(levels), after)
 
 
 class DFlash(HeadKind):

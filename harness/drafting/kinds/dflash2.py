@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
-from harness.drafting.head_drafter import Draft, stacked
+from harness.drafting.head_drafter import Draft, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.head_trees import HeadTrees, TokenPredictor
 from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash, has_selector
 from harness.drafting.lesson import Lesson, soft_loss
+from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
 # The settings of a new head, as of those that are published.
@@ -131,6 +134,10 @@ class SelectorHead(BlockHead):
         """See `Head.drafter`."""
         return SelectorDrafter(self, target, warp)
 
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
+        """See `Head.tree_drafter`."""
+        return SelectorTrees(self, target, warp, plan)
+
     def initialise(self) -> None:
         """See `Head.initialise`: it begins as a DFlash head."""
         for part in self.modules():
@@ -161,26 +168,63 @@ class SelectorDrafter(BlockDrafter):
 
     def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
         """See `BlockDrafter.draw_block`. Tokens that are no candidates have no probability."""
-        selector = self.head.candidate_selector
-        logits = self._logits(states).float()
-        likeliest, candidates = logits.topk(self.head.config.num_candidates)
-        projected = selector.hidden_projection(states)
+        choice = self.choice(states)
         drawn: list[Draft] = []
         before = last
         for place in range(states.shape[1]):
-            following = selector.scores(projected[:, place], before, candidates[:, place])
-            scores = torch.full_like(logits[:, place], -torch.inf)
-            scores.scatter_(-1, candidates[:, place], likeliest[:, place] + following)
+            scores = choice.after(place, before.unsqueeze(1)).squeeze(1)
             drawn.append(self.draw(scores, uniforms[:, place]))
             before = drawn[-1].tokens
         return stacked(drawn)
+
+    def choice(self, states: Tensor) -> _Choice:
+        """Return the candidates that follow states [B, K, width]."""
+        logits = self._logits(states).float()
+        likeliest, candidates = logits.topk(self.head.config.num_candidates)
+        selector = self.head.candidate_selector
+        projected = selector.hidden_projection(states)
+        return _Choice(selector, projected, likeliest, candidates, logits.shape[-1])
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The candidates at each position of a block, and how they follow other tokens.
+
+    Attributes:
+        projected: [B, K, rank] of the states.
+        likeliest, candidates: [B, K, C], logits and tokens.
+        vocabulary_size: V.
+    """
+
+    selector: Selector
+    projected: Tensor
+    likeliest: Tensor
+    candidates: Tensor
+    vocabulary_size: int
+
+    def after(self, place: int, before: Tensor) -> Tensor:
+        """Return logits [B, n, V] at a position, after tokens [B, n]."""
+        num_rows, count = before.shape
+        candidates = self.candidates[:, place : place + 1].expand(-1, count, -1)
+        following = self.selector.scores(self.projected[:, place : place + 1], before, candidates)
+        likeliest = self.likeliest[:, place : place + 1] + following
+        scores = likeliest.new_full((num_rows, count, self.vocabulary_size), -torch.inf)
+        return scores.scatter_(-1, candidates, likeliest)
+
+
+class SelectorTrees(HeadTrees, SelectorDrafter):
+    """Proposes trees with a DFlash 2 head."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """See `HeadTrees.predictor`."""
+        last, states = self.block(unread, depth)
+        return TokenPredictor(last, states.shape[1], self.choice(states).after)
 
 
 class DFlash2(DFlash):
     """DFlash 2, as speculators and z-lab store it."""
 
     name = "dflash2"
-    drafts_trees = False
     usually_causal_windows = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
