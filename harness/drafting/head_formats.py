@@ -1,7 +1,7 @@
 """Reads what the configurations of draft heads have in common.
 
-Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2), DeepSpec (EAGLE-3, DFlash,
-DSpark) and Medusa. Each file in `kinds/` recognises its own kind and reads the rest.
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2, JetSpec), DeepSpec (EAGLE-3,
+DFlash, DSpark) and Medusa. Each file in `kinds/` recognises its own kind and reads the rest.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _FLAGS = (
     "confidence_head_with_markov",
     "sample_from_anchor",
     "sliding_window_non_causal",
+    "causal_head",
 )
 _LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 _NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")

@@ -94,6 +94,11 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
         {"layers": (2, 5), "from_anchor": False, "causal_windows": False, "own_output": False, "block_size": 16},
     ),
+    "JetSpec": (
+        QWEN3 | {"block_size": 16}
+        | {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319, "causal_head": True}}, "jetspec",
+        {"layers": (2, 5), "causal": True, "from_anchor": False, "block_size": 16},
+    ),
     "speculators dflash2": (
         DFLASH | {"speculators_model_type": "dflash2", "draft_vocab_size": VOCABULARY, "selector_rank": 8}, "dflash2",
         {"layers": (1, 4, 6), "causal_windows": False, "windows_follow": False, "num_taps": 2, "group_size": 16}
@@ -205,7 +210,7 @@ def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
     assert (
         sketch.weights_on({"": "cpu"}, read_by=1)["cpu"] < sketch.weight_bytes
-        or name in ("Medusa", "z-lab dflash")
+        or name in ("Medusa", "z-lab dflash", "JetSpec")
         or "full" in name
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines import vllm as vllm_engine
 from harness.engines.protocol import Question
@@ -90,6 +91,11 @@ def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
     assert config["synthetic_acceptance_rates"] == pytest.approx([0.8, 0.4, 0.2])
     by_rule = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
     assert "rejection_sample_method" not in by_rule
+
+
+def test_a_head_that_vllm_does_not_draft_with_is_refused() -> None:
+    with pytest.raises(SettingError, match="a JetSpec head, which engine=vllm does not draft with"):
+        HEADS["jetspec"].vllm()
 
 
 def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(

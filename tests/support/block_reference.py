@@ -25,6 +25,8 @@ def block_states(
             seen &= at >= length - window
             if head.config.causal_windows:
                 seen &= at <= block_at[:, None]
+        if head.config.causal:
+            seen &= at <= block_at[:, None]
         x = rms(states, layer.input_layernorm)
         states = states + attend(layer.self_attn, x, torch.cat([context, x]), block_at, at, seen)
         states = states + mlp(layer, rms(states, layer.post_attention_layernorm))

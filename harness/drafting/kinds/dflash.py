@@ -41,7 +41,8 @@ class BlockConfig(HeadConfig):
         transformer: of its own layers, always in Qwen3's style.
         block_size: queries of one pass, as in training.
         from_anchor: whether the query of the decided token predicts the next one (DSpark), or only the masks do.
-        causal_windows: whether layers with a sliding window see the block in one direction only.
+        causal: whether a query sees only those of the block before it (JetSpec).
+        causal_windows: the same in layers with a sliding window alone.
         windows_follow: whether a sliding window ends at each query instead of at the block's first.
         markov_rank: of DSpark's bias; 0 without.
         confidence: whether there is a confidence head, and
@@ -52,6 +53,7 @@ class BlockConfig(HeadConfig):
     block_size: int
     mask_token_id: int
     from_anchor: bool = False
+    causal: bool = False
     causal_windows: bool = False
     windows_follow: bool = False
     markov_rank: int = 0
@@ -114,7 +116,7 @@ class BlockHead(LayeredHead):
         positions = cache.positions
         rotary, end = self.rotary_emb(states, positions), positions[:, -1:]
         for layer, window in zip(self.layers, self.windows, strict=True):
-            causal = window is not None and self.config.causal_windows
+            causal = self.config.causal or (window is not None and self.config.causal_windows)
             last = positions if causal else end.expand_as(positions)
             how = {
                 "attention_mask": cache.seen(self._first_seen(positions, window), last),
@@ -300,7 +302,7 @@ class DFlash(HeadKind):
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dflash"
         if "dflash_config" in raw:
-            return not has_selector(raw)
+            return not has_selector(raw) and not is_causal(raw)
         return has_blocks(raw) and not raw.get("markov_rank")
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
@@ -365,6 +367,12 @@ def has_selector(raw: Mapping[str, Any]) -> bool:
     """Whether a configuration in z-lab's format is of a DFlash 2 head."""
     nested = raw.get("dflash_config")
     return isinstance(nested, Mapping) and "selector_rank" in nested
+
+
+def is_causal(raw: Mapping[str, Any]) -> bool:
+    """Whether a configuration in z-lab's format is of a JetSpec head."""
+    nested = raw.get("dflash_config")
+    return isinstance(nested, Mapping) and bool(nested.get("causal_head"))
 
 
 RECORD = DFlash()
