@@ -33,7 +33,7 @@ Fault = Literal[
     "neighbour_temperature",
     "argmax_beyond_two_rows",
 ]
-# Those that single requests do not show.
+# Faults that single requests do not show.
 FAULTS_UNDER_LOAD = (
     "rows_swapped",
     "stale_prefix",

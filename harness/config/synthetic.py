@@ -16,7 +16,7 @@ from harness.config.errors import SettingError
 # One rate for every position; above 1 a mean acceptance length; a rate for each position.
 Rates = float | tuple[float, ...]
 
-# Of a profile, under `harness`.
+# The key in a profile, under `harness`.
 RATES_BY_RANK = "accept_rates_by_rank"
 
 _SETTING = "synthetic_acceptance"

@@ -37,8 +37,8 @@ class ModelDrafter(Drafter):
         self._proposed = torch.empty(0)  # [B, K]
         # Decided tokens of each row that the runner has not been fed, in place of `_unseen`.
         self._late: list[list[int]] | None = None
-        # What is proposed, in a transfer that has begun, and the rows where another drafter proposes
-        # it.
+        # Tokens that another drafter proposes, in a transfer that has begun, and the rows that take
+        # them.
         self._replacement: tuple[Callable[[], list[list[int]]], Sequence[bool]] | None = None
         self._most_drafted = 1
 

@@ -25,7 +25,7 @@ _SERVERS = {
     "tensorrt_llm": _Known("TensorRT-LLM", "/version", "version"),
     "harness": _Known("harness", "/version", "version"),
 }
-# Those whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
+# Servers whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
 _SALTED = ("vllm", "sglang", "tensorrt_llm")
 
 

@@ -113,7 +113,7 @@ class ServerArm(Arm):
     server: str | None = None
     _last_event: float = 0.0
     _before: Counted | None = None
-    # As the server's list of models says.
+    # The owner in the server's list of models.
     _owner: str | None = None
     # No earlier run had the same.
     _salt: str = field(default_factory=lambda: secrets.token_hex(16))

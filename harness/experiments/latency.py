@@ -77,7 +77,7 @@ class Latency(Experiment):
         self.quietness: Quietness | None = None
         self.experts: ExpertsRead | None = None
         self.pass_ms: list[float | None] | None = None
-        # Of each question; see `Asking`.
+        # The unit and the moment of each question; see `Asking`.
         self.units: list[int] = []
         self.moments: list[int] = []
         self.share_prompts = False
@@ -250,7 +250,7 @@ class Latency(Experiment):
         return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
 
     def _covers(self, speedup: Interval) -> str:
-        """What an interval covers: units that share their prompts cover none."""
+        """The choices that an interval allows for: units that share their prompts allow for none of prompts."""
         same = " of the same texts" if self.share_prompts else ""
         return f"{speedup.covers}{same}"
 

@@ -171,7 +171,7 @@ class LoadTest:
 
     @property
     def _mean_length(self) -> float:
-        """Of drawn texts."""
+        """The mean length of drawn texts."""
         return (1 + most_drawn(self._settings.decoding.max_new_tokens)) / 2
 
     def _num_drawn_tokens(self, taken: Sequence[Sampling]) -> int:
@@ -277,7 +277,7 @@ class LoadTest:
 
 
 class _Scores:
-    """What exact probabilities say about texts.
+    """The verdict of exact probabilities over texts.
 
     Attributes:
         divergences: of each greedy text, None where every token is the likeliest one.

@@ -50,7 +50,7 @@ class MeasuredArm:
 
     @property
     def rates_by_rank(self) -> list[float]:
-        """Of trees, with four decimals; [] for chains."""
+        """Acceptance of a tree's children by rank, with four decimals; [] for chains."""
         branches = [branch for request in self.answered for branch in request.branches]
         return [round(rate, 4) for rate in rates_by_rank(branches)]
 

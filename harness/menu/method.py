@@ -72,7 +72,7 @@ class DraftedPair(Protocol):
 
     @property
     def draft_plan(self) -> DraftPlan | None:
-        """What drafts."""
+        """The plan of the draft."""
 
 
 class Method(Record):
@@ -146,7 +146,7 @@ class Method(Record):
     def passes(
         self, pair: LoadedPair, numbers: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """What the runner of `model` is prepared for, where so many tokens are drafted.
+        """The shapes that the runner of `model` is prepared for, where so many tokens are drafted.
 
         Returns the numbers of tokens that it is extended by, and those that it draws in one call.
         """

@@ -58,7 +58,7 @@ def map_documents(runs: Sequence[Run]) -> Document:
 
 
 def map_headlines(runs: Sequence[Run]) -> list[Line]:
-    """Of each map the answer, what it covers, and what would change it."""
+    """The answer of each map, what it covers, and what would change it."""
     lines = []
     for named in named_runs(runs):
         cells = cells_of(named.run.rows)

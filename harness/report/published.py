@@ -79,7 +79,7 @@ def _counterparts(pairs: Sequence[MeasuredPair]) -> list[_Counterparts]:
 
 
 def _differences(counterparts: Sequence[_Counterparts]) -> tuple[str, ...]:
-    """What cannot be made equal, for each source of the figures."""
+    """The differences that cannot be removed, for each source of the figures."""
     sources = dict.fromkeys(item.theirs.source for item in counterparts)
     return tuple(f"{source}: {DIFFERENCES[source]}." for source in sources if source in DIFFERENCES)
 

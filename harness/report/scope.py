@@ -1,4 +1,4 @@
-"""What the first sentence about a speed-up covers, and what would change it."""
+"""The reach of the first sentence about a speed-up, and what would change it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _figure(cells: Mapping[str, str]) -> Published:
 with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
     FIGURES = tuple(map(_figure, csv.DictReader(_file)))
 
-# What the presets of a published protocol cannot make equal, by source.
+# Differences that the presets of a published protocol cannot remove, by source.
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
         "EAGLE-3 (arXiv 2503.01840)": (
