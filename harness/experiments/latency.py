@@ -250,7 +250,7 @@ class Latency(Experiment):
         return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
 
     def _covers(self, speedup: Interval) -> str:
-        """The choices that an interval allows for: units that share their prompts allow for none of prompts."""
+        """The choices that an interval allows for; units with the same prompts do not allow for other texts."""
         same = " of the same texts" if self.share_prompts else ""
         return f"{speedup.covers}{same}"
 
