@@ -121,6 +121,10 @@ DIFFERENCES: Mapping[str, str] = MappingProxyType(
         "PARD (README, vLLM 0.16)": (
             "vLLM, at the best K for each pair and set; the temperature is not stated"
         ),
+        "JetSpec (README)": (
+            "answers without thinking, an engine of its own with CUDA graphs, and trees of up to 7 "
+            "children a node; the speed-ups are of other runs than the times"
+        ),
         "Spec-Bench (leaderboard)": (
             "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
             "Medusa's tree, and the mean of three runs"

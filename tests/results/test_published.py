@@ -29,7 +29,7 @@ def test_a_model_has_one_name(name: str, quantization: str | None, expected: str
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
-    assert len(FIGURES) == 91
+    assert len(FIGURES) == 101
     for figure in (figure for figure in FIGURES if not figure.accuracy):
         protocol = {"prompts": figure.prompts, "temperature": figure.temperature}
         for model in figure.models:
