@@ -342,16 +342,21 @@ class Session:
                         warm.add(arm.name)
                         warmed(arm.name)
                     asked = for_arm(question, arm.name)
-                    if engine.queues:
-                        time.sleep(_REST_S)
-                    generations[arm.name] = generate(
-                        engine, arm, asked, allow_failures=allow_failures
-                    )
-                    lines = [request.aiperf() for request in generations[arm.name].requests]
-                    append_lines(self.directory / f"profile_export_{arm.name}.jsonl", lines)
+                    generations[arm.name] = self._generate(engine, arm, asked, allow_failures)
                     ended(question, generations)
                 advance(note(question, generations) or "measuring")
                 answered()
+
+    def _generate(
+        self, engine: Engine, arm: Arm, question: Question, allow_failures: bool
+    ) -> Generation:
+        """Let an arm answer, and write its requests in the form of other tools."""
+        if engine.queues:
+            time.sleep(_REST_S)
+        generation = generate(engine, arm, question, allow_failures=allow_failures)
+        lines = [request.aiperf() for request in generation.requests]
+        append_lines(self.directory / f"profile_export_{arm.name}.jsonl", lines)
+        return generation
 
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
