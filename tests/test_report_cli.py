@@ -124,8 +124,8 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
         said = {
             name: int(number) for name, number in re.findall(r'data-(\w+)="(-?\d+)"', result.stdout)
         }
-        # Speed-up, times, against K, by position, accuracy.
-        assert said["drawn"] == 6
+        # Speed-up, times, against K, by position, tokens per iteration, accuracy and its difference.
+        assert said["drawn"] == 8
         assert said["letters"] > 40
         assert (said["pairs"], said["failures"]) == (2, 1)
         assert said["wider"] <= 0, "the page must not scroll sideways; its tables may"

@@ -56,43 +56,42 @@ def _pair(run: Run) -> str | None:
 
 def _environment(runs: Sequence[Run]) -> dict[str, str]:
     """The lines of one environment; empty text for what is unknown."""
-    rows = [run.last for run in runs]
-    days = sorted({row.timestamp[:10] for row in rows if row.timestamp})
-    versions = {
-        name.removesuffix("_version"): _listed(getattr(row, name) for row in rows)
-        for name in _VERSIONS
+    facts = [_facts(run) for run in runs]
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    lines = {name: _listed(of_run.get(name) for of_run in facts) for name in names}
+    days = sorted({run.last.timestamp[:10] for run in runs if run.last.timestamp})
+    lines["when"] = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    lines["measurements"] = str(len(runs))
+    return lines
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """The environment of one run, line by line."""
+    row = run.last
+    recorded = _recorded_environment(run.directory)
+    memory = recorded.get("total_memory_bytes")
+    machine: dict[str, object] = {
+        "host": recorded.get("hostname"),
+        "platform": recorded.get("platform"),
+        "cores": recorded.get("num_cores"),
+        "threads": row.num_threads,
+        "memory GB": f"{memory / 1e9:.0f}" if isinstance(memory, int) else None,
+        "Python": recorded.get("python"),
     }
-    machine = _machine(runs)
-    if all(is_elsewhere(row.engine) for row in rows):
+    if is_elsewhere(row.engine):
         # The machine that asked, which may not be the one that answered.
-        machine = {f"client's {name}": text for name, text in machine.items()}
-    return {
-        "devices": _listed(row.devices for row in rows),
-        "server": _listed(row.server for row in rows),
-        **machine,
-        **versions,
-        "commit": _listed(short_commit(row.commit) for row in rows if row.commit),
-        "when": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
-        "measurements": str(len(runs)),
-    }
+        machine = {f"client's {name}": value for name, value in machine.items()}
+    facts = {"devices": row.devices, "server": row.server, **machine}
+    for name in _VERSIONS:
+        facts[name.removesuffix("_version")] = getattr(row, name)
+    facts["commit"] = short_commit(row.commit) if row.commit else None
+    return facts
 
 
-def _machine(runs: Sequence[Run]) -> dict[str, str]:
-    directories = dict.fromkeys(run.directory for run in runs if run.directory)
-    recorded = [_recorded_environment(directory) for directory in directories]
-    memory = [entry.get("total_memory_bytes") for entry in recorded]
-    return {
-        "host": _listed(entry.get("hostname") for entry in recorded),
-        "platform": _listed(entry.get("platform") for entry in recorded),
-        "cores": _listed(entry.get("num_cores") for entry in recorded),
-        "threads": _listed(run.last.num_threads for run in runs),
-        "memory GB": _listed(f"{size / 1e9:.0f}" for size in memory if isinstance(size, int)),
-        "Python": _listed(entry.get("python") for entry in recorded),
-    }
-
-
-def _recorded_environment(directory: Path) -> Mapping[str, Any]:
+def _recorded_environment(directory: Path | None) -> Mapping[str, Any]:
     """The `environment.json` of a run's directory; empty where it is missing or damaged."""
+    if directory is None:
+        return {}
     try:
         recorded = json.loads((directory / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -102,6 +101,6 @@ def _recorded_environment(directory: Path) -> Mapping[str, Any]:
 
 def _listed(values: Iterable[object]) -> str:
     """Different values, the first three of them."""
-    distinct = [str(value) for value in dict.fromkeys(values) if value not in (None, "")]
+    distinct = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
     return ", ".join(distinct[:3]) + more
