@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,17 +14,55 @@ from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.graphs import filled_up
 
+# How much the latest proposal counts in the mean of a drafter's accepted tokens. A text has few.
+_WEIGHT_OF_TEXT = 1 / 2
+_WEIGHT_OF_OTHER = 1 / 4
+
+# A text that was worse is tried again after it has been passed over so many times.
+_MOST_PASSED_OVER = 8
+
+
+class _RowRecord:
+    """How many tokens a row accepted of late, of each drafter's proposals.
+
+    What is not known yet counts as good: the text begins, and the other follows.
+    """
+
+    def __init__(self) -> None:
+        self._of_text = math.inf
+        self._of_other = math.inf
+        self._num_passed_over = 0
+
+    def prefers_text(self) -> bool:
+        """Whether the text is to propose, now that it can."""
+        if self._of_text >= self._of_other or self._num_passed_over == _MOST_PASSED_OVER:
+            self._num_passed_over = 0
+            return True
+        self._num_passed_over += 1
+        return False
+
+    def learn(self, num_accepted: int, *, is_of_text: bool) -> None:
+        """Learn how many tokens of a proposal were accepted."""
+        if is_of_text:
+            self._of_text = _moved(self._of_text, num_accepted, _WEIGHT_OF_TEXT)
+        else:
+            self._of_other = _moved(self._of_other, num_accepted, _WEIGHT_OF_OTHER)
+
+
+def _moved(mean: float, latest: int, weight: float) -> float:
+    return latest if math.isinf(mean) else mean + weight * (latest - mean)
+
 
 class HybridDrafter(Drafter):
     """Chooses between two proposals, row by row and in every iteration.
 
-    The choice depends on nothing but the decided tokens of the row, and a token of the text is
-    certain: the distribution that it was drawn from has all its weight there. So verification is as
-    lossless as for either drafter alone. The model does not run while all rows have a text's
-    proposal; it reads the tokens when it next proposes.
+    The choice depends on nothing but the row's past: its tokens, and how many tokens of either
+    drafter it accepted. A token of the text is certain: the distribution that it was drawn from has
+    all its weight there. So verification is as lossless as for either drafter alone. The model does
+    not run while all rows have a text's proposal; it reads the tokens when it next proposes.
 
     Args:
-        text: proposes in rows whose text has enough tokens.
+        text: proposes in rows whose text has enough tokens, and did not do worse there of late.
         other: proposes in all other rows.
         least: how many tokens are enough.
     """
@@ -40,6 +79,8 @@ class HybridDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.start`."""
+        self._records = [_RowRecord() for _ in prompts]
+        self._replaced: list[bool] = []  # of the last proposal; empty without one
         self._text.start(prompts, first_tokens, step)
         self.other.start(prompts, first_tokens, step)
 
@@ -47,6 +88,7 @@ class HybridDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.add`."""
+        self._records += [_RowRecord() for _ in prompts]
         self._text.add(prompts, first_tokens, step)
         self.other.add(prompts, first_tokens, step)
 
@@ -54,7 +96,11 @@ class HybridDrafter(Drafter):
         """See `Drafter.propose`."""
         found = self._text.propose(num_draft_tokens, uniforms)
         assert found.lengths is not None
-        replaced = [length > 0 for length in found.lengths]
+        replaced = [
+            length > 0 and record.prefers_text()
+            for length, record in zip(found.lengths, self._records, strict=True)
+        ]
+        self._replaced = replaced
         if all(replaced):
             self.other.replace(found.tokens, replaced)
             return found
@@ -67,11 +113,18 @@ class HybridDrafter(Drafter):
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""
+        if self._replaced:
+            for record, count, is_of_text in zip(
+                self._records, num_accepted, self._replaced, strict=True
+            ):
+                record.learn(count, is_of_text=is_of_text)
+        self._replaced = []
         self._text.observe(num_accepted, next_tokens, step)
         self.other.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
         """See `Drafter.select`."""
+        self._records = [self._records[row] for row in rows]
         self._text.select(rows)
         self.other.select(rows)
 
@@ -90,13 +143,16 @@ def _mixed(found: Proposal, drafted: Proposal, replaced: Sequence[bool]) -> Prop
     num_rows, width = drafted.tokens.shape
     longest = max(width, found.tokens.shape[1])
     # All rows are computed and then chosen from: picking some would wait for the device.
-    is_replaced = to_device([int(row) for row in replaced], device).unsqueeze(1) > 0
-    is_certain = is_replaced | (torch.arange(longest, device=device) >= width)
-    of_text = filled_up(found.tokens.to(device), num_rows, longest)
-    tokens = torch.where(is_certain, of_text, filled_up(drafted.tokens, num_rows, longest))
+    is_text = to_device([int(row) for row in replaced], device).unsqueeze(1) > 0
+    is_certain = is_text | (torch.arange(longest, device=device) >= width)
+    found_tokens = filled_up(found.tokens.to(device), num_rows, longest)
+    tokens = torch.where(is_certain, found_tokens, filled_up(drafted.tokens, num_rows, longest))
     drawn_from = filled_up(drafted.probabilities, num_rows, longest)
     certain = torch.zeros_like(drawn_from).scatter_(2, tokens.unsqueeze(2), 1.0)
     probabilities = torch.where(is_certain.unsqueeze(2), certain, drawn_from)
     offered = [width] * len(replaced) if drafted.lengths is None else drafted.lengths
-    lengths = [length or other for length, other in zip(found.lengths, offered, strict=True)]
+    lengths = [
+        of_text if is_replaced else of_other
+        for of_text, of_other, is_replaced in zip(found.lengths, offered, replaced, strict=True)
+    ]
     return Proposal(tokens, probabilities, lengths)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, chain, p_value_of_texts, request, small_chain, texts
+from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from eagle_reference import eagle_expected
 from fakes import MarkovRunner
 from harness.decoding.loops import autoregressive, speculative
@@ -19,6 +19,7 @@ from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
+from harness.drafting.text import TextDrafter
 from harness.menu.records import METHODS
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, Checked, check_greedy
@@ -104,6 +105,44 @@ def test_the_loop_keeps_the_target_s_distribution(rule: Callable[..., Verdict]) 
     p_value = p_value_of_texts(texts(iterations, num_rows), target, 1)
     assert "mixed" in drafter.kinds
     assert (p_value > FALSE_ALARM_RATE) == (rule is verify)
+
+
+class Guess:
+    """A text that always has a guess: the token that the chain most likely goes on with, or another."""
+
+    def __init__(self, transitions: Tensor, *, is_right: bool) -> None:
+        likeliest = transitions.argmax(-1)
+        self._following = (likeliest if is_right else (likeliest + 1) % SIZE).tolist()
+        self._last = 0
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        *_, self._last = tokens
+
+    def continuation(self, most: int) -> list[int]:
+        found = [self._following[self._last]]
+        while len(found) < most:
+            found.append(self._following[found[-1]])
+        return found
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_the_one_that_has_more_accepted_proposes(is_right: bool) -> None:
+    """Greedily, one of both always right: the text is asked, then the model, then the one that was right.
+
+    A text that was wrong is asked again after it has been passed over eight times.
+    """
+    transitions = chain(0)
+    text = TextDrafter(lambda: Guess(transitions, is_right=is_right))
+    model = ModelDrafter(
+        MarkovRunner(transitions.roll(1, dims=1) if is_right else transitions), GREEDY
+    )
+    drafter = HybridDrafter(text, model, least=1)
+    records = list(speculative(MarkovRunner(transitions), drafter, request([[3]], length=90), 4))
+    found = [record.num_accepted[0] for record in records[1:-1]]
+    if is_right:
+        assert found == [4, 0, *[4] * (len(found) - 2)]
+    else:
+        assert found[:18] == [0, *[4] * 8, 0, *[4] * 8]
 
 
 class CheckedFollower(Checked):
