@@ -38,11 +38,13 @@ class Prediction:
     Attributes:
         tokens: mean number of tokens that an iteration yields.
         proposed: draft tokens per iteration (K).
+        acceptable: the most of them that can be accepted: of a tree, one path; None for all.
     """
 
     tokens: float
     proposed: float
     costs: Costs
+    acceptable: int | None = None
 
     @property
     def speedup(self) -> float:
@@ -52,7 +54,7 @@ class Prediction:
     def main_limit(self) -> Limit:
         """The limit whose removal would raise the speed-up most."""
         draft, verify = self.costs
-        most_tokens = self.proposed + 1
+        most_tokens = 1 + (self.proposed if self.acceptable is None else self.acceptable)
         slow_draft = Limit(
             self.tokens / verify,
             "the draft is too slow",
@@ -154,6 +156,14 @@ def gave_up(row: LatencyRow) -> bool:
     return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
 
 
+def _deepest_level(row: LatencyRow) -> int | None:
+    """The deepest level of a tree that was accepted, as a head may draft fewer than K; None for chains."""
+    if row.draft_tree in (None, "chain"):
+        return None
+    times = row.acceptance_histogram or []
+    return max((level for level, count in enumerate(times) if count), default=None)
+
+
 def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = False) -> str | None:
     """The strongest limit of the speed-up; None where the costs are unknown."""
     costs = costs_in_steps(regular, row)
@@ -162,7 +172,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = Fals
     if gave_up(row):
         return "drafting does not pay: auto gave it up"
     tokens = tokens_per_iteration(row) or 1.0
-    prediction = Prediction(tokens, proposed_per_iteration(row) or 0.0, costs)
+    proposed = proposed_per_iteration(row) or 0.0
+    prediction = Prediction(tokens, proposed, costs, _deepest_level(row))
     limit = prediction.main_limit()
     if brief:
         return f"{limit.cause} ({limit.ideal_speedup:.2f}× without that)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.costs import Costs, Prediction
+from harness.report.costs import Costs, Prediction, held_back
 from harness.report.latency import latency_document
 from harness.report.terminal import print_document
 from harness.results.schema import LatencyPromptRow, LatencyRow
@@ -94,6 +94,22 @@ def test_the_cause_is_the_ideal_that_would_help_most(
 ) -> None:
     limit = Prediction(length, 4, Costs(draft, verify)).main_limit()
     assert limit.cause == cause
+
+
+@pytest.mark.parametrize(("tree", "most"), [("dynamic", 5), ("chain", 17)])
+def test_a_tree_accepts_no_more_than_a_path(tree: str, most: int) -> None:
+    speculative = LatencyRow(
+        draft_tree=tree,
+        draft_ms=0.1,
+        verify_ms=1.1,
+        mean_num_draft_tokens=16.0,
+        tokens_per_iteration=1.2,
+        predicted_speedup=1.0,
+        acceptance_histogram=[80, 10, 5, 3, 2, 0, 0],
+    )
+    limit = held_back(LatencyRow(target_step_ms=1.0), speculative)
+    assert limit is not None
+    assert f"1.20 of {most} tokens per iteration" in limit
 
 
 def test_categories_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
