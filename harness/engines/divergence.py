@@ -60,7 +60,7 @@ def first_divergence(
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
-    """Raises RunError for a token that the reference does not have: a server may serve another model."""
+    """Raises RunError for a token that the reference lacks: a server may serve another model."""
     if max(tokens) >= vocabulary_size:
         size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
         raise RunError(f"token {max(tokens)} is not in the model's {size}")

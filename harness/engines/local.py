@@ -80,7 +80,7 @@ class LocalArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """See `Arm.under_load`. All are rows of one batch, which join and leave between its turns."""
+        """See `Arm.under_load`. Requests join and leave one batch between its turns."""
         records = self.stream(requests[0].question)
         return keep_in_flight(records, self.request, requests, num_in_flight)
 

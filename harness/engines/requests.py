@@ -45,7 +45,8 @@ class RequestRecord:
             accepted.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
         sums: of a server that tells no more than both numbers over all iterations.
-        leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest; None to wait for all.
+        leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
+            None to wait for all.
     """
 
     index: int

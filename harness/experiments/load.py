@@ -1,7 +1,7 @@
-"""`recovery load=8`: tests an engine as it is used, with requests in flight that come, go and differ.
+"""`recovery load=8`: tests an engine as it is used, with requests that come, go and differ.
 
-Two questions. Is each greedy text what the engine gives for the request alone? And are drawn tokens distributed as the
-target has it, for every sampling setting that the engine takes?
+Two questions. Is each greedy text what the engine gives for the request alone? And are drawn tokens
+distributed as the target has it, for every sampling setting that the engine takes?
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REFUSALS = (400, 404, 422, 501)
 _NUM_BIASED = 4
 # Texts of each sampling setting from which rounding is estimated.
 _NUM_ROUNDED = 8
-# Without exact probabilities: tokens compared of each text, and texts alone of each sampling setting.
+# Without exact probabilities: tokens compared of each text, and texts of each sampling setting.
 _NUM_COMPARED = 3
 _NUM_ALONE = 500
 # Drawn tokens of `num_draws=auto` at least, and at most.
@@ -82,7 +82,7 @@ class LoadTest:
             self._compare_with_exact(arm, workload, taken, refused, reference)
 
     def _reference(self, session: Session) -> Reference | None:
-        """The exact probabilities; None where they are not known, or the texts are not those that were sent."""
+        """The exact probabilities; None where they, or the model's own prompts, are unknown."""
         if getattr(self._settings.engine, "chat", False):
             say("engine.chat=true: answers are compared with those of the same server alone")
             return None

@@ -1,4 +1,4 @@
-"""Tests of drawn tokens by their places in the target's distribution, whatever came before each of them.
+"""Tests of drawn tokens by their places in the target's distribution after the text before them.
 
 The tokens after a context are ordered from the likeliest down, and a token's place is the mass of
 those above it, plus a random part of its own. If each token is drawn from the exact distribution
@@ -40,10 +40,7 @@ def places(probabilities: Floats, tokens: Sequence[int], generator: np.random.Ge
 
 
 def moved_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
-    """How many places fall into each of `num_cells` equal cells if tokens come from `other` [n, V], not `exact`.
-
-    As shares, which sum to 1.
-    """
+    """Shares of places in `num_cells` equal cells where tokens come from `other` [n, V]."""
     edges = np.linspace(0, 1, num_cells + 1)
     masses = np.zeros(num_cells)
     for exact_row, other_row in zip(exact, other, strict=True):
@@ -55,7 +52,7 @@ def moved_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
 
 
 def num_cells_for(num_places: int) -> int:
-    """How many cells a test of so many places has: each is expected to hold enough for the χ² approximation."""
+    """How many cells a test has: each is expected to hold enough for the χ² approximation."""
     return max(1, min(_MOST_CELLS, num_places // MIN_EXPECTED))
 
 
@@ -91,7 +88,7 @@ class PlacesTest:
         return self._check(counts.ravel())
 
     def expected(self, num_places: int) -> SampledCheck:
-        """The check of so many places that are spread exactly as they should be: it has the power they would have."""
+        """The check of places that are spread exactly as they should be, for its power."""
         num_cells = num_cells_for(num_places)
         return self._check(np.full(num_cells, num_places / num_cells))
 
@@ -100,7 +97,7 @@ class PlacesTest:
         num_cells, num_places = len(counts), round(counts.sum())
         uniform = np.full(num_cells, 1 / num_cells)
         tested = num_cells > 1
-        # Every cell then has this share more or less than it should, and any other shift shows better.
+        # Every cell then has this share more or less than it should; other shifts show better.
         least_visible = num_places * (2 * self._shift) ** 2
         return SampledCheck(
             num_tokens=1,

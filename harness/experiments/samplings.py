@@ -47,7 +47,7 @@ class Sampling:
         return probabilities / probabilities.sum(-1, keepdims=True)
 
     def _penalised(self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Repetition counts prompt and text, as transformers has it; the others the text, as OpenAI has it."""
+        """Repetition counts prompt and text, as in transformers; the others the text alone."""
         if not self.parameters:
             return logits
         size = logits.shape[-1]

@@ -1,5 +1,6 @@
-"""The requests of `recovery load=8`: mixed lengths, prompts that begin alike, second turns, neighbours that draw in
-other ways, and some that are left midway.
+"""The requests of `recovery load=8`: mixed lengths, prompts that begin alike, second turns.
+
+Neighbours draw in other ways, and some are left midway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.protocol import LoadRequest, Question
 from harness.experiments.samplings import Sampling
 
-# The most tokens of a drawn text: each request has a first token, so short texts test more of these.
+# The most tokens of a drawn text: short texts test more first tokens.
 _MOST_DRAWN = 16
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
@@ -51,7 +52,7 @@ class Asked:
         return self.sampling.decoding.temperature == 0
 
     def request(self, seed: int) -> LoadRequest:
-        """The request as an arm takes it. It ends at no token, so that every text has its length."""
+        """The request as an arm takes it; no token ends it, so that every text has its length."""
         decoding = dataclasses.replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
         )
@@ -82,7 +83,7 @@ class Workload:
         self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[Asked]:
-        """Requests whose prompts are those of the run, and others that begin like them or nearly so."""
+        """Requests with the run's prompts, and with others that begin like them or nearly so."""
         texts = list(self._alike())
         return self._mixed(texts, num_drawn)
 

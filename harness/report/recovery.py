@@ -60,7 +60,7 @@ class Checks:
         self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
         self.tested = [row for row in self.sampled if row.degrees_of_freedom]
         self.under_load = rows[0].load is not None
-        # Tests over all contexts; under load pairs of tokens are tested as well, and counted once.
+        # Under load neighbours are checked as pairs as well, and each token counts once.
         counted = [row for row in self.sampled if (row in self.overall) is self.under_load]
         self.num_draws = sum(row.num_draws or 0 for row in counted)
 

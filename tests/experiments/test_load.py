@@ -1,4 +1,4 @@
-"""`recovery load=…`: what single requests do not show is found under load, and honest engines are not accused."""
+"""`recovery load=6` finds what single requests do not show, and accuses no honest engine."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ class RecoverySettings(PromptedSettings):
     Attributes:
         draft: None tests the regular arm, of engines other than ours.
         num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
-        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a verdict needs. Under
-            load it counts sampled tokens.
-        load: test the engine as it is used, with so many requests in flight: of mixed lengths, with prompts that begin
-            alike, second turns, other sampling settings beside each other, and some that are left midway. None asks
-            one question after the other.
+        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a
+            verdict needs. Under load it counts sampled tokens.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.
+        load: test the engine as it is used, with so many requests in flight: of mixed lengths, with
+            prompts that begin alike, second turns, other sampling settings beside each other, and
+            some that are left midway. None asks one question after the other.
         batch_size: rows generated at once.
     """
 
@@ -48,7 +48,7 @@ class RecoverySettings(PromptedSettings):
 
     @property
     def compares_texts(self) -> bool:
-        """See `RunSettings.compares_texts`. Under load texts are compared with those of the same arm alone."""
+        """See `RunSettings.compares_texts`. Under load one arm is enough."""
         return self.load is None
 
     def __post_init__(self) -> None:
