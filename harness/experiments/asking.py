@@ -103,7 +103,9 @@ class Asking:
         settings = self._settings
         if settings.laps != "auto":
             return settings.laps
-        if len(engine.arms) == 1 or not engine.alternates:
+        # The last requests of a lap have fewer beside them, which one arm alone can do without.
+        in_flight = settings.batch_size > 1 or engine.has_rate
+        if not engine.alternates or (len(engine.arms) == 1 and in_flight):
             return 1
         return num_laps(num_prompts, settings.batch_size, engine.has_rate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 
@@ -57,5 +58,11 @@ def test_nothing_good_has_no_ratio_and_few_laps_no_interval() -> None:
     assert set(goodput_ratio_columns(late, early, range(9), SLO, 100, 0).values()) == {None}
     few = goodput_ratio_columns(early[:3], early[:3], range(3), SLO, 100, 0)
     assert (few["goodput_ratio"], few["goodput_ratio_low"]) == (1.0, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rare = goodput_ratio_columns([*early, *late], early * 2, range(18), SLO, 100, 0)
+        alone = goodput_ratio_columns([early[0], *late], early + early[:1], range(10), SLO, 100, 0)
+    assert rare["goodput_ratio_low"] is not None
+    assert (alone["goodput_ratio"], alone["goodput_ratio_low"]) == (10.0, None)
     again = goodput_ratio_columns(early, early, [0, 1, 2] * 3, SLO, 100, 0)
     assert (again["goodput_ratio"], again["goodput_ratio_low"]) == (1.0, None)

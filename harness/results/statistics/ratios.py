@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -116,17 +117,20 @@ def ratio_of_rates(
         return Interval()
     if size < FEWEST_FOR_INTERVAL:
         return Interval(estimate)
-    bounds = stats.bootstrap(
-        data,
-        ratio,
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        n_resamples=num_resamples,
-        batch=max(1, _RESAMPLED_VALUES_AT_ONCE // size),
-        confidence_level=_expanded(confidence, size),
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        # A resample in which the denominator counted nothing: there are no bounds then.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        bounds = stats.bootstrap(
+            data,
+            ratio,
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            n_resamples=num_resamples,
+            batch=max(1, _RESAMPLED_VALUES_AT_ONCE // size),
+            confidence_level=_expanded(confidence, size),
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
     low, high = float(bounds.low), float(bounds.high)
     return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
 
