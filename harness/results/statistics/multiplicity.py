@@ -90,7 +90,7 @@ def ranking(
         ValueError: for shapes that differ or hold nothing, and for values that are not positive.
     """
     tops, bottoms = _alternatives(numerators, denominators)
-    log_ratios = np.log(tops.sum(axis=1) / bottoms.sum(axis=1))
+    log_ratios = _log_ratios(tops, bottoms)
     order = np.argsort(-log_ratios, kind="stable")
     best = order[0]
     added = _added(tops, bottoms)
@@ -101,15 +101,17 @@ def ranking(
     covers = counted(tops.shape[1], unit)
     ranked = []
     for index in order:
+        ratio = math.exp(log_ratios[index])
         change = float(log_ratios[index] - log_ratios[best])
         error = float(stats.sem(added[index] - added[best])) if largest.size else NAN
-        of_best, p_value = Interval(math.exp(change), covers=covers), NAN
         if error > 0:
-            bounds = change - critical * error, change + critical * error
-            of_best = Interval(math.exp(change), math.exp(bounds[0]), math.exp(bounds[1]), covers)
+            low, high = math.exp(change - critical * error), math.exp(change + critical * error)
             exceeding = int((largest >= abs(change) / error).sum())
             p_value = (exceeding + 1) / (largest.size + 1)
-        ranked.append(Ranked(int(index), math.exp(log_ratios[index]), of_best, p_value))
+        else:
+            low = high = p_value = NAN
+        of_best = Interval(math.exp(change), low, high, covers)
+        ranked.append(Ranked(int(index), ratio, of_best, p_value))
     return ranked
 
 
@@ -139,7 +141,7 @@ def best_of_several(
     """
     tops, bottoms = _alternatives(numerators, denominators)
     rng = np.random.default_rng(seed)
-    log_ratios = np.log(tops.sum(axis=1) / bottoms.sum(axis=1))
+    log_ratios = _log_ratios(tops, bottoms)
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
     num_units = tops.shape[1]
@@ -188,6 +190,10 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     if known.any():
         values[known] = stats.false_discovery_control(values[known], method="bh")
     return [float(value) for value in values]
+
+
+def _log_ratios(tops: Floats, bottoms: Floats) -> Floats:
+    return np.asarray(np.log(tops.sum(axis=1) / bottoms.sum(axis=1)))
 
 
 def _cross_validated(tops: Floats, bottoms: Floats, rng: np.random.Generator) -> float:

@@ -97,9 +97,7 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
 
 
 def _around(estimate: float, standard_error: float, confidence: float) -> Interval:
-    low, high = (
-        stats.norm.interval(confidence, estimate, standard_error)
-        if standard_error
-        else (estimate, estimate)
-    )
+    if not standard_error:
+        return Interval(estimate, estimate, estimate)
+    low, high = stats.norm.interval(confidence, estimate, standard_error)
     return Interval(estimate, float(low), float(high))
