@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from harness.config.errors import SettingError
 from harness.menu.records import COMMANDS
 from harness.results.files import append_rows
-from harness.results.pooling import pooled_rows
 from harness.results.schema import LatencyRow, RunRow
 
 # A limit beyond any reasonable number of rounds.
@@ -53,6 +52,9 @@ def pool(rows: Sequence[RunRow], num_jobs: int, directory: Path) -> list[list[La
         number = int(row.job or 0)
         job = number % max(1, num_jobs // num_rounds)
         by_job.setdefault(job, {}).setdefault(number, []).append(row)
+    # Statistics take a second to load, which --help and a mistake would wait for.
+    from harness.results.pooling import pooled_rows
+
     pooled = []
     for runs in by_job.values():
         job_rows = pooled_rows(list(runs.values()))
