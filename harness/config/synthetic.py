@@ -68,7 +68,7 @@ def marginal_rates(conditional: Sequence[float], num_draft_tokens: int) -> list[
 
 
 def mean_length(asked: Rates, num_draft_tokens: int) -> float:
-    """The mean acceptance length that follows from what is asked, with K draft tokens in each iteration."""
+    """The mean acceptance length that follows from what is asked, with K draft tokens each time."""
     conditional = conditional_rates(asked, num_draft_tokens)
     return 1 + sum(marginal_rates(conditional, num_draft_tokens))
 
@@ -82,7 +82,10 @@ def for_vllm(marginal: Sequence[float]) -> dict[str, Any]:
 
 
 def for_llama_cpp(marginal: Sequence[float]) -> str:
-    """Flags of `llama-server` (ggml-org/llama.cpp, pull request 27711), whose rates are those of whole prefixes."""
+    """Flags of `llama-server`, whose rates are those of whole prefixes.
+
+    They came with pull request 27711 of ggml-org/llama.cpp.
+    """
     return f"--spec-synth-rates {','.join(f'{rate:.6g}' for rate in marginal)}"
 
 

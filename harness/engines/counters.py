@@ -65,7 +65,7 @@ class Counted:
     by_position: dict[int, float] = field(default_factory=dict)
 
     def plus(self, other: Counted, times: int = 1) -> Counted:
-        """The sum of both, the other one so many times. What only one of them counts is 0 in the other."""
+        """The sum of both, the other one so many times. A counter that one lacks is 0 there."""
         summed = replace(self, by_position=dict(self.by_position))
         for name in _COUNTERS:
             value = getattr(other, name)
@@ -87,7 +87,7 @@ _COUNTERS = [each.name for each in fields(Counted) if each.name != "by_position"
 
 
 def read_counters(text: str) -> Counted:
-    """The counters that are known, of a page in Prometheus's format: servers have one for each of their engines."""
+    """The known counters of a page in Prometheus's format, summed over the server's engines."""
     counted = Counted()
     for name, labels, number in _SAMPLE.findall(text):
         known = _NAMES.get(name.removesuffix("_total"))

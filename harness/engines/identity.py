@@ -30,7 +30,7 @@ _SALTED = ("vllm", "sglang", "tensorrt_llm")
 
 
 def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
-    """The parameters with which no prefix cache answers a request from one with another salt; None if unknown.
+    """Parameters that hide a request from prefixes cached under another salt; None if unknown.
 
     Args:
         owned_by: as the server's list of models says.

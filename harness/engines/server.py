@@ -295,7 +295,7 @@ class ServerArm(Arm):
         return self._takes_extensions and self._past_the_cache(0) is not None
 
     def _past_the_cache(self, repeat: int) -> dict[str, Any] | None:
-        """The parameters of a request that differ from one time that all prompts are asked to the next."""
+        """Parameters that differ each time that all prompts are asked."""
         return past_the_cache(self._owner, f"{self._salt}-{repeat}")
 
     @staticmethod

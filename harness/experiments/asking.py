@@ -1,4 +1,4 @@
-"""The questions of `latency`: batches or laps of the prompts, again where more answers are wanted, and a warm-up."""
+"""The questions of `latency`: prompts in batches or laps, asked again if need be, and a warm-up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Asking:
         prompts: those that are measured, with their `token_ids`.
 
     Attributes:
-        questions: one for each batch, or each lap of an engine that queues, and for each later turn of it.
+        questions: one for each batch, or lap of an engine that queues, and for its later turns.
         units: of each question: the same for all turns, and whenever the same prompts are asked.
         moments: the number of its batch or lap in time.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
@@ -70,8 +70,8 @@ class Asking:
     def warmup(self) -> Question:
         """Prompts that are not measured, because caches would know those that are.
 
-        They are others of the set that are no longer than the longest measured one; where there are too few, the
-        tokens of measured prompts in reverse.
+        They are others of the set that are no longer than the longest measured one; where there are
+        too few, the tokens of measured prompts in reverse.
         """
         size = self._settings.batch_size
         longest = max(map(len, self._token_ids))

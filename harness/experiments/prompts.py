@@ -72,7 +72,7 @@ class Prompt:
 
 
 class Asked(NamedTuple):
-    """A prompt's place in its set, the turn of a conversation, and how often it was asked before; all from 0."""
+    """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""
 
     place: int
     turn: int = 0
@@ -132,7 +132,7 @@ class PromptSet:
         return dataclasses.replace(prompt, text=prompt.turns[asked.turn], turn=asked.turn + 1)
 
     def first_unused(self, num_asked: int) -> int:
-        """An index above those of all prompts, turns and repetitions, where so many prompts are asked."""
+        """An index above those of all turns and repetitions, where so many prompts are asked."""
         times = -(-num_asked // len(self.prompts))
         return self.index(Asked(0, repeat=max(1, times)))
 

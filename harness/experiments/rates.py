@@ -1,4 +1,4 @@
-"""Tokens per second of an arm, in all and of one reader, with intervals over its prompts, batches or laps."""
+"""Tokens per second of an arm, in all and of one reader, with intervals over prompts or laps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the prompts of a set again, in another order, where more answers are wanted than the set has prompts."""
+"""Asks the prompts of a set again, in another order, where more are wanted than the set has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Part(NamedTuple):
     Attributes:
         places: of the prompts, among those that are measured.
         repeats: how often each of them was asked before.
-        unit: the same whenever the same prompts are asked, because that tells nothing about other prompts.
+        unit: the same whenever the same prompts are asked: they say nothing about other prompts.
     """
 
     places: Sequence[int]
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
-    """Batches of the same prompts each time; batches that share prompts where one takes more than there are."""
+    """Batches of the same prompts each time; larger ones than all prompts share them."""
     if size > num_prompts:
         return _sharing(num_prompts, num_asked, num_asked // size, seed)
     parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
@@ -36,7 +36,7 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
 def laps_to_ask(
     num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
 ) -> list[Part]:
-    """Laps of the same prompts each time; laps that share prompts where there are too few for an interval.
+    """Laps of the same prompts each time; they share prompts where these are too few for intervals.
 
     Args:
         num_laps: how many laps so many prompts have.
@@ -56,7 +56,7 @@ def share_prompts(parts: Sequence[Part]) -> bool:
 
 
 def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
-    """Each part once, and then again in another order each time, until so many prompts have been asked."""
+    """Each part, and again in another order each time, until so many prompts have been asked."""
     units = [range(num_prompts)[part] for part in parts]
     asked: list[Part] = []
     for unit, repeat in _again_and_again(len(units), seed):
@@ -79,7 +79,7 @@ def _sharing(num_prompts: int, num_asked: int, number: int, seed: int) -> list[P
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
-    """All places up to a number, and how often they came before: in order, then in another one each time."""
+    """All places, with how often they came before: in order, then in another one each time."""
     for repeat in itertools.count():
         order = list(range(number))
         if repeat:

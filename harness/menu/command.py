@@ -106,7 +106,7 @@ class Command(Record):
         return self.tables(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """Sentences at the beginning of a report: the answer, what it covers, and what would change it."""
+        """Sentences that begin a report: the answer, what it covers, and what would change it."""
         return []
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:

@@ -46,7 +46,7 @@ def map_document(rows: Sequence[MapRow]) -> Document:
 
 
 def map_documents(runs: Sequence[Run]) -> Document:
-    """The maps of several runs. Plots stand with the first table, `map`; the keys of others have a number."""
+    """The maps of several runs. Plots are with the first, `map`; others have numbered keys."""
     document = [part for run in runs for part in map_document(run.rows)]
     num_tables = 0
     for place, part in enumerate(document):

@@ -1,4 +1,4 @@
-"""The drawing of a map: speed-up by batch size and K, with the line on which speculation stops paying."""
+"""The drawing of a map: speed-up by batch size and K, and where speculation stops paying."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def plots(shown: Iterable[tuple[Command, Sequence[Run]]]) -> dict[str, list[str]
 
 
 def picture_files(command: Command, run: Run) -> dict[str, str]:
-    """SVG files by name that show the plots of one run on a white ground: `map.svg`, or `map-1.svg` and so on."""
+    """The plots of one run as SVG files on white, by name: `map.svg`, or `map-1.svg` and so on."""
     files = {}
     with _own_style():
         for name, figures in command.plots([run]).items():
@@ -296,7 +296,7 @@ def _by_position(pairs: Sequence[MeasuredPair]) -> list[Figure]:
 
 
 def _lengths(pairs: Sequence[MeasuredPair]) -> list[Figure]:
-    """Tokens per iteration if iterations had proposed at most 1, 2, ... tokens, with intervals over prompts."""
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed, with intervals."""
     curves: dict[str, list[Point]] = {}
     for pair in pairs:
         row = pair.row

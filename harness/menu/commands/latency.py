@@ -136,7 +136,7 @@ class Latency(Command):
         return [*latency_tables(pairs), *published_tables(pairs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: the fastest pair, what may be as fast, and what would change it."""
+        """See `Command.headlines`: the fastest pair, its rivals, and what would change it."""
         from harness.report.pairs import fastest, latency_pairs
         from harness.report.rivals import rivals_of_the_fastest
         from harness.report.scope import scope_of_the_fastest

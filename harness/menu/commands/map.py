@@ -27,7 +27,7 @@ class MapSettings(PromptedSettings):
         batch_sizes: of the grid; of a server, requests in flight.
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
-        draft_tokens: the K of the grid; None for 1, 3 and 5, and for a server's own K, which cannot be asked for.
+        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K.
         share: of the cells that are measured at most, beyond the grid's corners; others are interpolated.
         num_prompts: how many prompts a cell measures at least; a whole number of batches.
         num_warmup: batches that every arm decodes first and that are not counted.
@@ -88,8 +88,8 @@ class Map(Command):
         ("model=30B draft=7B prompts=lengths contexts=[512,4096]", "over the context too"),
     )
     notes = (
-        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing (map.svg), into the "
-        "run's directory."
+        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing"
+        " (map.svg), into the run's directory."
     )
     place = 2
     settings = MapSettings

@@ -108,15 +108,17 @@ class Server(EngineRecord):
         return Addresses(tuple(urls), settings.api_key_variable)
 
     def advice(self, run: RunSettings) -> str | None:
-        """See `EngineRecord.advice`: the flags for an acceptance that only the server's start can set."""
+        """See `EngineRecord.advice`: flags for an acceptance that only the server's start sets."""
         rates = run.decoding.synthetic_rates
         if rates is None:
             return None
         k = run.decoding.most_draft_tokens
         marginal = marginal_rates(rates, k)
+        of_vllm = json.dumps(for_vllm(marginal))
         return (
-            f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}: llama-server"
-            f" {for_llama_cpp(marginal)}, or vLLM with {json.dumps(for_vllm(marginal))} in --speculative-config"
+            f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
+            f" llama-server {for_llama_cpp(marginal)},"
+            f" or vLLM with {of_vllm} in --speculative-config"
         )
 
     def open(self, opening: Opening) -> Engine:
