@@ -1,5 +1,5 @@
-"""Acceptance that is asked for: what `decoding.synthetic_acceptance` may be, as a rate for each draft position; and the
-rates of profiles, which `draft.rates` may name too.
+"""Acceptance that is asked for: what `decoding.synthetic_acceptance` may be, as a rate for each draft
+position; and rates of profiles, which `draft.rates` may name too.
 """
 
 from __future__ import annotations

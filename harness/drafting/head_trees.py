@@ -1,4 +1,4 @@
-"""Trees of draft tokens from a head, and what predicts them for heads that read their input in one pass."""
+"""Trees of draft tokens from a head, and predictors for heads that draft a block in one pass."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class MarginalPredictor(Predictor):
 
 
 class TokenPredictor(Predictor):
-    """Predicts the tokens after a node from its level and its own token, as a head does that draws a
-    block's tokens one after the other without another pass.
+    """Predicts the tokens after a node from its level and its own token, as a head does that draws
+    a block's tokens one after the other without another pass.
 
     Args:
         last: [B], the token before the tree.

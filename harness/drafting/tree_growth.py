@@ -187,13 +187,13 @@ def grow_static(
 def grow_sequences(
     predictor: Predictor, num_sequences: int, depth: int, warp: Any, uniforms: Tensor
 ) -> TreeProposal:
-    """SpecInfer (Miao et al. 2023, arXiv:2305.09781): draw sequences independently of each other, and
-    merge their equal beginnings.
+    """SpecInfer (Miao et al. 2023, arXiv:2305.09781): draw sequences independently of each other,
+    and merge their equal beginnings.
 
     Sequences that draw the same token after a node share one child. In the order in which they were
-    first drawn, the children of a node are distributed as if drawn without replacement, however many
-    there are: what is drawn again says nothing about the next new one. So the rules for draws without
-    replacement are lossless.
+    first drawn, the children of a node are distributed as if drawn without replacement, however
+    many there are: a token that is drawn again says nothing about the next new one. So the rules
+    for draws without replacement are lossless.
     """
     num_rows = len(uniforms)
     numbers = uniforms[:, : depth * num_sequences].reshape(num_rows, depth, num_sequences)

@@ -208,8 +208,9 @@ class Growing(ChainTreeDrafter):
 def test_sequences_keep_the_target_s_distribution(
     rule: TreeRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chi-square over the first token and the two after it, false-alarm rate 1e-9. Children in an order
-    of their own are caught.
+    """Chi-square over the first token and the two after it, false-alarm rate 1e-9.
+
+    Children in an order of their own are caught.
     """
     num_rows, length = 6_000, 3
     target, draft = small_chain(5, 0.8, 3), small_chain(6, 1.2, 3).float()

@@ -48,14 +48,16 @@ class ModelDraftSettings(DrawnSettings):
         layers: of a head: the hidden states it reads, where they are not those that its configuration names.
         threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that a token is accepted
             falls below this; None holds nothing back.
-        tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass. `dynamic` keeps the
-            likeliest of the branches it finds, as EAGLE-2 does; `static` trees have one shape; `sequences` are several
-            chains, as in SpecInfer, merged where they begin alike. Their depth is decoding.num_draft_tokens.
+        tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass.
+            `dynamic` keeps the likeliest of the branches it finds, as EAGLE-2 does; `static` trees
+            have one shape; `sequences` are several chains, as in SpecInfer, merged where they begin
+            alike. Their depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
-        rates: of a static tree: how often the first, second, ... child of a node is accepted; the tree is the best
-            one for these. A speculation_profile.json of a run with trees has what was measured there.
-        replacement: of sequences: draw each by itself, so that several may begin alike; false begins each with
-            another token, as greedy decoding always does.
+        rates: of a static tree: how often the first, second, ... child of a node is accepted; the
+            tree is the best one for these. A speculation_profile.json of a run with trees has the
+            rates that were measured there.
+        replacement: of sequences: draw each by itself, so that several may begin alike; false
+            begins each with another token, as greedy decoding always does.
     """
 
     layers: tuple[int, ...] | None = None

@@ -1,0 +1,37 @@
+"""Drafts that cannot propose trees are refused in one line."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.menu.head_kind import HeadKind
+from harness.menu.methods.model import ModelDraftSettings
+from harness.menu.trees import check_tree_models
+
+
+class Chained(HeadKind):
+    name = "chained"
+
+
+class Branching(HeadKind):
+    name = "branching"
+    drafts_trees = True
+
+
+def refusal(kind: HeadKind, **settings: Any) -> str:
+    draft = ModelDraftSettings(name="head", repository="./head", tree="static", **settings)
+    with pytest.raises(SettingError) as refused:
+        check_tree_models(draft, None, SimpleNamespace(kind=kind), None)
+    return str(refused.value)
+
+
+def test_a_kind_of_head_without_trees() -> None:
+    assert "draft.tree=static: must be chain" in refusal(Chained())
+
+
+def test_a_threshold_ends_chains_alone() -> None:
+    assert "draft.threshold=0.5: ends a chain" in refusal(Branching(), threshold=0.5)
