@@ -193,11 +193,7 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
         for run in findings.of(LatencyRow):
-            name = run.last.run
-            file = (run.directory or Path()) / "latency_prompts.csv"
-            if run.directory and name not in self._prompts and file.is_file():
-                self._keep_prompts(read_file(file).rows)
-            run.prompts = self._prompts.get(name, [])
+            run.prompts = self._prompts.get(run.last.run) or prompts_of(run)
 
     def _read_path(self, path: Path) -> None:
         commands = ", ".join(self._kinds.runs)
@@ -250,6 +246,15 @@ class _Reader:
 def _completeness(run: Run) -> tuple[int, bool]:
     """Order copies of a run: a torn file has fewer rows, and a cumulative one knows the directory."""
     return len(run.rows), run.directory is not None
+
+
+def prompts_of(run: Run) -> list[LatencyPromptRow]:
+    """The rows of its prompts in the directory of a run of `latency`; [] where they cannot be found."""
+    file = (run.directory or Path()) / "latency_prompts.csv"
+    if run.directory is None or not file.is_file():
+        return []
+    rows = read_file(file).rows
+    return [row for row in rows if isinstance(row, LatencyPromptRow) and row.run == run.last.run]
 
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
         profiles = [json.loads(file.read_text()) for file in Path().rglob(PROFILE_FILE)]
         assert [profile["num_speculative_tokens"] for profile in profiles] == [4, 4]
         assert mentions(said.stdout, "Trees against chains", "tiny with tiny_eagle3")
+        # K, tokens per iteration, and these over the chain's.
+        assert re.search(r"dynamic +│ +4 +│ +[\d.]+ +│ +1\.\d+×", said.stdout)
 
 
 def test_a_static_tree_reads_the_rates_that_a_run_measured(harness: Harness) -> None:
