@@ -49,7 +49,9 @@ _NUM_COMPARED = 3
 _NUM_ALONE = 500
 # Drawn tokens of `num_draws=auto` at least, and at most.
 _FEWEST_TOKENS = 2000
-_MOST_TOKENS = 10**8
+_MOST_TOKENS = 4_000_000
+# Texts whose logits are computed together: of a large vocabulary, those of one text are many.
+_SCORED_TOGETHER = 8
 
 
 class LoadTest:
@@ -160,7 +162,8 @@ class LoadTest:
             for one, answer in zip([*asked, *second], answers, strict=True)
             if one.is_compared and answer.token_ids
         ]
-        scores = _Scores(reference, self._num_in_flight, self._settings.seed)
+        batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
+        scores = _Scores(reference, batch_size, self._settings.seed)
         with progress("comparing", len(compared)) as advance:
             for _ in scores.add(compared):
                 advance(None)
@@ -180,7 +183,8 @@ class LoadTest:
             return 0
         if asked != "auto":
             return asked
-        return self._tokens_needed(len(taken), _FEWEST_TOKENS) or _MOST_TOKENS
+        # Where no number is enough, more draws would change nothing.
+        return self._tokens_needed(len(taken), _FEWEST_TOKENS) or _FEWEST_TOKENS
 
     def _tokens_needed(self, num_samplings: int, least: int) -> int | None:
         return tokens_needed(self._test(num_samplings), num_samplings, self._mean_length, least)
