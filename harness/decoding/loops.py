@@ -63,21 +63,18 @@ def speculative(
         num_draft_tokens: K, or what chooses it before every iteration; 0 is an iteration of regular
             decoding.
         verification: takes what `verify` takes; it is not called where no row is offered a token.
-        redraw: propose and accept with new random numbers in every iteration. It is needed for a
-            rule whose decision depends on the tokens that it discards, as block verification does;
-            see `decoding.randomness`.
+        redraw: propose and accept with new random numbers in every iteration, for a rule whose
+            decision depends on the tokens that it discards; see `decoding.randomness`.
         warp: the drafter's, if rows with other settings may join.
-        ahead, agree: as in `autoregressive`; an iteration is queued behind another one if K is a
-            number, the drafter need not read the verdict first, and no row can reach its length
-            within two iterations.
+        ahead, agree: as in `autoregressive`, if K is a number and the drafter need not read the
+            verdict first; no row may reach its length within the two iterations.
     """
     rows = Rows(warp or BatchWarp(), agree)
-    num_tokens_ahead: int | None = None
     draft_length = num_draft_tokens
     if isinstance(draft_length, int):
-        if ahead and not drafter.reads_verdicts:
-            num_tokens_ahead = 2 * draft_length + 1
         draft_length = Constant(draft_length)
+    works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
+    num_tokens_ahead = 2 * draft_length.most + 1 if works_ahead else None
     steps = Speculation(target, drafter, rows, lenience, verification, redraw, draft_length.most)
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
