@@ -64,8 +64,11 @@ class Phases:
         self.calls.clear()
 
     def mean_ms(self, phase: str) -> float | None:
-        """Mean time per iteration; None where the phase never came."""
-        return 1000 * self.seconds[phase] / self.calls["forward"] if self.calls[phase] else None
+        """Mean time per iteration; None where the phase never came, or a first iteration never ended."""
+        num_iterations = self.calls["forward"]
+        if not self.calls[phase] or not num_iterations:
+            return None
+        return 1000 * self.seconds[phase] / num_iterations
 
     def share(self, phase: str) -> float | None:
         """The share of a phase that its watched layers took; None without any.

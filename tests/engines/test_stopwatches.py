@@ -29,6 +29,12 @@ def test_a_phase_averages_the_calls_of_one_method() -> None:
     assert phases.mean_ms("drafting") is None
 
 
+def test_an_iteration_that_failed_while_verifying_has_no_mean() -> None:
+    phases = Phases()
+    phases.watch("drafting", Runner(), "extend").extend(0)
+    assert phases.mean_ms("drafting") is None
+
+
 class Layers:
     """A phase with a layer of interest that is called twice, and another one."""
 
