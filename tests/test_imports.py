@@ -8,6 +8,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,3 +312,9 @@ def test_no_test_module_is_imported() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
     importing = [file.name for file in files if statement.search(file.read_text(encoding="utf-8"))]
     assert importing == []
+
+
+def test_no_two_files_of_tests_have_the_same_name() -> None:
+    """Of two, pytest would run only one when it collects both rooms."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
