@@ -17,7 +17,7 @@ from harness.config.settings import (
 )
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair
-from harness.engines.timing import generate
+from harness.engines.timing import generate, quick_collections
 from harness.experiments.samplings import samplings
 from harness.experiments.workload import Asked, Workload
 from harness.menu.methods.model import ModelDraftSettings
@@ -74,7 +74,8 @@ def workload() -> Workload:
 
 
 def alone(engine: LocalEngine, arm: LocalArm, asked: Asked) -> list[int]:
-    return generate(engine, arm, asked.request(seed=0).question).tokens[0]
+    with quick_collections():
+        return generate(engine, arm, asked.request(seed=0).question).tokens[0]
 
 
 def test_texts_under_load_are_those_of_the_same_requests_alone(pair: Pair) -> None:
