@@ -11,7 +11,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -145,16 +145,9 @@ class ServerArm(Arm):
         self._before = self._page.read()
 
         def records() -> Iterator[Iteration]:
-            running = asyncio.run_coroutine_threadsafe(
-                self._ask_all(question.seed, bodies, arrivals), self.loop
-            )
-            running.add_done_callback(lambda _: arrivals.queue.put(None))
-            try:
-                received: Iterator[dict[int, list[int]]] = self._received(arrivals.queue)
-                yield from as_records(received, len(bodies))
-            finally:
-                running.cancel()
-            running.result()
+            asking = self._ask_all(question.seed, bodies, arrivals)
+            received: Iterator[dict[int, list[int]]] = self._received_from(asking, arrivals.queue)
+            yield from as_records(received, len(bodies))
 
         return records()
 
@@ -171,10 +164,16 @@ class ServerArm(Arm):
         ]
         ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
         asking = self._ask_in_flight(bodies, num_in_flight, ended.put)
+        yield from self._received_from(asking, ended)
+
+    def _received_from(
+        self, asking: Coroutine[Any, Any, None], queue: SimpleQueue[Message | None]
+    ) -> Iterator[Message]:
+        """Yield what `asking` puts into the queue, until it ends; it is cancelled where nobody reads on."""
         running = asyncio.run_coroutine_threadsafe(asking, self.loop)
-        running.add_done_callback(lambda _: ended.put(None))
+        running.add_done_callback(lambda _: queue.put(None))
         try:
-            yield from self._received(ended)
+            yield from self._received(queue)
         finally:
             running.cancel()
         running.result()
