@@ -73,13 +73,17 @@ def test_arms_take_turns_and_the_first_one_changes(harness: Harness, serve: Serv
 
 
 def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Serve) -> None:
-    """An A/A: one server under both addresses, thirty times slower from the middle on."""
+    """An A/A: one server under both addresses, thirty times slower from the middle on.
+
+    Arms that did not take turns would be 10 times apart. Whether the interval holds 1 is left to
+    chance, as often as its level says.
+    """
     asked = ["num_prompts=16", "batch_size=2", "num_warmup=0"]
     server = EchoServer(delay_s=0.001, slow_after=2 + 16, slow_s=0.03)
     shown = " ".join(harness(*QUICK, *serve(server), *asked).stdout.split())
     row = results().iloc[-1]
     assert 0.5 < row["speedup"] < 2
-    assert row["speedup_low"] <= 1 <= row["speedup_high"]
+    assert row["speedup_low"] < row["speedup_high"]
     assert (row["interleaved"], row["speedup_covers"]) == (True, "8 laps")
     assert mentions(shown, "interval", "8 laps")
     assert mentions(shown, "URLs", "identical arms")
