@@ -347,6 +347,7 @@ class Latency(Experiment):
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
+            num_iterations=len(request.outcomes) or None,
             prompt_index=request.index,
             prompt_place=asked.place,
             asked_before=asked.repeat,

@@ -24,6 +24,9 @@ from harness.results.schema import EvalRow
 _SIGNIFICANT = 0.05
 # In percent.
 _bounds = functools.partial(interval, digits=1, scale=100)
+_NO_WIDTH = (
+    "± 0.0: at 0 or 100 % Wald's interval has no width, however few were asked; Wilson's has."
+)
 
 
 def eval_document(rows: Sequence[EvalRow]) -> Document:
@@ -140,7 +143,11 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
     ]
     if with_seeds:
         columns.insert(3, Column("seed", of="row.seed", names=True))
-    has_published = any(line.row.published_accuracy is not None for line in lines)
+    notes = []
+    if any(line.row.accuracy in (0, 1) for line in lines):
+        notes.append(_NO_WIDTH)
+    if any(line.row.published_accuracy is not None for line in lines):
+        notes.append(MULTIPLICATION_NOTE)
     return Table.of(
         "accuracy",
         title,
@@ -149,7 +156,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         strong=lambda line: with_seeds and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
         about=about,
-        notes=(MULTIPLICATION_NOTE,) if has_published else (),
+        notes=tuple(notes),
     )
 
 

@@ -22,7 +22,7 @@ class Category(NamedTuple):
     num_prompts: int
     speedup: Interval
     acceptance_rate: float | None
-    mean_acceptance_length: float | None
+    tokens_per_iteration: float | None
 
 
 def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
@@ -69,7 +69,8 @@ def _category(
     num_iterations, num_proposed, num_accepted = 0, 0.0, 0
     for prompt in speculative:
         histogram = prompt.acceptance_histogram or []
-        num_iterations += sum(histogram)
+        # Older files have only those that proposed something.
+        num_iterations += prompt.num_iterations or sum(histogram)
         num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
         for accepted, how_often in enumerate(histogram):
             num_accepted += accepted * how_often
@@ -78,5 +79,5 @@ def _category(
         len(set(places)),
         speedup,
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
-        mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,
+        tokens_per_iteration=1 + num_accepted / num_iterations if num_iterations else None,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.errors import HarnessError
+from harness.report.costs import tokens_per_iteration
 from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.runs import read
 from harness.results.schema import LatencyRow
@@ -37,5 +38,6 @@ def _pair(pair: MeasuredPair) -> dict[str, Any]:
         "name": pair.name.label(", "),
         "group": " · ".join(filter(None, pair.name.group)),
         "best": pair.best,
+        "tokens_per_iteration": tokens_per_iteration(pair.row),
         **figures,
     }

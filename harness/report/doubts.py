@@ -48,13 +48,14 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     visible, enough = row.visible_difference, row.units_for_half
     if visible:
         sentence = (
-            f"Over {row.speedup_covers}, differences below {_percent(visible)} cannot be seen"
+            f"Over {row.speedup_covers}, a difference of {_percent(visible)} between the arms shows in"
+            " 80 % of such runs"
         )
         unit = next(name for name in UNITS if name in row.speedup_covers)
         if enough is not None:
-            yield f"{sentence}; {counted(enough, unit)} would show {_percent(visible / 2)}."
+            yield f"{sentence}; over {counted(enough, unit)} one of {_percent(visible / 2)} would."
         else:
-            yield f"{sentence}; more {counted(2, unit).split()[1]} alone would not show half of that."
+            yield f"{sentence}; more {counted(2, unit).split()[1]} alone would never show half of that."
     if "run" not in row.speedup_covers:
         yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
 

@@ -240,7 +240,7 @@ _CATEGORIES = (
     Column("prompts", of="num_prompts"),
     Column("speed-up", times, "speedup.estimate"),
     Column("acceptance", percent, "acceptance_rate"),
-    Column("tokens/iteration", number(), "mean_acceptance_length"),
+    Column("tokens/iteration", number(), "tokens_per_iteration"),
 )
 
 _TURNS = (Column("turn", text=True, of="name"), *_CATEGORIES[1:])

@@ -138,7 +138,7 @@ def _category_column(name: str, numbers_of_prompts: set[int]) -> Column:
         if differ:
             speedup += f" ({category.num_prompts})"
         bounds = interval(category.speedup.low, category.speedup.high)
-        tokens = category.mean_acceptance_length
+        tokens = category.tokens_per_iteration
         return "\n".join(filter(None, [speedup, bounds, f"{tokens:.2f} tokens" if tokens else ""]))
 
     return Column(heading, cell, category_of)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness.report.costs import tokens_per_iteration
 from harness.report.latency import BOUNDS
 from harness.report.pairs import MeasuredPair
 from harness.report.table import Column, Table, number, times
@@ -85,10 +86,10 @@ def _differences(counterparts: Sequence[_Counterparts]) -> tuple[str, ...]:
 
 
 def _our_length(item: _Counterparts) -> float | None:
-    """Our tokens per iteration, where there are theirs."""
+    """Our tokens per iteration, where there are theirs: all count every iteration."""
     if item.ours is None or item.theirs.mean_acceptance_length is None:
         return None
-    return item.ours.mean_acceptance_length
+    return tokens_per_iteration(item.ours)
 
 
 def _published_ms(ms: float) -> str:

@@ -62,7 +62,7 @@ def _acceptance(row: LatencyRow) -> str | None:
         tested = row.conditional_acceptance_rate
         parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
     if tokens:
-        length = f"{tokens:.2f} tokens per iteration"
+        length = f"{tokens:.2f} tokens per iteration{_of_those_that_drafted(row, tokens)}"
         if row.num_draft_tokens == "auto":
             length += f", K={proposed_per_iteration(row):.2f} on average"
         parts.append(length)
@@ -70,6 +70,14 @@ def _acceptance(row: LatencyRow) -> str | None:
         return _not_reported(row) if is_elsewhere(row.engine) else None
     source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
     return "; ".join(parts) + source
+
+
+def _of_those_that_drafted(row: LatencyRow, tokens: float) -> str:
+    """` (4.29 where something was drafted)`; empty where that is the same figure."""
+    length = row.mean_acceptance_length
+    if length is None or f"{length:.2f}" == f"{tokens:.2f}":
+        return ""
+    return f" ({length:.2f} where something was drafted)"
 
 
 def _not_reported(row: LatencyRow) -> str:

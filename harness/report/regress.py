@@ -104,6 +104,8 @@ def document(
     lines: list[Table | Line] = [table]
     about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
+    change = "Change: the geometric mean of after / before, prompt by prompt"
+    lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
     covers = {one.comparison.change.covers for one in compared if one.comparison}
     if known := sorted(filter(None, covers)):
         lines.append(Line(f"Intervals are over {'; '.join(known)}.", "dim"))

@@ -110,10 +110,10 @@ class Compared:
 
     @property
     def change(self) -> str | None:
-        """`+2.0%`; None where nothing was compared."""
+        """`+2.0%` or `+2.0 points`; None where nothing was compared."""
         if self.comparison is None:
             return None
-        return self._in_percent(self.comparison.change.estimate)
+        return self._in_words(self.comparison.change.estimate)
 
     @property
     def interval(self) -> str | None:
@@ -121,7 +121,7 @@ class Compared:
         change = self.comparison and self.comparison.change
         if not change or math.isnan(change.low):
             return None
-        return f"{self._in_percent(change.low)} to {self._in_percent(change.high)}"
+        return f"{self._in_words(change.low)} to {self._in_words(change.high)}"
 
     @property
     def in_words(self) -> str:
@@ -137,7 +137,10 @@ class Compared:
             return None
         return visible_difference(estimate)
 
-    def _in_percent(self, change: float) -> str:
+    def _in_words(self, change: float) -> str:
+        """`+2.0%` of a ratio; `+2.0 points` of a difference of percentages."""
+        if self.figure.unchanged == 0:
+            return f"{100 * change:+.1f} points"
         return f"{change - self.figure.unchanged:+.1%}"
 
 
@@ -310,17 +313,19 @@ def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
     return {unit: regular[unit] / ms for unit, ms in speculative.items() if unit in regular}
 
 
-def _acceptance_length(prompts: Sequence[LatencyPromptRow]) -> Values:
-    return {
-        unit: fmean(row.mean_acceptance_length or 0.0 for row in rows)
-        for unit, rows in _units(prompts, "speculative").items()
-        if all(row.mean_acceptance_length for row in rows)
-    }
+def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    found = {}
+    for unit, rows in _units(prompts, "speculative").items():
+        # Older files have the mean over iterations that proposed something.
+        lengths = [row.tokens_per_iteration or row.mean_acceptance_length or 0.0 for row in rows]
+        if all(lengths):
+            found[unit] = fmean(lengths)
+    return found
 
 
 _OF_PROMPTS = (
     FigureOfPrompts("ms per token", "lower", ("faster", "slower"), True, of=ms_per_token),
     FigureOfPrompts("speed-up", "higher", ("higher", "lower"), True, of=_speedup),
-    FigureOfPrompts("tokens per iteration", "higher", ("more", "fewer"), of=_acceptance_length),
+    FigureOfPrompts("tokens per iteration", "higher", ("more", "fewer"), of=_tokens_per_iteration),
 )
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), unchanged=0.0)

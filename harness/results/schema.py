@@ -215,7 +215,7 @@ class DecodedRow(RunRow):
         "accepted / tested draft tokens (alpha of Leviathan et al.)"
     )
     mean_acceptance_length: MaybeFloat = figure(
-        "tokens per iteration: 1 + accepted / iterations", "tokens"
+        "tokens per iteration that proposed something: 1 + accepted / such iterations", "tokens"
     )
 
 
@@ -337,7 +337,10 @@ class LatencyRow(PromptedRow):
         "tokens of prompts that the server took from a cache, as it says", "tokens"
     )
     num_prompt_tokens: MaybeInt = figure("tokens of all prompts", "tokens")
-    speedup: MaybeFloat = figure("total regular time / total speculative time, per token")
+    speedup: MaybeFloat = figure(
+        "`ms_per_token` of the regular arm over that of this one, on prompts that both answered; with as many tokens"
+        " in each answer the ratio of total times"
+    )
     speedup_low: MaybeFloat = figure("lower end of its 95 % paired interval")
     speedup_high: MaybeFloat = figure("upper end of the same")
     speedup_covers: MaybeText = figure(
@@ -349,7 +352,7 @@ class LatencyRow(PromptedRow):
     decode_speedup_low: MaybeFloat = figure("lower end of its 95 % paired interval")
     decode_speedup_high: MaybeFloat = figure("upper end of the same")
     visible_difference: MaybeFloat = figure(
-        "a change of the speed-up by this share is found four times in five; smaller ones less often"
+        "a difference between the arms of this share is found four times in five; smaller ones less often"
     )
     units_for_half: MaybeInt = figure(
         "prompts, batches or laps that would show half of it, with as many runs; empty where none would"
@@ -426,7 +429,9 @@ class LatencyRow(PromptedRow):
     mean_num_draft_tokens: MaybeFloat = figure(
         "the same over all iterations: K of `auto`", "tokens"
     )
-    tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all iterations", "tokens")
+    tokens_per_iteration: MaybeFloat = figure(
+        "tokens per iteration, over all iterations: 1 + accepted / iterations", "tokens"
+    )
     greedy_acceptance_rate: MaybeFloat = figure(
         "accepted / tested at temperature 0, asked of other engines where acceptance is low"
     )
@@ -544,8 +549,12 @@ class LatencyPromptRow(Row):
     error: MaybeText = figure("why the request failed")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")
-    mean_acceptance_length: MaybeFloat = figure("tokens per iteration", "tokens")
-    mean_proposed: MaybeFloat = figure("draft tokens per iteration", "tokens")
+    mean_acceptance_length: MaybeFloat = figure(
+        "tokens per iteration that proposed something", "tokens"
+    )
+    mean_proposed: MaybeFloat = figure("draft tokens per such iteration", "tokens")
+    num_iterations: MaybeInt = figure("iterations, also those that proposed nothing")
+    tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all of them", "tokens")
     acceptance_by_position: list[float | None] | None = figure(
         "accepted / tested at each draft position, as JSON"
     )
@@ -712,6 +721,9 @@ class CompareRow(DecodedRow):
     )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    tokens_per_iteration: MaybeFloat = figure(
+        "tokens per iteration, also of those that proposed nothing", "tokens"
     )
     num_rejections: MaybeInt = figure("draft tokens that the target rejected")
     identical: MaybeBool = figure("whether both texts are the same tokens")

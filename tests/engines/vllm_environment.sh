@@ -5,7 +5,7 @@
 #   DIRECTORY/bin/python -m pytest -n 0 tests/engines/test_vllm.py
 #   DIRECTORY/bin/python -m harness latency engine=vllm          # in any directory
 #
-# vLLM itself has no CPU wheel; this is another publisher's build of it. It needs an older transformers than this project
+# vLLM's own CPU wheels are with its releases alone; this is another publisher's build, which pip finds. It needs an older transformers than this project
 # is tested with, and exact versions of much else, so it has an environment of its own. That one sees the packages of
 # PYTHON's environment (by default the one that is active) after its own, so torch is not installed twice. On a machine
 # with GPUs `pip install vllm` in an environment of its own does.

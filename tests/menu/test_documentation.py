@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_every_setting_has_a_meaning() -> None:
 def test_the_page_is_current() -> None:
     """python -m harness.menu.documentation > docs/settings.md"""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == documentation.document()
+
+
+def test_commands_can_be_typed_in_bash_and_zsh() -> None:
+    """zsh takes brackets without quotes for patterns of file names."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    typed = re.findall("python -m harness ([^`\n]*)", text)
+    for command in commands():
+        typed += [command.example, *(arguments for arguments, _ in command.examples)]
+    assert len(typed) > 80
+    for line in typed:
+        without_quoted = re.sub("'[^']*'|\"[^\"]*\"", "", line).partition(" #")[0]
+        assert not set("[](){}*") & set(without_quoted), line
 
 
 @pytest.mark.parametrize("file", ["common", *with_settings()])

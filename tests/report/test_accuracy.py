@@ -12,6 +12,7 @@ from harness.report.runs import Run
 from harness.report.table import Table
 from harness.report.terminal import print_document
 from harness.results.schema import EvalRow
+from wording import mentions
 
 ARM = {
     "run": "1", "status": "ok", "model": "13B", "draft": "7B", "devices": "a GPU", "task": "multiplication",
@@ -53,6 +54,15 @@ def test_one_seed_is_printed_once_and_within_80_columns(capsys: pytest.CaptureFi
         assert cell in shown
     assert "13B with draft 7B on a GPU" in shown
     assert "multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16" in shown
+
+
+def test_an_interval_without_width_is_explained() -> None:
+    table, *_ = (part for part in eval_document(rows("0")) if isinstance(part, Table))
+    assert not table.notes
+    perfect = rows("0", accuracy=1.0, wald_low=1.0, wald_high=1.0)
+    table, *_ = (part for part in eval_document(perfect) if isinstance(part, Table))
+    assert "100.0 ± 0.0" in table.shown()[1][0]
+    assert mentions(table.notes[0], "Wald", "no width", "Wilson")
 
 
 def test_several_seeds_are_printed_with_their_merged_rows() -> None:

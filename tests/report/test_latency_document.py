@@ -118,6 +118,20 @@ def test_categories_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None
     assert ["story", "2", "2.50×", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
     assert ["sum", "1", "1.25×", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
     assert "story" not in printed(capsys, prompts[:4]), "one category says nothing new"
+
+
+def test_tokens_per_iteration_are_those_of_all_iterations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
+    prompts = [
+        dataclasses.replace(row, num_iterations=10) if row.arm == "speculative" else row
+        for row in prompt_rows(rows(run="1"), [("story", 40.0), ("sum", 80.0)])
+    ]
+    text = printed(capsys, prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["story", "1", "2.50×", "12.5%", "1.10"] in lines
+    assert mentions(text, "1.10 tokens per iteration", "1.50 where something was drafted")
     assert "story" not in printed(capsys, prompts, batch_size=4), "a batch has one time"
 
 
@@ -227,7 +241,7 @@ def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
 def test_what_would_show_and_what_one_run_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     covered: dict[str, Any] = {"speedup_covers": "15 prompts", "visible_difference": 0.0412}
     text = printed(capsys, **covered, units_for_half=60)
-    assert mentions(text, "15 prompts", "4.1 %", "60 prompts", "2.1 %")
+    assert mentions(text, "15 prompts", "4.1 %", "80 % of such runs", "60 prompts", "2.1 %")
     assert mentions(text, "one run", "repeats=5")
     assert mentions(text, "±", "standard deviation over prompts")
     # Where runs differ, no number of prompts shows everything.
@@ -239,5 +253,5 @@ def test_what_would_show_and_what_one_run_leaves_out(capsys: pytest.CaptureFixtu
 
 def test_without_an_interval_nothing_is_said_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup_low=None, speedup_high=None, speedup_covers="5 prompts")
-    assert "cannot be seen" not in text
+    assert "of such runs" not in text
     assert "one run" not in text

@@ -24,6 +24,10 @@ ROW: dict[str, Any] = {
     ("changes", "expected"),
     [
         ({}, "2.00× faster · 75% of the draft tokens accepted, 4.00 tokens per iteration"),
+        (
+            {"tokens_per_iteration": 1.2},
+            "75% of the draft tokens accepted, 1.20 tokens per iteration",
+        ),
         ({"speedup": 0.5}, "0.50×: slower than regular decoding"),
         (
             {"regular_num_tokens": 64, "speculative_num_tokens": 5},

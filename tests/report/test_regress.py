@@ -52,12 +52,14 @@ def write_runs(
     return directory
 
 
-def prompt_rows(run: str, arm: str, times: Sequence[float]) -> list[LatencyPromptRow]:
-    length = 3.0 if arm == "speculative" else None
+def prompt_rows(
+    run: str, arm: str, times: Sequence[float], **acceptance: float | None
+) -> list[LatencyPromptRow]:
+    told = {"mean_acceptance_length": 3.0} | acceptance if arm == "speculative" else {}
     return [
         LatencyPromptRow(
             run=run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
-            time_ms=10 * time, time_to_first_token_ms=1.0, unit=index, mean_acceptance_length=length,
+            time_ms=10 * time, time_to_first_token_ms=1.0, unit=index, **told,
         )
         for index, time in enumerate(times)
     ]  # fmt: skip
@@ -161,6 +163,25 @@ def test_one_run_on_each_side_says_nothing_about_times_without_noise(
     assert "identical runs stay within" in outcome.stdout
 
 
+@pytest.mark.parametrize("length", [3.0, None], ids=["seldom", "never"])
+def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
+    harness: Harness, tmp_path: Path, length: float | None
+) -> None:
+    """Proposals are accepted as before, where there are any."""
+    told = {
+        "before": {"tokens_per_iteration": 2.0},
+        "after": {"tokens_per_iteration": 1.1 if length else 1.0, "mean_acceptance_length": length},
+    }
+    for name, acceptance in told.items():
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        for arm in ("regular", "speculative"):
+            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10), **acceptance)
+            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    sides = [f"{name}={tmp_path / name}" for name in told]
+    assert "tokens per iteration -" in harness("regress", *sides, code=1).complaint
+
+
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
     for name, limit in (("before", 60), ("after", 40)):
         rows = eval_run(seeds=(0,))
@@ -170,7 +191,7 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
     asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
     outcome = harness("regress", *asked, code=1)
-    assert "accuracy -20.0%" in outcome.complaint
+    assert "accuracy -20.0 points" in outcome.complaint
     harness("regress", asked[0], asked[0].replace("before=", "after="), "margin=0.1")
 
 

@@ -86,7 +86,7 @@ class Eval(Command):
 
     name = "eval"
     summary = "whether speculative decoding answers as many questions correctly as the model alone"
-    example = "model=13B draft=7B seeds=[0,1,2,3] num_prompts=1000"
+    example = "model=13B draft=7B 'seeds=[0,1,2,3]' num_prompts=1000"
     examples = (
         ("", "the shipped tiny pair, on any machine"),
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),

@@ -81,11 +81,11 @@ class Map(Command):
 
     name = "map"
     summary = "where speculation pays, over batch size, context and K, and schedules for engines"
-    example = "model=30B draft=7B batch_sizes=[1,4,16,64]"
+    example = "model=30B draft=7B 'batch_sizes=[1,4,16,64]'"
     examples: ClassVar[Sequence[tuple[str, str]]] = (
         ("", "the shipped tiny pair"),
-        ("model=30B draft=7B batch_sizes=[1,2,4,8,16,32] draft_tokens=[1,2,4,7]", "a finer grid"),
-        ("model=30B draft=7B prompts=lengths contexts=[512,4096]", "over the context too"),
+        ("model=30B draft=7B 'batch_sizes=[1,2,4,8,16]' 'draft_tokens=[1,2,4]'", "a finer grid"),
+        ("model=30B draft=7B prompts=lengths 'contexts=[512,4096]'", "over the context too"),
     )
     notes = (
         "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing"
