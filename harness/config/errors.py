@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# Characters of a foreign message that are kept.
+# Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
+_MOST_READ = 20 * _LONGEST_MESSAGE
 
 
 class HarnessError(Exception):
@@ -34,8 +35,10 @@ class SettingError(HarnessError):
         self.setting, self.rule, self.value = setting, rule, value
 
     def __str__(self) -> str:
-        shown = list(self.value) if isinstance(self.value, tuple) else self.value  # as it is typed
-        return f"{self.setting}{'' if shown is ... else f'={shown}'}: {self.rule}"
+        if self.value is ...:
+            return f"{self.setting}: {self.rule}"
+        typed = list(self.value) if isinstance(self.value, tuple) else self.value
+        return f"{self.setting}={typed}: {self.rule}"
 
 
 class VerdictError(HarnessError):
@@ -66,17 +69,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def in_one_line(error: Exception) -> str:
     """An error that nothing explains, for a user who may ask for its traceback."""
-    first_line = (str(error).strip().splitlines() or [""])[0]
+    lines = str(error).strip().splitlines()
+    first_line = lines[0] if lines else ""
     return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
 def from_outside(text: str) -> str:
     """A message of a server or another program in one short line that cannot steer a terminal."""
-    # Twenty times as much as is kept, so that a message of megabytes costs nothing.
-    beginning = _SEQUENCE.sub("", text[: 20 * _LONGEST_MESSAGE])
+    beginning = _SEQUENCE.sub("", text[:_MOST_READ])
     # Neither control characters nor those that change the direction of writing.
     printable = "".join(letter if letter.isprintable() else " " for letter in beginning)
     line = " ".join(printable.split())
-    if len(line) <= _LONGEST_MESSAGE and len(text) <= 20 * _LONGEST_MESSAGE:
+    if len(line) <= _LONGEST_MESSAGE and len(text) <= _MOST_READ:
         return line
     return f"{line[:_LONGEST_MESSAGE]}… ({len(text):,} characters)"

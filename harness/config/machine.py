@@ -20,6 +20,11 @@ import pynvml
 _COMMAND_LINE = "HARNESS_COMMAND_LINE"
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
+_PRINT_GPUS = """
+import torch
+for index in range(torch.cuda.device_count()):
+    print(torch.cuda.get_device_name(index))
+"""
 
 # Set by `share_cores`.
 _shared: str | None = None
@@ -45,12 +50,15 @@ def gpu_names() -> list[str]:
     names = _all_gpus()
     if visible is None:
         return names
-    chosen = [device.strip() for device in visible.split(",") if device.strip()]
-    # Identifiers other than indices (UUIDs, MIG) are taken as they are.
-    return [
-        names[int(device)] if device.isdigit() and int(device) < len(names) else device
-        for device in chosen
-    ]
+    chosen = []
+    for device in visible.split(","):
+        device = device.strip()
+        if device.isdigit() and int(device) < len(names):
+            chosen.append(names[int(device)])
+        elif device:
+            # Identifiers other than indices (UUIDs, MIG) are taken as they are.
+            chosen.append(device)
+    return chosen
 
 
 def num_usable_cores() -> int:
@@ -80,9 +88,11 @@ def share_cores(num_processes: int) -> None:
         return
     os.environ.pop("OMP_NUM_THREADS", None)
     share = max(1, num_usable_cores() // num_processes)
+    _shared = None
     # Without a limit torch knows best: it leaves out the second thread of a core.
-    _shared = str(share) if share < _num_visible_cores() else None
-    os.environ.update({"OMP_NUM_THREADS": _shared} if _shared else {})
+    if share < _num_visible_cores():
+        _shared = str(share)
+        os.environ["OMP_NUM_THREADS"] = _shared
 
 
 def threads_are_set() -> bool:
@@ -124,41 +134,49 @@ def _all_gpus() -> list[str]:
         pass
     if not _DRIVER.exists():
         return []
-    # A container may lack the driver's management library. torch does without, in another process: CUDA starts there.
-    variables = {
-        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
-    }
-    script = "import torch; [print(torch.cuda.get_device_name(n)) for n in range(torch.cuda.device_count())]"
-    return (output_of([sys.executable, "-c", script], variables, limit_s=120) or "").splitlines()
+    # A container may lack the driver's management library. torch does without, in another process:
+    # CUDA starts there.
+    variables = dict(os.environ)
+    variables.pop("CUDA_VISIBLE_DEVICES", None)
+    printed = output_of([sys.executable, "-c", _PRINT_GPUS], variables, limit_s=120)
+    return [] if printed is None else printed.splitlines()
 
 
 def _num_visible_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
     """Cores' worth of time that this process may use, by its cgroups (version 1 or 2); None without a limit."""
-    found = []
+    limits = []
     for line in _text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        is_version_1 = controllers != ""
+        if is_version_1 and "cpu" not in controllers.split(","):
             continue
-        # A limit of a group holds for the groups in it. In a container only the outermost may be visible.
+        # A limit of a group holds for the groups in it. In a container only the outermost may be
+        # visible.
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):
-            folder = root / ("cpu" if controllers else "") / group.relative_to("/")
-            version_1 = (
-                f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
-            )
-            match (version_1 if controllers else _text(folder / "cpu.max")).split():
-                case [quota, period] if quota.isdigit() and int(period):
-                    found.append(int(quota) / int(period))
-    return min(found, default=None)
+            name = group.relative_to("/")
+            if is_version_1:
+                folder = root / "cpu" / name
+                quota = _text(folder / "cpu.cfs_quota_us")
+                period = _text(folder / "cpu.cfs_period_us")
+            else:
+                quota, _, period = _text(root / name / "cpu.max").partition(" ")
+            # `max`, or -1 in version 1, is no limit.
+            if quota.isdigit() and period.isdigit() and int(period) > 0:
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
 
 
 def _text(file: Path) -> str:
+    """The text of a file, without space around it; empty if it cannot be read."""
     try:
-        return file.read_text()
+        return file.read_text().strip()
     except OSError:
         return ""

@@ -22,9 +22,15 @@ _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
 
 def split_suffixes(name: str) -> tuple[str, str | None, int | None]:
     """`7B_8bit_4GPUs` -> (`7B`, `8bit`, 4). Paths have no suffixes."""
-    bits = gpus = None
-    while match := None if "/" in name else _SUFFIX.search(name):
-        name, bits, gpus = name[: match.start()], bits or match["bits"], gpus or match["gpus"]
+    if "/" in name:
+        return name, None, None
+    bits: str | None = None
+    gpus: str | None = None
+    while match := _SUFFIX.search(name):
+        name = name[: match.start()]
+        # The last of two counts.
+        bits = bits or match["bits"]
+        gpus = gpus or match["gpus"]
     return name, bits, int(gpus) if gpus else None
 
 
@@ -39,9 +45,13 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
     A repository that comes quantized says so in its name already.
     """
     name, bits, gpus = split_suffixes(name)
-    if not bits and quantization in ("8bit", "4bit") and not name.endswith(quantization):
+    if bits is None and quantization in ("8bit", "4bit") and not name.endswith(quantization):
         bits = quantization
-    return name + (f"_{bits}" if bits else "") + (f"_{gpus}GPUs" if gpus else "")
+    if bits is not None:
+        name += f"_{bits}"
+    if gpus:
+        name += f"_{gpus}GPUs"
+    return name
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:

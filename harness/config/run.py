@@ -25,6 +25,7 @@ RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_on
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
+_NOT_COMBINED = "cannot be combined with tensor_parallel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +79,17 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
-        compares = self.COMPARES_TIMES
-        require(compares or not self.engine.aa, "engine.aa", "is for latency", self.engine.aa)
-        ends = self.decoding.ignore_eos
-        require(compares or ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
+        if not self.COMPARES_TIMES:
+            compares_arms = self.engine.aa
+            require(not compares_arms, "engine.aa", "is for latency", compares_arms)
+            ends = self.decoding.ignore_eos
+            require(ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
         rule = f"is a head that drafts for another model: draft={self.model.name}"
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)
         timeout = self.job_timeout_s
-        require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
+        if timeout is not None:
+            require(timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
             self._check_ranks()
 
@@ -109,12 +112,10 @@ class RunSettings:
     @property
     def strategies(self) -> dict[str, Strategy]:
         """How each model is placed, by its role."""
-        models = {"model": self.model, "draft": self.draft}
-        return {
-            role: self.placement.strategy_for(role, model)
-            for role, model in models.items()
-            if model is not None
-        }
+        strategies = {"model": self.placement.strategy_for("model", self.model)}
+        if self.draft is not None:
+            strategies["draft"] = self.placement.strategy_for("draft", self.draft)
+        return strategies
 
     @property
     def strategy(self) -> Strategy:
@@ -143,29 +144,33 @@ class RunSettings:
         return "tensor_parallel" in self.strategies.values()
 
     def _check_ranks(self) -> None:
-        k = self.decoding.num_draft_tokens
+        """Check what cannot be combined with `tensor_parallel`."""
+        num_draft_tokens = self.decoding.num_draft_tokens
         rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
-        require(k != "auto", "decoding.num_draft_tokens", rule, k)
-        combined = "cannot be combined with tensor_parallel"
-        offload, device_map = self.placement.offload, self.placement.device_map
-        require(offload == "none", "placement.offload", combined, offload)
-        require(
-            device_map is None, "placement.device_map", f"{combined}, which needs none", device_map
-        )
+        is_number = num_draft_tokens != "auto"
+        require(is_number, "decoding.num_draft_tokens", rule, num_draft_tokens)
+        offload = self.placement.offload
+        require(offload == "none", "placement.offload", _NOT_COMBINED, offload)
+        device_map = self.placement.device_map
+        rule = f"{_NOT_COMBINED}, which needs none"
+        require(device_map is None, "placement.device_map", rule, device_map)
         for role, strategy in self.strategies.items():
-            model, split = getattr(self, role), strategy == "tensor_parallel"
-            plain = f"{combined}, which splits plain weights only"
-            require(
-                not split or model.quantization == "none",
-                f"{role}.quantization",
-                plain,
-                model.quantization,
-            )
-            require(
-                not split or model.gguf_file is None, f"{role}.gguf_file", plain, model.gguf_file
-            )
-            rule = f"{combined}: a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
-            require(split or strategy in ("single", "cpu"), f"{role}.placement", rule, strategy)
+            if strategy == "tensor_parallel":
+                _check_plain(role, getattr(self, role))
+            else:
+                either = (
+                    "a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
+                )
+                rule = f"{_NOT_COMBINED}: {either}"
+                is_whole = strategy in ("single", "cpu")
+                require(is_whole, f"{role}.placement", rule, strategy)
+
+
+def _check_plain(role: str, model: ModelSettings) -> None:
+    """Check that a model that is split has plain weights."""
+    rule = f"{_NOT_COMBINED}, which splits plain weights only"
+    require(model.quantization == "none", f"{role}.quantization", rule, model.quantization)
+    require(model.gguf_file is None, f"{role}.gguf_file", rule, model.gguf_file)
 
 
 @dataclass(frozen=True, kw_only=True)

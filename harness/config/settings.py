@@ -78,17 +78,20 @@ def require_at_least(settings: object, **least: float) -> None:
 
 def rule_of_paths(path: str) -> str | None:
     """The rule that keeps file systems from having this path; None where they can."""
-    sizes = [len(name.encode(errors="replace")) for name in path.split("/")]
-    if max(sizes) > _LONGEST_NAME:
+    encoded = path.encode(errors="replace")
+    if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
         return f"must not have a name of more than {_LONGEST_NAME} bytes"
-    if sum(sizes) + len(sizes) - 1 > _LONGEST_PATH:
+    if len(encoded) > _LONGEST_PATH:
         return f"must have at most {_LONGEST_PATH:,} bytes"
     return None
 
 
 def require_possible_path(setting: str, path: str | None) -> None:
     """Raises SettingError for a path that no file system can have; None passes."""
-    if path is not None and (rule := rule_of_paths(path)) is not None:
+    if path is None:
+        return
+    rule = rule_of_paths(path)
+    if rule is not None:
         raise SettingError(setting, rule, path)
 
 
@@ -157,16 +160,18 @@ class DraftSettings(ModelSettings):
             return
         rule = f"is for drafts with weights of their own, not for draft={self.name}"
         for field in fields(ModelSettings):
-            value = getattr(self, field.name)
-            known = field.name in ("name", "repository") or value == field.default
-            require(known, field.name, rule, value)
+            if field.name not in ("name", "repository"):
+                value = getattr(self, field.name)
+                require(value == field.default, field.name, rule, value)
 
     @classmethod
     def setting_names(cls) -> list[str]:
         """The settings that this way to draft has."""
-        models = {field.name for field in fields(ModelSettings)} - {"name"}
-        hidden = set() if cls.HAS_WEIGHTS else models
-        return [field.name for field in fields(cls) if field.name not in hidden]
+        names = [field.name for field in fields(cls)]
+        if cls.HAS_WEIGHTS:
+            return names
+        of_models = {field.name for field in fields(ModelSettings)} - {"name"}
+        return [name for name in names if name not in of_models]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +202,10 @@ class PlacementSettings:
 
     def strategy_for(self, role: str, model: ModelSettings) -> Strategy:
         """The model's own strategy, else the run's. A draft is split over ranks only by its own setting."""
-        copied = role == "draft" and self.strategy == "tensor_parallel"
-        return model.placement or ("single" if copied else self.strategy)
+        if model.placement is not None:
+            return model.placement
+        is_copied = role == "draft" and self.strategy == "tensor_parallel"
+        return "single" if is_copied else self.strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,23 +241,13 @@ class DecodingSettings:
     ignore_eos: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
-        k = self.num_draft_tokens
-        rule = "must be at least 1, or auto (draft=none measures without a draft)"
-        require(k == "auto" or k >= 1, "num_draft_tokens", rule, k)
-        require(
-            k == "auto" or k <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", k
-        )
-        require(
-            self.temperature >= 0,
-            "temperature",
-            "must not be negative (0 is greedy)",
-            self.temperature,
-        )
+        self._check_num_draft_tokens()
+        temperature = self.temperature
+        require(temperature >= 0, "temperature", "must not be negative (0 is greedy)", temperature)
         # Dividing by less would overflow.
+        is_possible = temperature == 0 or temperature >= 1e-4
         rule = "must be 0 (greedy) or at least 0.0001"
-        require(
-            self.temperature == 0 or self.temperature >= 1e-4, "temperature", rule, self.temperature
-        )
+        require(is_possible, "temperature", rule, temperature)
         require(self.top_k >= 0, "top_k", "must not be negative (0 keeps all)", self.top_k)
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)
@@ -258,6 +255,14 @@ class DecodingSettings:
         rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
         require(self.lenience == 1 or self.rule == "google", "lenience", rule, self.lenience)
         self._settle_acceptance()
+
+    def _check_num_draft_tokens(self) -> None:
+        number = self.num_draft_tokens
+        if number == "auto":
+            return
+        rule = "must be at least 1, or auto (draft=none measures without a draft)"
+        require(number >= 1, "num_draft_tokens", rule, number)
+        require(number <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", number)
 
     def _settle_acceptance(self) -> None:
         """Check `synthetic_acceptance`; the rates of a file take the place of its name."""
@@ -337,21 +342,22 @@ class PromptSettings:
         known = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():
             require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
+        lengths = list(self.lengths)
+        are_positive = all(length > 0 for length in lengths)
+        are_different = len(set(lengths)) == len(lengths)
         rule = "must be positive numbers of tokens, each named once"
-        fits = all(length > 0 for length in self.lengths)
-        fits = fits and len(set(self.lengths)) == len(self.lengths)
-        require(fits, "lengths", rule, list(self.lengths))
+        require(are_positive and are_different, "lengths", rule, lengths)
         rule = "cannot be combined with prompts.lengths, which cuts texts"
         require(self.turns == "first" or not self.lengths, "turns", rule, self.turns)
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that `file` names."""
-        found = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", self.file)
-        if found is None:
+        match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", self.file)
+        if match is None:
             return (self.file,)
-        first, parts, last = found.groups()
-        return tuple(f"{first}{part}{last}" for part in parts.split(","))
+        before, parts, after = match.groups()
+        return tuple(f"{before}{part}{after}" for part in parts.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

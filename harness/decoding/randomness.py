@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Up to this many weights are scanned at once, and more in blocks.
-_SCANNED, _BLOCK = 4096, 512
+# Up to this many weights are scanned at once, and more in blocks of this size.
+_MOST_SCANNED = 4096
+_BLOCK = 512
 
 
 class Purpose(IntEnum):
@@ -37,13 +38,13 @@ def uniforms(
     """Make uniforms in [0, 1), float32 [B, num_positions, len(Purpose)], for the prompts with these
     indices.
     """
-    rows = [
-        # Position first, so that a longer stream begins with the shorter one's numbers.
-        np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index]))).random(
-            (num_positions, len(Purpose)), dtype=np.float32
-        )
-        for index in prompt_indices
-    ]
+    # Position first, so that a longer stream begins with the shorter one's numbers.
+    shape = (num_positions, len(Purpose))
+    rows = []
+    for index in prompt_indices:
+        prompt_seed = np.random.SeedSequence([seed, index])
+        generator = np.random.Generator(np.random.Philox(prompt_seed))
+        rows.append(generator.random(shape, dtype=np.float32))
     return torch.from_numpy(np.stack(rows)).to(device)
 
 
@@ -56,34 +57,47 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep
     # their order.
+    if weights.shape[-1] > _MOST_SCANNED:
+        return _inverse_cdf_by_blocks(weights, uniforms)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, wanted, right=True).squeeze(-1)
+
+
+def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw as `inverse_cdf`: first a block, by the sums of all blocks, then one of its weights.
+
+    A scan of all weights takes ten times as long.
+    """
     size = weights.shape[-1]
-    if size <= _SCANNED:
-        cumulative = weights.cumsum(-1, dtype=torch.float64)
-        return torch.searchsorted(
-            cumulative, uniforms.unsqueeze(-1) * cumulative[..., -1:], right=True
-        ).squeeze(-1)
-    # First the sums of blocks, then the weights of one block: a scan of all weights takes ten times
-    # as long.
-    whole = size // _BLOCK * _BLOCK
-    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them
-    # first.
-    sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
-    if whole < size:
-        sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True)], dim=-1)
-    cumulative = sums.cumsum(-1, dtype=torch.float64)
+    cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
     wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, wanted, right=True)
     is_finite = block < cumulative.shape[-1]
     block = block.where(is_finite, 0)
+
     index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    within = (
-        weights.gather(-1, index.clamp(max=size - 1)).double().where(index < size, 0).cumsum(-1)
-    )
+    block_weights = weights.gather(-1, index.clamp(max=size - 1)).double()
+    within = block_weights.where(index < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
     place = torch.searchsorted(within, wanted - before, right=True)
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
-    return (block * _BLOCK + torch.minimum(place, last)).where(is_finite, size).squeeze(-1)
+    drawn = block * _BLOCK + torch.minimum(place, last)
+    return drawn.where(is_finite, size).squeeze(-1)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """Return the sums of whole blocks, and of the weights that are left over, if there are any."""
+    size = weights.shape[-1]
+    whole = size // _BLOCK * _BLOCK
+    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them
+    # first.
+    sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    if whole == size:
+        return sums
+    rest = weights[..., whole:].sum(-1, keepdim=True)
+    return torch.cat([sums, rest], dim=-1)
 
 
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -106,9 +120,12 @@ def draw(
     for the device. Returns tokens [B, K], and the distributions [B, K, V] they were drawn from.
     """
     drawn: list[Tensor] = []
-    probabilities: list[Tensor] = []
+    distributions: list[Tensor] = []
     for numbers in uniforms.unbind(1):
-        probabilities.append(warp(extend(tokens)[:, -1]))
-        drawn.append(existing_index(probabilities[-1], numbers))
-        tokens = drawn[-1].unsqueeze(1)
-    return torch.stack(drawn, dim=1), torch.stack(probabilities, dim=1)
+        logits = extend(tokens)
+        probabilities = warp(logits[:, -1])
+        token = existing_index(probabilities, numbers)
+        distributions.append(probabilities)
+        drawn.append(token)
+        tokens = token.unsqueeze(1)
+    return torch.stack(drawn, dim=1), torch.stack(distributions, dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from torch import Tensor
 
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict, accepted_prefix, prefix_length
@@ -23,33 +24,51 @@ def verify_block(offer: Offer) -> Verdict:
     """
     target_probability = offer.target_probability
     draft_probability = offer.draft_probability
-    lengths = offer.lengths
+    reach = _reach(target_probability, draft_probability, offer)
+    scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
+    if offer.draft_probabilities is None:
+        residual_mass = reach[:, :-1] * (1 - target_probability)
+    else:
+        residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
+        residual_mass = residual.sum(-1)
+    passed = _passes(residual_mass, reach, offer)
+    # A token is accepted if any prefix that ends with it or later passes.
+    accepted = passed.flip(1).cumsum(1).flip(1) > 0
+    scaled_offer = dataclasses.replace(offer, target_probabilities=scaled_target)
+    num_accepted, next_token = accepted_prefix(accepted, scaled_offer)
+    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+
+
+def _reach(target_probability: Tensor, draft_probability: Tensor, offer: Offer) -> Tensor:
+    """Return p_0 to p_K of each row [B, K + 1]."""
     # Behind a row's own offer the draft probability may be zero.
     smallest = torch.finfo(torch.float32).tiny
     ratios = target_probability / (offer.lenience * draft_probability).clamp(min=smallest)
-    products = [torch.ones_like(offer.next_uniforms[:, 0])]
+    reach = torch.ones_like(offer.next_uniforms[:, 0])
+    prefixes = [reach]
     for ratio in ratios.unbind(1):
-        products.append((products[-1] * ratio).clamp(max=1))
-    product = torch.stack(products, 1)
-    scaled = product.unsqueeze(-1) * offer.target_probabilities
-    if offer.draft_probabilities is None:
-        surplus = product[:, :-1] * (1 - target_probability)
-    else:
-        surplus = (scaled[:, :-1] - offer.draft_probabilities).clamp(min=0).sum(-1)
+        reach = (reach * ratio).clamp(max=1)
+        prefixes.append(reach)
+    return torch.stack(prefixes, 1)
 
-    product = product[:, 1:]
-    place = torch.arange(1, product.shape[1] + 1, device=product.device)
-    # With p itself in place of s, the test of a whole block has the same form.
-    mass = torch.cat([surplus[:, 1:], product[:, -1:]], 1)
-    if lengths is not None:
-        mass = torch.where(place == lengths.unsqueeze(1), product, mass)
-    passed = offer.accept_uniforms * (mass + 1 - product) < mass
-    if lengths is not None:
-        passed = passed & (place <= lengths.unsqueeze(1))
-    # A token is accepted if any prefix that ends with it or later passes.
-    accepted = passed.flip(1).cumsum(1).flip(1) > 0
-    decided = accepted_prefix(accepted, dataclasses.replace(offer, target_probabilities=scaled))
-    return Verdict(*decided, target_probability, draft_probability)
+
+def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
+    """Return which prefixes of 1 to K tokens [B, K] pass, none longer than the row's own offer.
+
+    Args:
+        residual_mass: s_0 to s_(K - 1), [B, K].
+        reach: p_0 to p_K, [B, K + 1].
+    """
+    reach = reach[:, 1:]
+    # A whole block passes with p. With p in place of s its test is that of the other prefixes.
+    mass = torch.cat([residual_mass[:, 1:], reach[:, -1:]], 1)
+    if offer.lengths is None:
+        return offer.accept_uniforms * (mass + 1 - reach) < mass
+    lengths = offer.lengths.unsqueeze(1)
+    prefix_lengths = torch.arange(1, reach.shape[1] + 1, device=reach.device)
+    mass = torch.where(prefix_lengths == lengths, reach, mass)
+    passed = offer.accept_uniforms * (mass + 1 - reach) < mass
+    return passed & (prefix_lengths <= lengths)
 
 
 def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
@@ -64,7 +83,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     target_probability = offer.target_probability
     entropy = torch.special.entr(target[:, :-1]).sum(-1)
     threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
-    num_accepted = prefix_length(target_probability > threshold, offer.lengths)
+    is_typical = target_probability > threshold
+    num_accepted = prefix_length(is_typical, offer.lengths)
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
-    next_token = inverse_cdf(target[rows, num_accepted], offer.next_uniforms[rows, num_accepted])
+    uniforms = offer.next_uniforms[rows, num_accepted]
+    next_token = inverse_cdf(target[rows, num_accepted], uniforms)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)

@@ -42,6 +42,15 @@ class TreeOffer:
     next_uniforms: Tensor
     offered: Tensor
 
+    def distributions_after(self, node: int) -> tuple[Tensor, Tensor | None]:
+        """Return the target's distribution [B, V] after a node, and the draft's unless it is
+        deterministic.
+        """
+        target = self.target_probabilities[:, node]
+        if self.draft_probabilities is None:
+            return target, None
+        return target, self.draft_probabilities[:, node]
+
     def select(self, rows: list[int]) -> TreeOffer:
         """Return the offers of these rows."""
         draft = self.draft_probabilities
@@ -140,20 +149,18 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     """
     rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
     parents = offer.shape.parents_on(rows.device)
-    drafted = offer.draft_probabilities
-    target = offer.target_probabilities
     node = torch.zeros_like(rows)
-    remaining = _Remaining.after(target[:, 0], None if drafted is None else drafted[:, 0])
+    remaining = _Remaining.after(*offer.distributions_after(0))
     # A node comes after its parent and after its elder siblings.
     for number, tokens in enumerate(offer.draft_tokens.unbind(1), start=1):
         is_child = (parents[:, number - 1] == node) & offer.offered[:, number - 1]
         target_probability, draft_probability = remaining.test(tokens)
         # A token that the drafter cannot draw any more fills the tree up, and is never accepted.
         is_tested = is_child & (draft_probability > 0)
-        wanted = offer.accept_uniforms[:, number - 1] * draft_probability < target_probability
-        accepted = is_tested & wanted
-        remaining.reject(tokens, is_tested & ~wanted)
-        new = _Remaining.after(target[:, number], None if drafted is None else drafted[:, number])
+        passes = offer.accept_uniforms[:, number - 1] * draft_probability < target_probability
+        accepted = is_tested & passes
+        remaining.reject(tokens, is_tested & ~passes)
+        new = _Remaining.after(*offer.distributions_after(number))
         remaining = _where(accepted, new, remaining)
         node = torch.where(accepted, number, node)
     depth = offer.shape.depths_on(rows.device)[rows, node]
@@ -188,13 +195,16 @@ def verify_traversal(offer: TreeOffer) -> TreeVerdict:
         groups.setdefault(parents, []).append(row)
     if len(groups) == 1:
         return _Traversal(offer).verdict()
-    parts = [_Traversal(offer.select(rows)).verdict() for rows in groups.values()]
-    order = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
-    order = order.to(offer.draft_tokens.device)
+    verdicts: list[TreeVerdict] = []
+    traversed: list[int] = []
+    for rows in groups.values():
+        verdicts.append(_Traversal(offer.select(rows)).verdict())
+        traversed += rows
+    order = torch.tensor(traversed).argsort().to(offer.draft_tokens.device)
     return TreeVerdict(
-        torch.cat([part.last_node for part in parts])[order],
-        torch.cat([part.num_accepted for part in parts])[order],
-        torch.cat([part.next_token for part in parts])[order],
+        torch.cat([verdict.last_node for verdict in verdicts])[order],
+        torch.cat([verdict.num_accepted for verdict in verdicts])[order],
+        torch.cat([verdict.next_token for verdict in verdicts])[order],
     )
 
 
@@ -214,7 +224,8 @@ class _Traversal:
     def verdict(self) -> TreeVerdict:
         """Traverse the trees."""
         every_row = torch.ones_like(self._decided)
-        self._visit(0, torch.ones_like(self._weights[:, 0]), every_row)
+        certain = torch.ones_like(self._weights[:, 0])
+        self._visit(0, certain, every_row)
         depth = self._offer.shape.depths_on(self._rows.device)[self._rows, self._last_node]
         next_token = inverse_cdf(self._weights, self._offer.next_uniforms[self._rows, depth])
         return TreeVerdict(self._last_node, depth, next_token)
@@ -227,10 +238,7 @@ class _Traversal:
             offered: [B] whether the node is offered to the row.
         """
         offer = self._offer
-        drafted = offer.draft_probabilities
-        remaining = _Remaining.after(
-            offer.target_probabilities[:, node], None if drafted is None else drafted[:, node]
-        )
+        remaining = _Remaining.after(*offer.distributions_after(node))
         for child in self._children[node]:
             tokens = offer.draft_tokens[:, child - 1]
             target_probability, draft_probability = remaining.test(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +13,31 @@ from harness.decoding.transfer import Arriving, added, to_device, to_host
 from harness.decoding.warp import AnyWarp
 
 
+class _Replacement(NamedTuple):
+    """A proposal in which some rows take the tokens of another drafter.
+
+    Attributes:
+        read_tokens: waits for the proposed tokens of each row, in a transfer that has begun.
+        replaced: the rows that take them.
+    """
+
+    read_tokens: Callable[[], list[list[int]]]
+    replaced: Sequence[bool]
+
+
 class ModelDrafter(Drafter):
     """Proposes by running a draft model token by token.
 
-    The runner's cache trails the decided sequence by one token or by two (the last draft token was never fed to the
-    draft model itself; it is missing where all K were accepted). To keep the batch rectangular, all rows trail by two
-    as soon as one does, or may while the host has not read the verdict: the others give one cached token back and feed
-    it again. Tokens that were decided without a proposal are fed with the next one.
-    Where rows took tokens of another drafter, each trails by a number of its own, and all catch up
-    before the next proposal.
+    The runner's cache trails the decided sequence by one token or by two (the last draft token was
+    never fed to the draft model itself; it is missing where all K were accepted). To keep the batch
+    rectangular, all rows trail by two as soon as one does, or may while the host has not read the
+    verdict: the others give one cached token back and feed it again. Tokens that were decided
+    without a proposal are fed with the next one. Where rows took tokens of another drafter, each
+    trails by a number of its own, and all catch up before the next proposal.
 
-    `warp` is the one applied to the target's logits; `device` is the target's, where proposals are used.
+    Args:
+        warp: the one applied to the target's logits.
+        device: the target's, where proposals are used.
     """
 
     layers = ()
@@ -31,15 +46,13 @@ class ModelDrafter(Drafter):
         self._runner = runner
         self._warp = warp
         self._device = device
-        self._unseen = torch.empty(
-            0
-        )  # [B, at least 1] decided tokens that the runner has not been fed
-        self._proposed = torch.empty(0)  # [B, K]
-        # Decided tokens of each row that the runner has not been fed, in place of `_unseen`.
-        self._late: list[list[int]] | None = None
-        # Tokens that another drafter proposes, in a transfer that has begun, and the rows that take
-        # them.
-        self._replacement: tuple[Callable[[], list[list[int]]], Sequence[bool]] | None = None
+        # [B, at least 1] decided tokens that the runner has not been fed.
+        self._unseen = torch.empty(0)
+        # The same in place of `_unseen`, while rows trail by numbers of their own.
+        self._unseen_of_rows: list[list[int]] | None = None
+        # [B, K], until its verdict.
+        self._proposed = torch.empty(0)
+        self._replacement: _Replacement | None = None
         self._most_drafted = 1
 
     def start(
@@ -47,20 +60,23 @@ class ModelDrafter(Drafter):
     ) -> None:
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
-        self._proposed = self._unseen[:, :0]
-        self._late = self._replacement = None
+        self._unseen_of_rows = None
+        self._replacement = None
+        self._forget_proposal()
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._catch_up()
-        if (missing := self._unseen.shape[1] - 1) > 0:  # new rows trail by one
+        num_rows, num_unseen = self._unseen.shape
+        num_missing = num_unseen - 1  # new rows trail by one
+        if num_missing > 0:
             self._runner.extend(self._unseen[:, :-1])
-            self._runner.keep([missing] * len(self._unseen))
+            self._runner.keep([num_missing] * num_rows)
         self._runner.add(prompts)
         new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
         self._unseen = torch.cat([self._unseen[:, -1:], new])
-        self._proposed = self._unseen[:, :0]
+        self._forget_proposal()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         self._catch_up()
@@ -71,77 +87,94 @@ class ModelDrafter(Drafter):
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
         """See `FollowingDrafter.replace`."""
-        self._replacement = to_host(tokens), replaced
+        self._replacement = _Replacement(to_host(tokens), replaced)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if self._late is not None or self._replacement is not None:
-            self._observe_late(num_accepted, next_tokens)
+        if self._unseen_of_rows is not None or self._replacement is not None:
+            self._observe_rows(num_accepted, next_tokens)
             return
         device = self._unseen.device
-        num_unseen, num_proposed = self._unseen.shape[1], self._proposed.shape[1]
+        num_unseen = self._unseen.shape[1]
+        num_proposed = self._proposed.shape[1]
         next_token = to_device(next_tokens, device).unsqueeze(1)
-        if not num_proposed:
+        if num_proposed == 0:
             self._unseen = torch.cat([self._unseen, next_token], dim=1)
             return
-        proposed, self._proposed = self._proposed, self._proposed[:, :0]
-        if not isinstance(num_accepted, Arriving) and max(num_accepted) < num_proposed:
+        has_arrived = not isinstance(num_accepted, Arriving)
+        if has_arrived and max(num_accepted) < num_proposed:
+            # The runner was fed all tokens that were accepted.
             self._runner.keep(added(num_accepted, num_unseen))
             self._unseen = next_token
-            return
-        self._runner.keep(added(num_accepted, num_unseen - 1))
-        fed = torch.cat([self._unseen[:, -1:], proposed], dim=1)
-        before_next = fed.gather(1, to_device(num_accepted, device).unsqueeze(1))
-        self._unseen = torch.cat([before_next, next_token], dim=1)
+        else:
+            self._runner.keep(added(num_accepted, num_unseen - 1))
+            last_unseen = self._unseen[:, -1:]
+            text = torch.cat([last_unseen, self._proposed], dim=1)
+            before_next = text.gather(1, to_device(num_accepted, device).unsqueeze(1))
+            self._unseen = torch.cat([before_next, next_token], dim=1)
+        self._forget_proposal()
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)
         index = to_device(rows, self._unseen.device)
-        self._unseen, self._proposed = self._unseen[index], self._proposed[index]
-        if self._late is not None:
-            self._late = [self._late[row] for row in rows]
+        self._unseen = self._unseen[index]
+        self._proposed = self._proposed[index]
+        if self._unseen_of_rows is not None:
+            self._unseen_of_rows = [self._unseen_of_rows[row] for row in rows]
 
-    def _observe_late(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+    def _forget_proposal(self) -> None:
+        self._proposed = self._unseen[:, :0]
+
+    def _observe_rows(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         """Remember what was decided, however many tokens a row gained."""
         num_rows, num_unseen = self._unseen.shape
         num_proposed = self._proposed.shape[1]
         proposed: list[list[int]] = [[] for _ in range(num_rows)]
         replaced: Sequence[bool] = [True] * num_rows
         if self._replacement is not None:
-            read_proposed, replaced = self._replacement
-            proposed = read_proposed()
-        num_fed = [
-            0 if is_replaced else min(count, num_proposed - 1)
-            for count, is_replaced in zip(num_accepted, replaced, strict=True)
-        ]
-        late = self._unseen.tolist() if self._late is None else self._late
-        if num_proposed:
+            proposed = self._replacement.read_tokens()
+            replaced = self._replacement.replaced
+
+        # The accepted tokens that the runner was fed: never the last it proposed, and none where
+        # another drafter's took the place of its own.
+        num_fed = [0] * num_rows
+        for row in range(num_rows):
+            if not replaced[row]:
+                num_fed[row] = min(num_accepted[row], num_proposed - 1)
+        if num_proposed > 0:
             self._runner.keep([num_unseen + count for count in num_fed])
-            late = [[] for _ in range(num_rows)]
-        gained = zip(late, proposed, num_fed, num_accepted, next_tokens, strict=True)
-        self._late = [
-            [*before, *tokens[begin:end], following]
-            for before, tokens, begin, end, following in gained
-        ]
-        self._proposed, self._replacement = self._proposed[:, :0], None
+            unseen: list[list[int]] = [[] for _ in range(num_rows)]
+        elif self._unseen_of_rows is None:
+            unseen = self._unseen.tolist()
+        else:
+            unseen = self._unseen_of_rows
+        for row in range(num_rows):
+            not_fed = proposed[row][num_fed[row] : num_accepted[row]]
+            unseen[row] = [*unseen[row], *not_fed, next_tokens[row]]
+        self._unseen_of_rows = unseen
+        self._replacement = None
+        self._forget_proposal()
 
     def _catch_up(self) -> None:
-        """Feed all late tokens but each row's last.
+        """Feed all tokens but each row's last, where rows trail by numbers of their own.
 
         Rows are padded by no more than a proposal is long: a cache has room for that.
         """
-        if self._late is None:
+        if self._unseen_of_rows is None:
             return
-        late, self._late = self._late, None
+        unseen = self._unseen_of_rows
         device = self._unseen.device
-        while (longest := max(map(len, late)) - 1) > 0:
-            shortest = min(map(len, late)) - 1
-            width = min(longest, max(shortest, self._most_drafted))
-            counts = [min(len(row) - 1, width) for row in late]
-            padded: list[int] = []
-            for row, count in zip(late, counts, strict=True):
-                padded += row[:count] + [0] * (width - count)
-            self._runner.extend(to_device(padded, device).view(len(late), width))
+        while max(map(len, unseen)) > 1:
+            num_missing = [len(tokens) - 1 for tokens in unseen]
+            width = min(max(num_missing), max(min(num_missing), self._most_drafted))
+            counts = [min(number, width) for number in num_missing]
+            padded = []
+            for tokens, count in zip(unseen, counts, strict=True):
+                padding = [0] * (width - count)
+                padded.append(tokens[:count] + padding)
+            self._runner.extend(to_device(padded, device))
             self._runner.keep(counts)
-            late = [row[count:] for row, count in zip(late, counts, strict=True)]
-        self._unseen = to_device([last for (last,) in late], device).unsqueeze(1)
-        self._proposed = self._unseen[:, :0]
+            unseen = [tokens[count:] for tokens, count in zip(unseen, counts, strict=True)]
+        last_tokens = [tokens[0] for tokens in unseen]
+        self._unseen = to_device(last_tokens, device).unsqueeze(1)
+        self._unseen_of_rows = None
+        self._forget_proposal()

@@ -31,16 +31,17 @@ class MtpHead(EagleHead):
     def __init__(self, config: EagleConfig, model: MtpModel) -> None:
         super(LayeredHead, self).__init__(config, config.target_size)
         self.config = config
+        self.layers = model.layers
         # Each layer ends with its own norm, or with a shared one.
-        self.layers, self.norm = model.layers, nn.Identity()
+        self.norm = nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         self.rotary_emb = rotary(config.transformer)  # the target's may be on another device
         self.windows = windows(config.transformer)
-        kinds = (
-            config.transformer.layer_types if getattr(model, "has_per_layer_rope", False) else ()
-        )
-        self._rotary_of = [{"layer_type": kind} for kind in kinds] or [{}] * len(model.layers)
+        # What the rotary embedding must know of each layer.
+        self._rotary_of: list[dict[str, Any]] = [{}] * len(model.layers)
+        if getattr(model, "has_per_layer_rope", False):
+            self._rotary_of = [{"layer_type": kind} for kind in config.transformer.layer_types]
 
     def join(self, features: Tensor) -> Tensor:
         """Return the features as they are: the layers normalise them."""
@@ -48,13 +49,17 @@ class MtpHead(EagleHead):
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:
         """Entries of one layer at `cache.positions` [B, n] -> their states [B, n, width], normalised."""
-        seen, block = cache.causal(self.windows[layer]), self.layers[layer]
+        rotary = self.rotary_emb(states, cache.positions, **self._rotary_of[layer])
+        seen = cache.causal(self.windows[layer])
+        # Not every attention of transformers takes booleans.
+        unseen = torch.finfo(states.dtype).min
+        mask = torch.where(seen, 0.0, unseen).to(states.dtype)
+        block = self.layers[layer]
         states = block(
             embedded,
             states,
-            position_embeddings=self.rotary_emb(states, cache.positions, **self._rotary_of[layer]),
-            # Not every attention of transformers takes booleans.
-            attention_mask=torch.where(seen, 0.0, torch.finfo(states.dtype).min).to(states.dtype),
+            position_embeddings=rotary,
+            attention_mask=mask,
             position_ids=cache.positions,
             past_key_values=cache,
         )
@@ -64,7 +69,9 @@ class MtpHead(EagleHead):
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> EagleDrafter:
         """See `HeadDrafter`."""
-        return (EagleDrafter if len(self.layers) == 1 else MtpDrafter)(self, target, warp)
+        if len(self.layers) == 1:
+            return EagleDrafter(self, target, warp)
+        return MtpDrafter(self, target, warp)
 
 
 class MtpDrafter(EagleDrafter):
@@ -92,14 +99,17 @@ class MtpDrafter(EagleDrafter):
 
         The first layers also draw a token each, with uniforms [B].
         """
-        states, tokens = unread.features, unread.following
-        drawn: list[Draft] = []
+        states = unread.features
+        tokens = unread.following
         last = unread.last()
+        drawn: list[Draft] = []
         self.cache.place(unread.starts, states.shape[1])
         for layer in range(len(self.head.layers)):
             states = self.head(self._embed(tokens), states, self.cache, layer)
+            # The next layer pairs them with the tokens one further on.
             tokens = tokens.roll(-1, dims=1)
             if layer < len(uniforms):
-                drawn.append(self.draw(self._logits(states[last]), uniforms[layer]))
-                tokens[last] = drawn[-1].tokens
+                draft = self.draw(self._logits(states[last]), uniforms[layer])
+                drawn.append(draft)
+                tokens[last] = draft.tokens
         return drawn

@@ -61,24 +61,25 @@ class SlotCache:
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's buffers, grown where they are too small."""
-        buffers = self._layers.get(layer)
-        num_rows, num_slots = len(keys), self.num_slots
-        if buffers is not None:
-            rows_held, _, slots_held, _ = buffers[0].shape
-            if rows_held >= num_rows and slots_held >= num_slots:
-                return buffers
+        num_rows = len(keys)
+        if layer not in self._layers:
+            self._layers[layer] = self._allocate(keys, num_rows), self._allocate(values, num_rows)
+            return self._layers[layer]
+        old_keys, old_values = self._layers[layer]
+        rows_held, _, slots_held, _ = old_keys.shape
+        if rows_held < num_rows or slots_held < self.num_slots:
             num_rows = max(num_rows, rows_held)
-        size = num_slots + self._num_spare
-        grown = []
-        for number, states in enumerate((keys, values)):
-            _, num_heads, _, width = states.shape
-            buffer = states.new_zeros(num_rows, num_heads, size, width)
-            if buffers is not None:
-                smaller = buffers[number]
-                buffer[: len(smaller), :, : smaller.shape[2]] = smaller
-            grown.append(buffer)
-        self._layers[layer] = grown[0], grown[1]
+            all_keys = self._allocate(keys, num_rows)
+            all_values = self._allocate(values, num_rows)
+            all_keys[:rows_held, :, :slots_held] = old_keys
+            all_values[:rows_held, :, :slots_held] = old_values
+            self._layers[layer] = all_keys, all_values
         return self._layers[layer]
+
+    def _allocate(self, states: Tensor, num_rows: int) -> Tensor:
+        """An empty buffer for keys or values such as these [B, heads, n, D]."""
+        _, num_heads, _, width = states.shape
+        return states.new_zeros(num_rows, num_heads, self.num_slots + self._num_spare, width)
 
     def hold(self, num_rows: int) -> None:
         """Have at least so many rows."""
@@ -86,8 +87,9 @@ class SlotCache:
             missing = num_rows - len(keys)
             if missing > 0:
                 padding = (0, 0, 0, 0, 0, 0, 0, missing)
-                padded_keys = nn.functional.pad(keys, padding)
-                self._layers[layer] = padded_keys, nn.functional.pad(values, padding)
+                more_keys = nn.functional.pad(keys, padding)
+                more_values = nn.functional.pad(values, padding)
+                self._layers[layer] = more_keys, more_values
 
     def select(self, rows: Tensor) -> None:
         """Move these rows to the front, in this order."""
@@ -150,13 +152,14 @@ class SlotCache:
     def causal(self, window: int | None) -> Tensor:
         """Mask [B, 1, n, S] of the slots up to each query's own, within the window."""
         last = self.positions
-        if self._visible is not None and window is None:
+        if self._visible is None:
+            first = torch.zeros_like(last) if window is None else last - window + 1
+            return self.seen(first, last)
+        if window is None:
             return self._visible
-        if self._visible is not None and window is not None:
-            slots = torch.arange(self.num_slots, device=last.device)
-            return self._visible & (slots > last.unsqueeze(-1) - window).unsqueeze(1)
-        first = torch.zeros_like(last) if window is None else last - window + 1
-        return self.seen(first, last)
+        slots = torch.arange(self.num_slots, device=last.device)
+        is_within = slots > last.unsqueeze(-1) - window
+        return self._visible & is_within.unsqueeze(1)
 
     def seen(self, first: Tensor, last: Tensor) -> Tensor:
         """Mask [B, 1, n, S] of the slots from `first` to `last` [B, n] of each query."""

@@ -193,9 +193,10 @@ class PlacedPair(PlannedPair):
     @property
     def devices(self) -> list[torch.device]:
         """Every device that will have a layer of either, the target's first."""
-        return list(
-            dict.fromkeys(device for model in self.models for device in model.placement.devices)
-        )
+        devices: list[torch.device] = []
+        for model in self.models:
+            devices += model.placement.devices
+        return list(dict.fromkeys(devices))
 
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
@@ -204,38 +205,36 @@ class PlacedPair(PlannedPair):
 
     def describe(self) -> str:
         """The decisions, for the user: one line per model."""
-        lines, drafting = [model.describe() for model in self.models], self.drafting
+        lines: list[str | None] = [model.describe() for model in self.models]
+        drafting = self.drafting
         if self.translation is not None:
-            lines.append(
-                f"draft {self.models[1].checkpoint.settings.name}: another tokenizer; {_SAID[self.translation.name]}"
-            )
-        elif drafting is not None and len(lines) == 1:
+            name = self.models[1].checkpoint.settings.name
+            lines.append(f"draft {name}: another tokenizer; {_SAID[self.translation.name]}")
+        elif drafting is not None and len(self.models) == 1:
             how = method_of(drafting).describe(drafting)
             if self.head is not None:
                 how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
             lines.append(f"draft {drafting.name}: {how}")
-        lines += [said for sketch in self.sketches if (said := sketch.about_cache)]
-        if advice := advice_on_8bit(self.sketches, self.placements):
-            lines.append(advice)
+        lines += [sketch.about_cache for sketch in self.sketches]
+        lines.append(advice_on_8bit(self.sketches, self.placements))
         if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append(
                 "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
             )
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
-        if split := [placement for placement in self.placements if placement.split]:
+        split = [placement for placement in self.placements if placement.split]
+        if split:
             join(split[0].devices[0], split[0].num_ranks)
         target, *others = [model.load() for model in self.models]
         draft = others[0] if others else None
         if self.shared and self.drafting is not None:
             draft = dataclasses.replace(target, settings=self.drafting)
-        head = (
-            None
-            if self.head is None
-            else self.head.load(self.placements[1].devices[0], target.dtype, target.model)
-        )
+        head = None
+        if self.head is not None:
+            head = self.head.load(self.placements[1].devices[0], target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
 
 

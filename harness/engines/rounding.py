@@ -34,17 +34,17 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     Args:
         logits: `Reference.logits` of the model.
     """
-    num_read = max(_CACHED) + 1 if len(token_ids) > max(_CACHED) else 1
-    num_positions = min(NUM_POSITIONS, len(token_ids) - num_read + 1)
-    texts = [token_ids[: len(token_ids) - place] for place in range(num_positions)]
-    routes = [
-        torch.cat([logits([text]) for text in texts]),
-        torch.cat([logits(batch) for batch in _batches(texts)]),
-    ]
-    if num_read > 1:
+    length = len(token_ids)
+    has_cached_routes = length > max(_CACHED)
+    shortest = max(_CACHED) + 1 if has_cached_routes else 1
+    num_positions = min(NUM_POSITIONS, length - shortest + 1)
+    texts = [token_ids[: length - place] for place in range(num_positions)]
+    alone = torch.cat([logits([text]) for text in texts])
+    routes = [alone, _in_batches(logits, texts)]
+    if has_cached_routes:
         routes += [_behind_cache(logits, texts, number) for number in _CACHED]
     with _changed_embeddings(model):
-        routes.append(torch.cat([logits(batch) for batch in _batches(texts)]))
+        routes.append(_in_batches(logits, texts))
     return torch.stack(routes)
 
 
@@ -55,22 +55,30 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
         logits: [R, P, V], see `recompute`.
         epsilon: of the format that the logits were computed in.
     """
-    likely = logits.mean(0).topk(min(_NUM_LIKELY, logits.shape[-1]), -1).indices
-    values = logits.gather(-1, likely.expand(len(logits), -1, -1))
+    num_routes, _, vocabulary_size = logits.shape
+    num_likely = min(_NUM_LIKELY, vocabulary_size)
+    likely = logits.mean(0).topk(num_likely, -1).indices
+    values = logits.gather(-1, likely.expand(num_routes, -1, -1))
     margins = values[..., :1] - values[..., 1:]
     deviation = float(margins.var(0).mean().sqrt())
     # Even exact logits are rounded: each of both by half a unit, in each of both texts.
-    unit = _unit(float(logits[:, 0, list(tokens)].abs().max()), epsilon)
+    largest = logits[:, 0, list(tokens)].abs().max()
+    unit = _unit(float(largest), epsilon)
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
 
 
+def _in_batches(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
+    return torch.cat([logits(batch) for batch in _batches(texts)])
+
+
 def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -> Tensor:
-    found = []
+    """Logits [P, V] after texts whose last `number` tokens are read behind a cache of the others."""
+    outputs = []
     for batch in _batches(texts):
         beginnings = [text[:-number] for text in batch]
         ends = [text[-number:] for text in batch]
-        found.append(logits(beginnings, ends))
-    return torch.cat(found)
+        outputs.append(logits(beginnings, ends))
+    return torch.cat(outputs)
 
 
 def _batches(texts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:

@@ -8,7 +8,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,19 +24,29 @@ from harness.report.table import visible
 from harness.report.terminal import LastingConsole
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
-_SHORTEST_REPLAY_S, _LONGEST_REPLAY_S = 3.0, 15.0
+_SHORTEST_REPLAY_S = 3.0
+_LONGEST_REPLAY_S = 15.0
 
 # Below this width two columns of text are too narrow to read; they are then one above the other.
 _SIDE_BY_SIDE = 60
 _GUTTER = 3
 
-# How tokens of an origin are shown: in a style, or between marks where there is no colour. Colours of Okabe and Ito's
-# palette, which the common kinds of colour-blindness keep apart; underline and bold help.
+
+class _Look(NamedTuple):
+    """How tokens of an origin are shown: in a style, or between marks where there is no colour."""
+
+    style: Style
+    before: str = ""
+    after: str = ""
+
+
+# Colours of Okabe and Ito's palette, which the common kinds of colour-blindness keep apart;
+# underline and bold help.
 _LOOKS = {
-    Origin.TARGET: (Style(), "", ""),
-    Origin.DRAFT: (Style(color="#009E73"), "", ""),
-    Origin.RECOVERED: (Style(color="#D55E00", underline=True), "[", "]"),
-    Origin.BONUS: (Style(color="#CC79A7", bold=True), "{", "}"),
+    Origin.TARGET: _Look(Style()),
+    Origin.DRAFT: _Look(Style(color="#009E73")),
+    Origin.RECOVERED: _Look(Style(color="#D55E00", underline=True), "[", "]"),
+    Origin.BONUS: _Look(Style(color="#CC79A7", bold=True), "{", "}"),
 }
 _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
@@ -72,7 +82,8 @@ class Lane:
         self._heading = Text(arm, style="bold")
         if legend and arm != "regular":
             names = [_token(name, origin, self._marks) for origin, name in _LEGEND.items()]
-            self._heading = Text.assemble(self._heading, "  ", Text(" · ", style="dim").join(names))
+            separator = Text(" · ", style="dim")
+            self._heading = Text.assemble(self._heading, "  ", separator.join(names))
         self._text = Text()
         self._seconds = 0.0
         self._seconds_to_first_token: float | None = None
@@ -84,8 +95,9 @@ class Lane:
         """Show the tokens that were decided in the first `at` seconds of the lap."""
         count = bisect_right(lap.decided, at)
         for iteration in lap.iterations[self._num_shown : count]:
-            for token, self._origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+            for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
                 self.num_tokens += 1
+                self._origin = origin
                 self._append(self._detokenizer.add(token) or "")
         self._num_shown = count
         self._seconds = min(at, lap.seconds)
@@ -100,19 +112,24 @@ class Lane:
         self, width: int, height: int | None
     ) -> tuple[RenderableType, RenderableType, RenderableType]:
         """Heading, text and clock, with no more of the text's last lines than `height` has room for."""
-        clock = [
-            f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}",
-            f"{self._seconds:.2f} s",
-        ]
-        if self.num_tokens and self._seconds:
-            clock.append(f"{self.num_tokens / self._seconds:.1f} tokens/s")
-        if self._seconds_to_first_token is not None:
-            clock.append(f"first token {1000 * self._seconds_to_first_token:.1f} ms")
-        below = Text(" · ".join(clock), style="dim")
+        clock = self._clock()
         if height is None:
-            return self._heading, self._text, below
-        room = height - sum(len(text.wrap(self.console, width)) for text in (self._heading, below))
-        return self._heading, Group(*self._text.wrap(self.console, width)[-max(1, room) :]), below
+            return self._heading, self._text, clock
+        heading_lines = self._heading.wrap(self.console, width)
+        clock_lines = clock.wrap(self.console, width)
+        room = max(1, height - len(heading_lines) - len(clock_lines))
+        lines = self._text.wrap(self.console, width)
+        return self._heading, Group(*lines[-room:]), clock
+
+    def _clock(self) -> Text:
+        """How many tokens there are, and in what time."""
+        tokens = "token" if self.num_tokens == 1 else "tokens"
+        parts = [f"{self.num_tokens} {tokens}", f"{self._seconds:.2f} s"]
+        if self.num_tokens and self._seconds:
+            parts.append(f"{self.num_tokens / self._seconds:.1f} tokens/s")
+        if self._seconds_to_first_token is not None:
+            parts.append(f"first token {1000 * self._seconds_to_first_token:.1f} ms")
+        return Text(" · ".join(parts), style="dim")
 
     def _append(self, text: str) -> None:
         self._text.append_text(_token(text, self._origin, self._marks))
@@ -120,18 +137,23 @@ class Lane:
 
 def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     """Lanes side by side, or one above the other on a narrow screen; the whole text unless the screen has a height."""
-    width, count = lanes[0].console.width, len(lanes)
-    if count == 1 or width < _SIDE_BY_SIDE:
+    num_lanes = len(lanes)
+    width = lanes[0].console.width
+    if num_lanes == 1 or width < _SIDE_BY_SIDE:
         # The last line is the cursor's.
-        share = None if height is None else (height - 1) // count
-        return Group(*(part for lane in lanes for part in lane.parts(width, share)))
-    width = (width - _GUTTER * (count - 1)) // count
+        lane_height = None if height is None else (height - 1) // num_lanes
+        parts: list[RenderableType] = []
+        for lane in lanes:
+            parts += lane.parts(width, lane_height)
+        return Group(*parts)
+    lane_width = (width - _GUTTER * (num_lanes - 1)) // num_lanes
     # One arm's heading and clock may take a line more than the other's.
-    parts = [lane.parts(width, None if height is None else height - 3) for lane in lanes]
+    lane_height = None if height is None else height - 3
+    columns = [lane.parts(lane_width, lane_height) for lane in lanes]
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
-        table.add_column(width=width)
-    for row in zip(*parts, strict=True):
+        table.add_column(width=lane_width)
+    for row in zip(*columns, strict=True):
         table.add_row(*row)
     return table
 
@@ -146,14 +168,14 @@ def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
         if not lane.console.is_interactive:
             yield None
             return
-        with _screen(lane.console) as screen:
-            screen([lane])
+        with _screen(lane.console) as draw:
+            draw([lane])
 
-            def draw(lap: Generation) -> None:
+            def draw_lap(lap: Generation) -> None:
                 lane.show(lap)
-                screen([lane])
+                draw([lane])
 
-            yield draw
+            yield draw_lap
     finally:
         lane.end()
         if lane.num_tokens:
@@ -178,25 +200,29 @@ def show_race(
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
-        pace = (
-            f"{1 / speed:.2g}× slower"
-            if speed < 1
-            else f"{speed:.2g}× faster"
-            if speed > 1
-            else "at real speed"
+        console.print(
+            f"Both were measured, one after the other. Replayed {_in_words(speed)}.", style="dim"
         )
-        console.print(f"Both were measured, one after the other. Replayed {pace}.", style="dim")
-        with _screen(console) as screen, contextlib.suppress(KeyboardInterrupt):
-            began, at = time.perf_counter(), 0.0
+        with _screen(console) as draw, contextlib.suppress(KeyboardInterrupt):
+            began = time.perf_counter()
+            at = 0.0
             while at < longest:
                 at = min((time.perf_counter() - began) * speed, longest)
                 show(at)
-                screen(lanes)
+                draw(lanes)
                 time.sleep(FRAME_S)
     show()
     for lane in lanes:
         lane.end()
     console.print(view(lanes))
+
+
+def _in_words(speed: float) -> str:
+    if speed < 1:
+        return f"{1 / speed:.2g}× slower"
+    if speed > 1:
+        return f"{speed:.2g}× faster"
+    return "at real speed"
 
 
 @contextlib.contextmanager
@@ -210,13 +236,18 @@ def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:
     """A token as its origin asks. The space around a word stays outside, so that words stay apart."""
-    text, (style, before, after) = visible(text), _LOOKS[origin]
-    body = text.strip()
-    start = text.index(body)
-    lead, tail = text[:start], text[start + len(body) :]
+    text = visible(text)
+    look = _LOOKS[origin]
+    word = text.strip()
+    start = text.index(word)
+    space_before = text[:start]
+    space_after = text[start + len(word) :]
     if not marks:
-        return Text.assemble(lead, (body, style), tail)
-    if text and before and not body:
+        return Text.assemble(space_before, (word, look.style), space_after)
+    if word:
+        return Text(f"{space_before}{look.before}{word}{look.after}{space_after}")
+    if text and look.before:
         # A token of nothing but space is named.
-        body, lead, tail = "⏎" if "\n" in text else "␣", "", text
-    return Text(f"{lead}{before}{body}{after}{tail}" if body else text)
+        name = "⏎" if "\n" in text else "␣"
+        return Text(f"{look.before}{name}{look.after}{text}")
+    return Text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
@@ -35,30 +36,36 @@ class Conversations:
 
         Their prompts have empty answers until `for_arm` fills them in.
         """
-        questions = []
         conversations = [self._prompt_set.asked(index) for index in first.indices]
-        num_turns = max(len(self._turns_of(asked)) for asked in conversations)
+        num_turns = max(self._num_turns(asked) for asked in conversations)
+        questions = []
         for turn in range(1, num_turns):
-            going_on = [asked for asked in conversations if turn < len(self._turns_of(asked))]
-            indices = [self._prompt_set.index(asked._replace(turn=turn)) for asked in going_on]
-            prompts = [self._so_far(index, None) for index in indices]
-            new_tokens = first.decoding.max_new_tokens
-            before = turn * (new_tokens + _MARGIN)
-            token_ids = self._session.encode(prompts, new_tokens=before + new_tokens)
-            self.longest = max(self.longest, before + max(map(len, token_ids)))
-            repeats = [asked.repeat for asked in going_on] if first.repeats else ()
-            later = dataclasses.replace(
-                first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
-            )
-            questions.append(later)
+            going_on = [asked for asked in conversations if turn < self._num_turns(asked)]
+            questions.append(self._later(first, going_on, turn))
         return questions
+
+    def _later(self, first: Question, conversations: Sequence[Asked], turn: int) -> Question:
+        """The question about one turn of some conversations."""
+        indices = [self._prompt_set.index(asked._replace(turn=turn)) for asked in conversations]
+        prompts = [self._so_far(index, None) for index in indices]
+        new_tokens = first.decoding.max_new_tokens
+        most_answered = turn * (new_tokens + _MARGIN)
+        token_ids = self._session.encode(prompts, new_tokens=most_answered + new_tokens)
+        longest_prompt = max(map(len, token_ids))
+        self.longest = max(self.longest, most_answered + longest_prompt)
+        repeats = [asked.repeat for asked in conversations] if first.repeats else ()
+        return dataclasses.replace(
+            first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
+        )
 
     def for_arm(self, question: Question, arm: str) -> Question:
         """The question with this arm's own answers to the turns before."""
         if self._prompt_set.at(question.indices[0]).turn in (None, 1):
             return question
         prompts = [self._so_far(index, arm) for index in question.indices]
-        token_ids = [ids[-self.longest :] for ids in self._session.tokens_of(prompts)]
+        token_ids = []
+        for ids in self._session.tokens_of(prompts):
+            token_ids.append(ids[-self.longest :])
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)
 
@@ -70,8 +77,8 @@ class Conversations:
                 text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
                 self._answers[arm, request.index] = str(text)
 
-    def _turns_of(self, asked: Asked) -> tuple[str, ...]:
-        return self._prompt_set.prompts[asked.place].turns
+    def _num_turns(self, asked: Asked) -> int:
+        return len(self._prompt_set.prompts[asked.place].turns)
 
     def _so_far(self, index: int, arm: str | None) -> Prompt:
         """The conversation up to a turn, with the answers of an arm; with empty ones for None."""

@@ -9,6 +9,7 @@ requests are one sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,16 +28,18 @@ from harness.results.statistics.chi_square import chi_square_test
 # More cells see finer differences, and coarse ones less well.
 _MOST_CELLS = 20
 _MOST_CELLS_A_SIDE = 5
-# Below 1, where a place must be.
-_LAST = np.nextafter(1.0, 0.0)
+# A place is below 1.
+_LARGEST_PLACE = np.nextafter(1.0, 0.0)
 
 
 def places(probabilities: Floats, tokens: Sequence[int], generator: np.random.Generator) -> Floats:
     """The place of each token [n] in its distribution [n, V]."""
-    own = probabilities[np.arange(len(tokens)), list(tokens)][:, np.newaxis]
+    rows = np.arange(len(tokens))
+    own = probabilities[rows, list(tokens)][:, np.newaxis]
     above = (probabilities * (probabilities > own)).sum(-1)
     tied = (probabilities * (probabilities == own)).sum(-1)
-    return np.minimum(above + generator.random(len(tokens)) * tied, _LAST)
+    random_part = generator.random(len(tokens)) * tied
+    return np.minimum(above + random_part, _LARGEST_PLACE)
 
 
 def moved_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
@@ -68,23 +71,28 @@ class PlacesTest:
         self._level = significance_level
         self._shift = shift
 
-    def check(self, found: Floats, moved: Floats | None = None) -> SampledCheck:
+    def check(self, sample: Floats, moved: Floats | None = None) -> SampledCheck:
         """Test that places are uniform.
 
         Args:
+            sample: the places [n].
             moved: from `moved_masses`, by how much rounding may move them; None for not at all.
         """
-        num_cells = num_cells_for(len(found))
-        counts = np.histogram(found, num_cells, (0, 1))[0]
-        return self._check(counts, 0.0 if moved is None else _distance(moved))
+        num_cells = num_cells_for(len(sample))
+        counts, _ = np.histogram(sample, num_cells, (0, 1))
+        rounding = 0.0 if moved is None else _distance(moved)
+        return self._check(counts, rounding)
 
     def check_pairs(self, texts: Sequence[Floats]) -> SampledCheck:
         """Test that neighbours in a text are independent, from the places of each text's tokens."""
-        pairs = [text[: len(text) // 2 * 2].reshape(-1, 2) for text in texts]
-        pooled = np.concatenate(pairs) if pairs else np.zeros((0, 2))
-        side = max(1, min(_MOST_CELLS_A_SIDE, int((len(pooled) // MIN_EXPECTED) ** 0.5)))
+        pairs = np.zeros((0, 2))
+        if texts:
+            pairs = np.concatenate([_neighbours(text) for text in texts])
+        num_cells = len(pairs) // MIN_EXPECTED
+        cells_a_side = max(1, min(_MOST_CELLS_A_SIDE, math.isqrt(num_cells)))
+        first, second = pairs.T
         bounds = [(0, 1), (0, 1)]
-        counts = np.histogram2d(pooled[:, 0], pooled[:, 1], side, bounds)[0]
+        counts, _, _ = np.histogram2d(first, second, cells_a_side, bounds)
         return self._check(counts.ravel())
 
     def expected(self, num_places: int) -> SampledCheck:
@@ -94,24 +102,36 @@ class PlacesTest:
 
     def _check(self, counts: ArrayLike, rounding: float = 0.0) -> SampledCheck:
         counts = np.asarray(counts)
-        num_cells, num_places = len(counts), round(counts.sum())
-        uniform = np.full(num_cells, 1 / num_cells)
-        tested = num_cells > 1
-        # Every cell then has this share more or less than it should; other shifts show better.
-        least_visible = num_places * (2 * self._shift) ** 2
+        num_cells = len(counts)
+        num_places = round(counts.sum())
+        statistic = 0.0
+        visible = 0.0
+        if num_cells > 1:
+            uniform = np.full(num_cells, 1 / num_cells)
+            statistic = chi_square_test(counts, uniform, MIN_EXPECTED).statistic
+            # Every cell then has this share more or less than it should; other shifts show better.
+            visible = num_places * (2 * self._shift) ** 2
         return SampledCheck(
             num_tokens=1,
             significance_level=SHARE_OF_LEVEL * self._level,
             num_prompts=1,
             num_draws=num_places,
-            statistic=chi_square_test(counts, uniform, MIN_EXPECTED).statistic if tested else 0.0,
+            statistic=statistic,
             degrees_of_freedom=num_cells - 1,
             rounding=ROUNDING_ALLOWANCE * num_places * rounding,
-            visible=np.array([least_visible if tested else 0.0]),
+            visible=np.array([visible]),
             acceptance=Acceptance(),
         )
 
 
+def _neighbours(text: Floats) -> Floats:
+    """Pairs [n // 2, 2] of a text's places [n], each in one pair."""
+    num_pairs = len(text) // 2
+    return text[: 2 * num_pairs].reshape(num_pairs, 2)
+
+
 def _distance(masses: Floats) -> float:
     """Σ (mass − uniform)² / uniform."""
-    return float((((masses - 1 / len(masses)) ** 2) * len(masses)).sum())
+    num_cells = len(masses)
+    squares = (masses - 1 / num_cells) ** 2
+    return float((squares * num_cells).sum())

@@ -84,11 +84,16 @@ class Plan:
         pair = sketch_pair(
             settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of
         )
-        length, new_tokens = settings.prompt_length, settings.decoding.max_new_tokens
-        pair.check_context([[0] * length], new_tokens, "prompt_length", said="", value=length)
+        length = settings.prompt_length
+        new_tokens = settings.decoding.max_new_tokens
+        longest_prompt = [0] * length
+        pair.check_context([longest_prompt], new_tokens, "prompt_length", said="", value=length)
         if len(pair.checkpoints) > 1:
-            check = check_local if settings.weights == "stored" else check_sizes
-            check(*pair.checkpoints)
+            target, draft = pair.checkpoints
+            if settings.weights == "stored":
+                check_local(target, draft)
+            else:
+                check_sizes(target, draft)
         self.figures["draft_layers"] = getattr(pair.drafting, "layers", None)
         demand = Demand(
             settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner
@@ -133,14 +138,27 @@ def find_machine(settings: PlanSettings) -> Machine:
 def _this_machine(placement: PlacementSettings) -> Machine:
     gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    if not gpus:
+        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     texts = []
     for name, number in collections.Counter(names).items():
         texts.append(f"{number} × {name}" if number > 1 else name)
-    rates = [(gpu.bandwidth_gb_s, name) for name in names if (gpu := known_gpu(name)) is not None]
-    # The slowest decides: each layer is read where it is.
-    bandwidths = {name: rate for rate, name in sorted(rates)[:1]}
-    text = "; ".join(texts) or f"{cpu_name() or 'the CPU'}, main memory"
-    return Machine(free_memory(gpus), text, bandwidths)
+    return Machine(free_memory(gpus), "; ".join(texts), _slowest(names))
+
+
+def _slowest(names: Sequence[str]) -> dict[str, float]:
+    """The bandwidth of the slowest GPU that is known, by its name: it decides, as each layer is read
+    where it is.
+    """
+    bandwidths = {}
+    for name in names:
+        gpu = known_gpu(name)
+        if gpu is not None:
+            bandwidths[name] = gpu.bandwidth_gb_s
+    if not bandwidths:
+        return {}
+    slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
+    return {slowest: bandwidths[slowest]}
 
 
 def _pretended_machine(settings: PlanSettings) -> Machine:
@@ -154,14 +172,17 @@ def _pretended_machine(settings: PlanSettings) -> Machine:
     free: dict[int | str, int] = dict.fromkeys(range(count), memory)
     free["cpu"] = psutil.virtual_memory().available
     similar = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
-    bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in similar or known_gpus()}
+    possible = similar or known_gpus()
+    bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
+    gpus = "GPU" if count == 1 else "GPUs"
     size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
-    name = f"{count} pretended GPU{'' if count == 1 else 's'} of {size}"
-    return Machine(free, name, bandwidths, pretended=True)
+    return Machine(free, f"{count} pretended {gpus} of {size}", bandwidths, pretended=True)
 
 
 def _check_gpus(setting: str, number: int | None, machine: Machine) -> None:
-    if number and machine.num_gpus and number > machine.num_gpus:
+    if number is None or machine.num_gpus == 0:
+        return
+    if number > machine.num_gpus:
         rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
         raise SettingError(f"{setting}.gpus", rule, number)
 
@@ -170,7 +191,9 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
     """The bytes of each model, and where they go."""
     devices = _bytes_by_device(machine, placements)
     knows_caches = all(sketch.knows_cache for sketch in case.models)
-    needed = sum(sizes["model"] + sizes["draft"] + sizes["cache"] for sizes in devices.values())
+    needed = 0
+    for sizes in devices.values():
+        needed += sizes["model"] + sizes["draft"] + sizes["cache"]
     figures: dict[str, Any] = {
         "note": _note(case, placements),
         "num_gpus": machine.num_gpus,
@@ -241,30 +264,34 @@ def _limits(
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return {"bandwidths": bandwidths}
-    steps = []
-    for sketch, placement in zip(case.models, placements, strict=True):
-        steps.append(_step_bytes(case.demand, sketch, placement))
-    target_step = steps[0]
+    demand = case.demand
+    num_draft_tokens = demand.num_draft_tokens
     bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
+    target, target_placement = case.models[0], placements[0]
+    target_step = _step_bytes(demand, target, target_placement)
     figures: dict[str, Any] = {
         "read_bytes": round(target_step),
         "bandwidths": bandwidths,
         "lowest_ms_per_token": _milliseconds(target_step, bandwidth),
     }
-    k = case.demand.num_draft_tokens
-    if not k:
+    if num_draft_tokens == 0:
         return figures
-    # A method without weights reads nothing.
-    draft_step = steps[-1] if len(steps) > 1 or case.shared else 0
-    num_draft_steps = 1 if case.models[-1].one_pass else k
-    verification = _step_bytes(case.demand, case.models[0], placements[0], 1 + k)
+    draft, draft_placement = case.models[-1], placements[-1]
+    draft_step = 0.0
+    has_weights = len(case.models) > 1 or case.shared
+    if has_weights:
+        draft_step = _step_bytes(demand, draft, draft_placement)
+    num_draft_steps = 1 if draft.one_pass else num_draft_tokens
+    most_tokens = num_draft_tokens + 1
+    verification = _step_bytes(demand, target, target_placement, most_tokens)
     iteration = verification + num_draft_steps * draft_step
+    bytes_per_token = iteration / most_tokens
     return figures | {
         "verification_steps": verification / target_step,
-        "speculative_read_bytes": round(iteration / (k + 1)),
-        "highest_speedup": target_step * (k + 1) / iteration,
+        "speculative_read_bytes": round(bytes_per_token),
+        "highest_speedup": target_step * most_tokens / iteration,
         "break_even_tokens": iteration / target_step,
-        "lowest_speculative_ms_per_token": _milliseconds(iteration / (k + 1), bandwidth),
+        "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
     }
 
 
@@ -275,27 +302,34 @@ def _step_bytes(
     # On average half of the new tokens are there.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
     cache = sum(sketch.block_caches(tokens, demand.batch_size))
-    num_devices = len(placement.bytes_per_device) if placement.split else 1
     weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
-    return weights / num_devices + cache / (num_devices if sketch.splits_cache else 1)
+    num_parts = len(placement.bytes_per_device) if placement.split else 1
+    num_cache_parts = num_parts if sketch.splits_cache else 1
+    return weights / num_parts + cache / num_cache_parts
 
 
-def _milliseconds(num_bytes: float, bandwidth: float | None) -> float | None:
-    return bandwidth and num_bytes / bandwidth / 1e6
+def _milliseconds(num_bytes: float, bandwidth_gb_s: float | None) -> float | None:
+    return None if bandwidth_gb_s is None else num_bytes / bandwidth_gb_s / 1e6
 
 
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     """More for the user to know; None for nothing."""
     notes = [sketch.about_cache for sketch in case.models]
     if offloads(placements[0].device_map):
-        fetched = "layers outside the GPUs are fetched for every token"
-        notes.append(f"{fetched}, which takes far longer than reading them")
-    if placements[0].split and len(case.models) > 1 and not placements[1].split:
-        copied = "each process has a copy of the draft"
-        notes.append(f"{copied}; draft.placement=tensor_parallel splits it")
+        notes.append(
+            "layers outside the GPUs are fetched for every token,"
+            " which takes far longer than reading them"
+        )
+    copies_draft = len(placements) > 1 and placements[0].split and not placements[1].split
+    if copies_draft:
+        notes.append(
+            "each process has a copy of the draft; draft.placement=tensor_parallel splits it"
+        )
     notes.append(advice_on_8bit(case.models, placements))
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
-        differ = f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens)"
-        notes.append(f"{differ}: the draft's are translated")
+        notes.append(
+            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
+            " the draft's are translated"
+        )
     return "; ".join(filter(None, notes)) or None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import HarnessError, RunError
@@ -36,7 +37,7 @@ from harness.results.environment import environment_columns, new_run_id, write_e
 from harness.results.files import append_lines, append_rows, check_appendable
 from harness.results.measurement import Measurement, further_settings, identify
 from harness.results.row import Row
-from harness.results.schema import OF_A_PAIR_HERE, RunRow
+from harness.results.schema import OF_A_PAIR_HERE, PromptedRow, RunRow
 from harness.results.weights import weights_identity
 
 # The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
@@ -287,15 +288,16 @@ class Session:
             stop_tokens: that end a row besides those at which the target ends a text.
             repeats: see `Question`.
         """
-        decoding = decoding or self.settings.decoding
+        if decoding is None:
+            decoding = self.settings.decoding
+        if seed is None:
+            seed = self.settings.seed
         if not decoding.ignore_eos:
             stop_tokens = stop_tokens | self.end_tokens()
-        chats = [self._chats[index] for index in indices if index in self._chats]
-        known = len(chats) == len(indices)
-        seed = self.settings.seed if seed is None else seed
-        return Question(
-            token_ids, decoding, seed, indices, stop_tokens, chats if known else (), repeats
-        )
+        chats: list[list[dict[str, str]]] = []
+        if all(index in self._chats for index in indices):
+            chats = [self._chats[index] for index in indices]
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, repeats)
 
     def race(
         self,
@@ -323,8 +325,9 @@ class Session:
         """
         engine = self.engine
         assert engine is not None
+        if arms is None:
+            arms = engine.arms
         warm: set[str] = set()
-
         with (
             progress("warming up" if num_warmup else "measuring", len(questions)) as advance,
             pace(len(questions), say) as answered,
@@ -332,7 +335,7 @@ class Session:
         ):
             for number, question in enumerate(questions):
                 # The order alternates, so that neither arm always runs after the other has warmed the caches.
-                in_turn = (engine.arms if arms is None else arms)[:: -1 if number % 2 else 1]
+                in_turn = list(arms) if number % 2 == 0 else list(reversed(arms))
                 generations: dict[str, Generation] = {}
                 for arm in in_turn:
                     # Just before its question, because an engine may hold one arm at a time.
@@ -361,19 +364,26 @@ class Session:
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
     ) -> AnyRow:
-        """A row with settings, circumstances and figures; of acceptance, those that this kind of row has."""
+        """A row with settings, circumstances and figures; of acceptance, those that this kind of row has.
+
+        Raises:
+            TypeError: a circumstance or a figure that the kind of row has no column for.
+        """
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
-            columns |= kind.asked(self.settings) | self._circumstances() | self._counts
+            columns |= kind.asked(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
             if not engine_of(self.settings).computes_here:
-                columns |= dict.fromkeys(OF_A_PAIR_HERE)
+                columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
+        if issubclass(kind, PromptedRow):
+            columns |= self._counts
         if acceptance is not None:
-            columns |= acceptance.columns(self.settings.num_levels)
-        known = {name: value for name, value in columns.items() if name in kind.columns()}
-        return kind(**(known | figures))
+            about_acceptance = acceptance.columns(self.settings.num_levels)
+            for name in about_acceptance.keys() & kind.columns().keys():
+                columns[name] = about_acceptance[name]
+        return kind(**(columns | figures))
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""
@@ -416,34 +426,43 @@ class Session:
         columns: dict[str, Any] = {
             "status": self.status,
             "error": self.error,
-            "runner": self.engine and self.engine.runner,
-            "server": self.engine and self.engine.server,
-            "setup_s": self.engine and self.engine.setup_seconds,
             **environment_columns(self.devices),
             **self._weights,
             "measurement": self.measurement.digest,
             "server_started": self.measurement.server_started,
             "directory": str(self.directory),
         }
-        return columns if self.placed is None else columns | _columns_of_weights(self.placed)
+        if self.engine is not None:
+            columns["runner"] = self.engine.runner
+            columns["server"] = self.engine.server
+            columns["setup_s"] = self.engine.setup_seconds
+        if self.placed is not None:
+            columns |= _columns_of_weights(self.placed)
+        return columns
 
 
 def _columns_of_weights(placed: PlacedPair) -> dict[str, Any]:
     """The columns about the weights of a pair and their places."""
-    columns: dict[str, Any] = {
-        "translation": placed.translation and placed.translation.name,
-        "draft_layers": getattr(placed.drafting, "layers", None),
-    }
-    weights = [(model.dtype, model.placement.bytes_per_device) for model in placed.models]
-    if placed.shared:
-        weights *= 2
+    columns: dict[str, Any] = {"draft_layers": getattr(placed.drafting, "layers", None)}
+    if placed.translation is not None:
+        columns["translation"] = placed.translation.name
+    target = placed.models[0]
+    columns |= _weights_of_model("", target.dtype, target.placement.bytes_per_device)
     if placed.head is not None:
-        size = placed.sketches[1].weight_bytes
-        weights.append((weights[0][0], {str(placed.devices[0]): size}))
-    for prefix, (dtype, sizes) in zip(("", "draft_"), weights, strict=False):
-        columns[f"{prefix}dtype"] = str(dtype).removeprefix("torch.")
-        columns[f"{prefix}weight_bytes"] = sizes
+        # A head is beside the target's first layers, in the target's format.
+        head_bytes = {str(placed.devices[0]): placed.sketches[1].weight_bytes}
+        columns |= _weights_of_model("draft_", target.dtype, head_bytes)
+    elif placed.shared or len(placed.models) > 1:
+        draft = placed.models[-1]
+        columns |= _weights_of_model("draft_", draft.dtype, draft.placement.bytes_per_device)
     return columns
+
+
+def _weights_of_model(prefix: str, dtype: torch.dtype, sizes: dict[str, int]) -> dict[str, Any]:
+    return {
+        f"{prefix}dtype": str(dtype).removeprefix("torch."),
+        f"{prefix}weight_bytes": sizes,
+    }
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

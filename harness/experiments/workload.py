@@ -84,18 +84,18 @@ class Workload:
 
     def first_turns(self, num_drawn: int) -> list[Asked]:
         """Requests with the run's prompts, and with others that begin like them or nearly so."""
-        texts = list(self._alike())
-        return self._mixed(texts, num_drawn)
+        return self._mixed(list(self._alike()), num_drawn)
 
     def second_turns(
         self, asked: Sequence[Asked], answers: Sequence[Sequence[int]], num_drawn: int
     ) -> list[Asked]:
         """Requests that go on after greedy answers to the prompts of the run."""
         texts = []
-        for one, answer in zip(asked, answers, strict=True):
-            if one.is_greedy and one.is_compared and one.prompt in self._prompts:
-                following = self._prompts[one.index % len(self._prompts)]
-                texts.append((*one.prompt, *answer, *following[-FOLLOW_UP:]))
+        for request, answer in zip(asked, answers, strict=True):
+            is_of_run = request.prompt in self._prompts
+            if request.is_greedy and request.is_compared and is_of_run:
+                following = self._prompts[request.index % len(self._prompts)]
+                texts.append((*request.prompt, *answer, *following[-FOLLOW_UP:]))
         return self._mixed(texts, num_drawn)
 
     def repeated(
@@ -106,9 +106,10 @@ class Workload:
 
     def shuffled(self, asked: Sequence[Asked]) -> list[Asked]:
         """The requests in a random order, with some among them that are left midway."""
-        texts = [one.prompt for one in asked]
-        num_left = len(asked) // _READ_FOR_ONE_LEFT
-        mixed = [*asked, *(self._left_midway(texts) for _ in range(num_left))]
+        texts = [request.prompt for request in asked]
+        mixed = list(asked)
+        for _ in range(len(asked) // _READ_FOR_ONE_LEFT):
+            mixed.append(self._left_midway(texts))
         return [mixed[place] for place in self._generator.permutation(len(mixed))]
 
     def _alike(self) -> Iterator[tuple[int, ...]]:
@@ -122,14 +123,16 @@ class Workload:
             yield (prompt[0], *prompt[2:])
 
     def _mixed(self, texts: Sequence[tuple[int, ...]], num_drawn: int) -> list[Asked]:
-        greedy = [self._asked(text, self._greedy, self._length(self._most)) for text in texts]
-        drawn = []
-        if self._samplings:
-            for number in range(num_drawn):
-                sampling = self._samplings[number % len(self._samplings)]
-                length = self._length(most_drawn(self._most))
-                drawn.append(self._asked(self._any(texts), sampling, length))
-        return self.shuffled([*greedy, *drawn])
+        requests = []
+        for text in texts:
+            length = self._length(self._most)
+            requests.append(self._asked(text, self._greedy, length))
+        num_drawn = num_drawn if self._samplings else 0
+        for number in range(num_drawn):
+            sampling = self._samplings[number % len(self._samplings)]
+            length = self._length(most_drawn(self._most))
+            requests.append(self._asked(self._any(texts), sampling, length))
+        return self.shuffled(requests)
 
     def _left_midway(self, texts: Sequence[tuple[int, ...]]) -> Asked:
         ways = [self._greedy, *self._samplings]

@@ -16,6 +16,8 @@ from harness.report.words import short_commit
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 # Runs with the same values ran in the same environment.
 _ENVIRONMENT = ("devices", "server", "num_threads", *_VERSIONS)
+# Different values in a cell.
+_MOST_LISTED = 3
 
 
 def failures_table(failures: Sequence[Run]) -> Table:
@@ -32,37 +34,53 @@ def failures_table(failures: Sequence[Run]) -> Table:
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran: a column for each set of devices and versions."""
-    alike = grouped(runs, lambda run: tuple(getattr(run.last, name) for name in _ENVIRONMENT))
-    environments = [_environment(group) for group in alike.values()]
+    environments = [_environment(alike) for alike in grouped(runs, _where_it_ran).values()]
     columns = [Column("", text=True, of=str)]
     for number, environment in enumerate(environments, 1):
         heading = str(number) if len(environments) > 1 else ""
         columns.append(Column(heading, text=True, of=environment.get))
-    known: dict[str, None] = {}
+    lines: dict[str, None] = {}  # those that are known of some environment
     for environment in environments:
-        known |= dict.fromkeys(name for name, text in environment.items() if text)
-    return Table.of("environment", "Environment", known, columns)
+        for name, text in environment.items():
+            if text:
+                lines[name] = None
+    return Table.of("environment", "Environment", lines, columns)
 
 
 def files_table(files: Mapping[Path, int]) -> Table:
     """Files that were read."""
     columns = (Column("file", text=True), Column("rows"))
-    return Table("files", "Files read", columns, tuple(map(TableRow, files.items())), in_full=True)
+    rows = tuple(map(TableRow, files.items()))
+    return Table("files", "Files read", columns, rows, in_full=True)
 
 
 def _pair(run: Run) -> str | None:
     return name_of(run.last).label() if run.last.model else None
 
 
+def _where_it_ran(run: Run) -> tuple[object, ...]:
+    return tuple(getattr(run.last, name) for name in _ENVIRONMENT)
+
+
 def _environment(runs: Sequence[Run]) -> dict[str, str]:
     """The lines of one environment; empty text for what is unknown."""
-    facts = [_facts(run) for run in runs]
-    names = dict.fromkeys(name for of_run in facts for name in of_run)
-    lines = {name: _listed(of_run.get(name) for of_run in facts) for name in names}
-    days = sorted({run.last.timestamp[:10] for run in runs if run.last.timestamp})
-    lines["when"] = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    values: dict[str, list[object]] = {}
+    for run in runs:
+        for name, value in _facts(run).items():
+            values.setdefault(name, []).append(value)
+    lines = {name: _listed(values_of_line) for name, values_of_line in values.items()}
+    lines["when"] = _days(runs)
     lines["measurements"] = str(len(runs))
     return lines
+
+
+def _days(runs: Sequence[Run]) -> str:
+    """The first and the last day, `2026-11-20 to 2026-11-21`; empty if none is known."""
+    days = {run.last.timestamp[:10] for run in runs if run.last.timestamp}
+    if not days:
+        return ""
+    first, last = min(days), max(days)
+    return first if first == last else f"{first} to {last}"
 
 
 def _facts(run: Run) -> dict[str, object]:
@@ -101,6 +119,8 @@ def _recorded_environment(directory: Path | None) -> Mapping[str, Any]:
 
 def _listed(values: Iterable[object]) -> str:
     """Different values, the first three of them."""
-    distinct = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
-    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
-    return ", ".join(distinct[:3]) + more
+    known = [str(value) for value in values if value not in (None, "")]
+    distinct = list(dict.fromkeys(known))
+    listed = ", ".join(distinct[:_MOST_LISTED])
+    num_more = len(distinct) - _MOST_LISTED
+    return f"{listed} and {num_more} more" if num_more > 0 else listed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,9 @@ def job_line(command: str, rows: Rows) -> str:
     if failed:
         return record.failure(failed[0])
     result = record.line(rows) if rows else ""
-    return ", ".join([result, *labels(rows[-1])]) if result else "done"
+    if not result:
+        return "done"
+    return ", ".join([result, *labels(rows[-1])])
 
 
 def print_sweep(
@@ -38,21 +41,23 @@ def print_sweep(
     Args:
         pooled: rows over all runs of each job that was repeated.
     """
+    record = COMMANDS[command]
     if len(pooled) == 1:
         # One measurement, which happens to be a sweep.
-        print_document(COMMANDS[command].pooled(pooled[0]), plain_console(WIDE))
+        print_document(record.pooled(pooled[0]), plain_console(WIDE))
     elif rows:
-        everything = [row for of_job in (rows, *pooled) for row in of_job]
-        print_document(sweep_document(command, everything), plain_console(WIDE))
-    num_done = len({row.job for row in rows})
-    num_failed = len({row.job for row in rows if row.status != "ok"})
-    # Other commands have nothing to reuse: the same again gives the same.
-    to_repeat = num_failed and COMMANDS[command].measures
-    unfinished = num_done < num_jobs or to_repeat
-    again = "; the same command again measures what is missing or failed" if unfinished else ""
-    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
-        Text(f"{num_done} of {num_jobs} jobs in {file}{again}", "dim")
-    )
+        all_rows = [*rows, *itertools.chain.from_iterable(pooled)]
+        print_document(sweep_document(command, all_rows), plain_console(WIDE))
+
+    done = {row.job for row in rows}
+    failed = {row.job for row in rows if row.status != "ok"}
+    line = f"{len(done)} of {num_jobs} jobs in {file}"
+    # Commands that measure nothing give the same again.
+    is_unfinished = len(done) < num_jobs or (failed and record.measures)
+    if is_unfinished:
+        line += "; the same command again measures what is missing or failed"
+    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(line, "dim"))
 
 
 def sweep_document(command: str, rows: Rows) -> Document:
@@ -74,4 +79,7 @@ def exit_code(command: str, rows: Rows) -> int:
         return 1
     jobs = grouped(rows, attrgetter("job")).values()
     codes = {COMMANDS[command].exit_code(job) for job in jobs}
-    return min(codes, key=[1, 3, 0].index, default=0)
+    for code in (1, 3):
+        if code in codes:
+            return code
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -60,10 +61,10 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
         "measurement": _digest(rows[0].measurement for rows in succeeded),
         "directory": None,
     }
-    pooled = [
-        dataclasses.replace(arms[0], **(_means(arms) | common))
-        for arms in zip(*succeeded, strict=True)
-    ]
+    pooled = []
+    for rows_of_arm in zip(*succeeded, strict=True):
+        columns = _means(rows_of_arm) | common
+        pooled.append(dataclasses.replace(rows_of_arm[0], **columns))
     if len(pooled) > 1:
         pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
@@ -99,24 +100,30 @@ def _mean(name: str, values: Sequence[Any]) -> Any:
 
 def _mean_of_lists(lists: Sequence[list[Any]]) -> list[Any]:
     """Sums of counts and means of rates, by place; a place that a run lacks is left out of its mean."""
-    found: list[Any] = []
-    for place in range(max(map(len, lists))):
-        values = [values[place] for values in lists if place < len(values)]
+    pooled: list[Any] = []
+    for values in itertools.zip_longest(*lists):
         known = [value for value in values if value is not None]
-        counts = all(isinstance(value, int) for value in known)
-        found.append((sum(known) if counts else fmean(known)) if known else None)
-    return found
+        if not known:
+            pooled.append(None)
+        elif all(isinstance(value, int) for value in known):
+            pooled.append(sum(known))
+        else:
+            pooled.append(fmean(known))
+    return pooled
 
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     """The columns of the speed-up; without an interval where the runs' prompts are not found."""
     times = [_unit_times(rows) for rows in runs]
-    units = sorted(set.intersection(*(set(one.regular) & set(one.speculative) for one in times)))
-    if not units:
+    common = set(times[0].regular)
+    for of_run in times:
+        common &= of_run.regular.keys() & of_run.speculative.keys()
+    if not common:
         ends = ("speedup_low", "speedup_high", "decode_speedup_low", "decode_speedup_high")
         return dict.fromkeys((*ends, "speedup_covers"))
-    regular = np.array([[one.regular[unit] for unit in units] for one in times])
-    speculative = np.array([[one.speculative[unit] for unit in units] for one in times])
+    units = sorted(common)
+    regular = np.array([[of_run.regular[unit] for unit in units] for of_run in times])
+    speculative = np.array([[of_run.speculative[unit] for unit in units] for of_run in times])
     last = runs[0][-1]
     estimate = ratio_over_runs(regular, speculative, _unit_name(last))
     columns: dict[str, Any] = estimate.interval().columns("speedup", "speedup_low", "speedup_high")
@@ -145,11 +152,10 @@ def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
     regular, speculative = arms["regular"], arms["speculative"]
     in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
     was_served = rows[-1].requests_per_second is not None
-    times = [
-        _by_unit([row for row in arm if row.prompt_index in in_both], was_served)
-        for arm in (regular, speculative)
-    ]
-    return UnitTimes(*times)
+    return UnitTimes(
+        _by_unit([row for row in regular if row.prompt_index in in_both], was_served),
+        _by_unit([row for row in speculative if row.prompt_index in in_both], was_served),
+    )
 
 
 def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
@@ -168,4 +174,5 @@ def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int,
 
 def _digest(measurements: Iterable[str | None]) -> str:
     """Equal for repetitions of the whole."""
-    return hashlib.sha256("|".join(sorted(map(str, measurements))).encode()).hexdigest()[:16]
+    text = "|".join(sorted(map(str, measurements)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

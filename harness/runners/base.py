@@ -67,15 +67,20 @@ class CacheRunner(TreeRunner):
         # Many samples of one prompt: it is read once.
         are_equal = all(prompt == prompts[0] for prompt in prompts)
         outputs = self._read(prompts[:1] if are_equal else prompts)
-        layers, width = self._cache.layers, max(self._lengths)
-        is_filled = all(
-            type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers
-        )
-        if not layers or not is_filled:
+        if not self._is_filled():
             name = type(self._model).__name__
             raise RollbackError(f"{name} does not keep its state in a KV cache")
         self._begin()
         return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
+
+    def _is_filled(self) -> bool:
+        """Return whether every layer has keys and values of all tokens in the cache."""
+        width = max(self._lengths)
+        layers = self._cache.layers
+        for layer in layers:
+            if type(layer) is not DynamicLayer or layer.get_seq_length() != width:
+                return False
+        return bool(layers)
 
     @torch.inference_mode()
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
@@ -201,10 +206,21 @@ def stacked(above: Tensor, below: Tensor) -> Tensor:
     same width.
     """
     width = max(above.shape[2], below.shape[2])
-    padded = [
-        nn.functional.pad(states, (0, 0, width - states.shape[2], 0)) for states in (above, below)
-    ]
+    padded = []
+    for states in (above, below):
+        missing = width - states.shape[2]
+        padded.append(nn.functional.pad(states, (0, 0, missing, 0)))
     return torch.cat(padded)
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[list[int], Tensor]:
+    """Return how much padding each prompt gets on its left, and the padded tokens [B, n]."""
+    width = max(map(len, prompts))
+    num_padding = [width - len(prompt) for prompt in prompts]
+    padded = []
+    for count, prompt in zip(num_padding, prompts, strict=True):
+        padded.append([0] * count + list(prompt))
+    return num_padding, to_device(padded, device)
 
 
 def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -216,4 +232,5 @@ def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
         return states
     missing = to_device([width - length for length in lengths], states.device).unsqueeze(1)
     sources = (torch.arange(width, device=states.device) - missing).clamp(min=0)
-    return states[torch.arange(num_rows, device=states.device).unsqueeze(1), sources]
+    rows = torch.arange(num_rows, device=states.device).unsqueeze(1)
+    return states[rows, sources]

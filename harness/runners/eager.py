@@ -19,7 +19,7 @@ from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import TreeShape
-from harness.runners.base import CacheRunner, run_model, stacked
+from harness.runners.base import CacheRunner, left_padded, run_model, stacked
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import attention_windows, tree_masks
 
@@ -38,13 +38,16 @@ class EagerRunner(CacheRunner):
 
         Raises UnsupportedModelError if they differ by more than rounding.
         """
-        if span := longest_span(self._model.config, num_slots):
-            rows = min(2, num_rows)
-            compare_with_plain(self, self._model, self._options, num_rows=rows, num_before=span)
+        span = longest_span(self._model.config, num_slots)
+        if span == 0:
+            return
+        rows = min(2, num_rows)
+        compare_with_plain(self, self._model, self._options, num_rows=rows, num_before=span)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
-        outputs = self._forward(tokens, [length + self._num_extended for length in self._lengths])
+        starts = [length + self._num_extended for length in self._lengths]
+        outputs = self._forward(tokens, starts)
         self._num_extended += tokens.shape[1]
         return Step(*outputs)
 
@@ -53,19 +56,17 @@ class EagerRunner(CacheRunner):
         """Raise UnsupportedModelError for a model that makes its own masks or positions."""
         if self._num_extended:
             raise ValueError("keep what was extended before a tree")
-        windows = attention_windows(self._model)
-        num_slots = self._cache.get_seq_length()
-        num_tokens = tokens.shape[1]
+        num_before = self._cache.get_seq_length()
+        num_slots = num_before + tokens.shape[1]
         lengths = to_device(self._lengths, self._device).unsqueeze(1)
-        num_padding = num_slots - lengths
-        written = torch.arange(num_slots, num_slots + num_tokens, device=self._device).unsqueeze(0)
+        written = torch.arange(num_before, num_slots, device=self._device).unsqueeze(0)
         masks = tree_masks(
             shape,
             written,
-            num_slots + num_tokens,
-            windows,
+            num_slots,
+            attention_windows(self._model),
             self._cache.layers[0].keys.dtype,
-            first_slots=num_padding,
+            first_slots=num_before - lengths,
         )
         positions = lengths + shape.depths_on(self._device)
         with without_plans():
@@ -77,15 +78,13 @@ class EagerRunner(CacheRunner):
                 attention_mask=masks,
                 position_ids=positions,
             )
-        self._num_extended += num_tokens
+        self._num_extended += tokens.shape[1]
         return Step(*outputs)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        width = max(map(len, prompts))
+        num_padding, tokens = left_padded(prompts, self._device)
         # Positions end at the prompt's own length.
-        starts = [len(prompt) - width for prompt in prompts]
-        padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        tokens = to_device(padded, self._device)
+        starts = [-count for count in num_padding]
         logits, *hidden = self._forward(tokens, starts, **self._only_last)
         return logits[:, -1], *hidden
 
@@ -104,19 +103,21 @@ class EagerRunner(CacheRunner):
         if min(dropped) < max(dropped):
             self._gather_right([num_slots - count for count in dropped])
             return
+        num_kept = num_slots - dropped[0]
         for layer in self._cache.layers:
-            layer.keys = layer.keys.narrow(-2, 0, num_slots - dropped[0])
-            layer.values = layer.values.narrow(-2, 0, num_slots - dropped[0])
+            layer.keys = layer.keys.narrow(-2, 0, num_kept)
+            layer.values = layer.values.narrow(-2, 0, num_kept)
 
     def _reorder(self, kept: Tensor) -> None:
+        num_rows, num_kept = kept.shape
         first = self._cache.get_seq_length() - self._num_extended
-        rows = torch.arange(len(kept), device=kept.device).unsqueeze(1)
+        rows = torch.arange(num_rows, device=kept.device).unsqueeze(1)
         for layer in self._cache.layers:
             for states in (layer.keys, layer.values):
-                tail = states[:, :, first:].transpose(1, 2)
-                place = states.device
-                taken = tail[rows.to(place), kept.to(place)].transpose(1, 2)
-                states[:, :, first : first + kept.shape[1]] = taken
+                device = states.device
+                extended = states[:, :, first:].transpose(1, 2)
+                taken = extended[rows.to(device), kept.to(device)]
+                states[:, :, first : first + num_kept] = taken.transpose(1, 2)
 
     def _select(self, rows: Sequence[int]) -> None:
         kept = to_device(rows, self._device)
@@ -151,7 +152,8 @@ class EagerRunner(CacheRunner):
         width = max(self._lengths)
         starts = to_device(ends, self._device).unsqueeze(1) - width
         sources = starts + torch.arange(width, device=self._device)
-        sources.clamp_(min=0)  # padding; any slot will do
+        # Padding has no source: any slot will do.
+        sources.clamp_(min=0)
         for layer in self._cache.layers:
             layer.keys = _take_slots(layer.keys, sources)
             layer.values = _take_slots(layer.values, sources)

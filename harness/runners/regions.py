@@ -98,7 +98,10 @@ def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
     """Make a part of each run of consecutive nodes that are of the same layer, or of none."""
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
-    part_of = {node: number for number, (_, run) in enumerate(runs) for node in run}
+    part_of: dict[fx.Node, int] = {}
+    for number, (_, run) in enumerate(runs):
+        for node in run:
+            part_of[node] = number
     return split_module(traced, traced, part_of.__getitem__)
 
 

@@ -5,7 +5,6 @@ whole batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 import torch
 
@@ -24,27 +23,41 @@ class SharedPrefixRunner(WrappedRunner):
     """
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        smallest, largest = min(map(list, prompts)), max(map(list, prompts))
-        # All prompts share the beginning of these two. A prompt's last token is left over: the logits
-        # after it are needed.
-        common = takewhile(lambda pair: pair[0] == pair[1], zip(smallest, largest, strict=False))
-        num_shared = min(len(list(common)), min(map(len, prompts)) - 1)
+        num_shared = _num_shared(prompts)
         if len(prompts) == 1 or num_shared == 0:
             return self._runner.start(prompts)
-        shared = self._runner.start([prompts[0][:num_shared]] * len(prompts))
+        beginning = prompts[0][:num_shared]
+        shared = self._runner.start([beginning] * len(prompts))
         device = shared.logits.device
+
         ends = [list(prompt[num_shared:]) for prompt in prompts]
-        lengths = list(map(len, ends))
-        padded = [end + [0] * (max(lengths) - len(end)) for end in ends]
+        lengths = [len(end) for end in ends]
+        longest = max(lengths)
+        padded = [end + [0] * (longest - len(end)) for end in ends]
         step = self._runner.extend(to_device(padded, device))
         self._runner.keep(lengths)
-        logits = step.logits[torch.arange(len(ends), device=device), to_device(lengths, device) - 1]
+
+        rows = torch.arange(len(prompts), device=device)
+        last_places = to_device(lengths, device) - 1
+        logits = step.logits[rows, last_places]
         if shared.hidden is None or step.hidden is None:
             return Step(logits)
-        return Step(
-            logits,
-            right_aligned(torch.cat([shared.hidden, step.hidden], dim=1), list(map(len, prompts))),
-        )
+        hidden = torch.cat([shared.hidden, step.hidden], dim=1)
+        return Step(logits, right_aligned(hidden, [len(prompt) for prompt in prompts]))
+
+
+def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all prompts begin with. A prompt's last token does not count: the logits after
+    it are needed.
+    """
+    shortest = min(map(len, prompts))
+    # What the first and the last in alphabetical order share, all of them share.
+    smallest = min(map(list, prompts))
+    largest = max(map(list, prompts))
+    for place in range(shortest - 1):
+        if smallest[place] != largest[place]:
+            return place
+    return shortest - 1
 
 
 def sharing(runner: Runner) -> Runner:

@@ -29,6 +29,7 @@ from harness.runners.base import (
     RollbackError,
     captured,
     capturing,
+    left_padded,
     require_tokens,
     stacked,
 )
@@ -159,11 +160,8 @@ class SnapshotRunner(Runner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Raise RollbackError for a model that hands no state on."""
         require_tokens(prompts)
-        width = max(map(len, prompts))
-        self._padding = [width - len(prompt) for prompt in prompts]
+        self._padding, tokens = left_padded(prompts, self._device)
         self._unread = [[] for _ in prompts]
-        padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        tokens = to_device(padded, self._device)
         self._ahead = None
         self._extended = tokens[:, :0]
         state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
@@ -177,19 +175,23 @@ class SnapshotRunner(Runner):
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._extended.shape[1]:
             raise ValueError("keep what was extended before adding rows")
-        above, padding, unread = self._state, self._padding, self._unread
+        above = self._state
+        padding_above = self._padding
+        unread_above = self._unread
         step = self.start(prompts)
         below = self._state
+        padding_below = self._padding
         assert above is not None
         assert below is not None
         self._state = above.above(below)
         # Slots count from the first of the row that has read most.
-        num_read = self._state.num_read
+        missing_above = self._state.num_read - above.num_read
+        missing_below = self._state.num_read - below.num_read
         self._padding = [
-            *(slots + num_read - above.num_read for slots in padding),
-            *(slots + num_read - below.num_read for slots in self._padding),
+            *(count + missing_above for count in padding_above),
+            *(count + missing_below for count in padding_below),
         ]
-        self._unread = [*unread, *self._unread]
+        self._unread = [*unread_above, *self._unread]
         self._extended = self._extended.new_empty(len(self._padding), 0)
         return step
 
@@ -209,7 +211,8 @@ class SnapshotRunner(Runner):
         num_unread = list(map(len, self._unread))
         if min(num_unread) == max(num_unread):
             return Step(*(output[:, -num_new:] for output in outputs))
-        self._ahead = None  # rows have padding on their right
+        # Rows have padding on their right.
+        self._ahead = None
         starts = to_device([count + num_extended for count in num_unread], self._device)
         places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
         rows = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
@@ -226,9 +229,8 @@ class SnapshotRunner(Runner):
         elif self._state is None:
             raise RollbackError(f"{type(self._model).__name__} cannot take tokens back")
         else:
-            extended = self._extended.tolist()
-            kept = zip(self._unread, extended, counts, strict=True)
-            self._unread = [[*unread, *tokens[:count]] for unread, tokens, count in kept]
+            rows = zip(self._unread, self._extended.tolist(), counts, strict=True)
+            self._unread = [[*unread, *extended[:count]] for unread, extended, count in rows]
         self._ahead = None
         self._extended = self._extended[:, :0]
 
@@ -256,8 +258,11 @@ class SnapshotRunner(Runner):
         rounding.
         """
         span = longest_span(self._model.config, num_slots)
-        for num_before in dict.fromkeys([0, span]):
-            prompts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+        texts_before: list[list[int]] = [[]]
+        if span > 0:
+            texts_before.append(filler(span))
+        for before in texts_before:
+            prompts = [[*before, 11, 12, 13, 14, 15], [16, 17]][:num_rows]
             with refusing(UnsupportedModelError, "cannot go on from its state"):
                 self._check_behind(prompts)
 
@@ -269,11 +274,12 @@ class SnapshotRunner(Runner):
         self.start(texts)
         for tokens in (extensions[:num_rows], extensions.flip(0)[:num_rows]):
             step = self.extend(tokens)
-            for logits, text, new in zip(step.logits, texts, tokens.tolist(), strict=True):
+            new_tokens = tokens.tolist()
+            for logits, text, new in zip(step.logits, texts, new_tokens, strict=True):
                 self._require_influence(logits, text, new)
             self.keep(counts)
-            kept = zip(texts, tokens.tolist(), counts, strict=True)
-            texts = [[*text, *new[:count]] for text, new, count in kept]
+            rows = zip(texts, new_tokens, counts, strict=True)
+            texts = [[*text, *new[:count]] for text, new, count in rows]
 
     def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
         """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
@@ -337,12 +343,15 @@ class SnapshotRunner(Runner):
         """
         if not any(self._unread):
             return self._extended
-        longest, num_extended = max(map(len, self._unread)), self._extended.shape[1]
-        padded = [row + [0] * (longest - len(row)) for row in self._unread]
-        places = [
-            [*range(len(row)), *range(longest, longest + num_extended), *range(len(row), longest)]
-            for row in self._unread
-        ]
+        longest = max(map(len, self._unread))
+        width = longest + self._extended.shape[1]
+        padded = []
+        places = []
+        for unread in self._unread:
+            count = len(unread)
+            padded.append(unread + [0] * (longest - count))
+            # The padding goes behind the extended tokens.
+            places.append([*range(count), *range(longest, width), *range(count, longest)])
         tokens = torch.cat([to_device(padded, self._device), self._extended], dim=1)
         return tokens.gather(1, to_device(places, self._device))
 

@@ -50,8 +50,10 @@ class StaticRunner(CacheRunner):
         as many tokens.
         """
         super().__init__(model, **options)
-        places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-        if places & {"cpu", "disk"} and places != {"cpu"}:
+        device_map = getattr(model, "hf_device_map", {})
+        places = {str(place) for place in device_map.values()}
+        is_offloaded = not places.isdisjoint({"cpu", "disk"})
+        if is_offloaded and places != {"cpu"}:
             raise UnsupportedModelError(f"is on {', '.join(sorted(places))}")
         self._forward = SlotForward(model, options)
         self._reserved = num_slots
@@ -76,8 +78,12 @@ class StaticRunner(CacheRunner):
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        # Each token is drawn after the last one; logits after the others take as long again.
-        return draw(lambda new: self._extend(new, **self._only_last)[0], tokens, uniforms, warp)
+        def extend(new_tokens: Tensor) -> Tensor:
+            # Each token is drawn after the last one; logits after the others take as long again.
+            outputs = self._extend(new_tokens, **self._only_last)
+            return outputs[0]
+
+        return draw(extend, tokens, uniforms, warp)
 
     def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         num_rows, num_tokens = tokens.shape
@@ -87,7 +93,8 @@ class StaticRunner(CacheRunner):
         are_equal = min(self._lengths) == max(self._lengths)
         starts = longest if are_equal else self._starts(num_rows)
         num_seen = longest + num_tokens
-        if num_tokens > 1 or not are_equal:
+        has_mask = num_tokens > 1 or not are_equal
+        if has_mask:
             # The mask hides the rest. A GPU's kernel copies a mask of another width, in every
             # layer.
             num_seen = _to_multiple(num_seen, _MASK_ALIGNMENT)
@@ -108,34 +115,41 @@ class StaticRunner(CacheRunner):
         its masks.
         """
         # A mask may end some slots behind the longest row.
-        most = None if num_slots is None else num_slots + _MASK_ALIGNMENT
-        span = longest_span(self._model.config, most)
-        reserved, self._reserved = self._reserved, 0
-        for num_before in dict.fromkeys([0, span]):
-            compare_with_plain(self, self._model, self._options, num_before=num_before)
-        self._reserved, self._slots = reserved, Slots.like(self._slots.buffers, 0, 0)
+        num_seen = None if num_slots is None else num_slots + _MASK_ALIGNMENT
+        span = longest_span(self._model.config, num_seen)
+        reserved = self._reserved
+        self._reserved = 0
+        compare_with_plain(self, self._model, self._options, num_before=0)
+        if span > 0:
+            compare_with_plain(self, self._model, self._options, num_before=span)
+        self._reserved = reserved
+        self._slots = Slots.like(self._slots.buffers, 0, 0)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         lengths = list(map(len, prompts))
         longest = max(lengths)
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        padded = [[*prompt, *[prompt[-1]] * (longest - len(prompt))] for prompt in prompts]
+        padded = []
+        for prompt in prompts:
+            padding = [prompt[-1]] * (longest - len(prompt))
+            padded.append([*prompt, *padding])
         tokens = to_device(padded, self._device)
+
         last_places = [length - 1 for length in lengths]
         arguments: dict[str, Any] = {}
         if "logits_to_keep" in self._parameters:
-            computed = sorted(set(last_places))
+            computed_places = sorted(set(last_places))
             # On the CPU, as hidden states may be on another GPU.
-            arguments["logits_to_keep"] = torch.tensor(computed)
-            last_places = [computed.index(place) for place in last_places]
+            arguments["logits_to_keep"] = torch.tensor(computed_places)
+            last_places = [computed_places.index(place) for place in last_places]
         with without_plans():
             logits, *hidden = run_model(
                 self._model, self._options, tokens, self._cache, **arguments
             )
         rows = torch.arange(len(prompts), device=self._device)
-        logits = logits[rows, to_device(last_places, self._device)]
-        return logits, *(right_aligned(states, lengths) for states in hidden)
+        last_logits = logits[rows, to_device(last_places, self._device)]
+        return last_logits, *(right_aligned(states, lengths) for states in hidden)
 
     def _begin(self) -> None:
         states = self._take_read()
@@ -149,17 +163,21 @@ class StaticRunner(CacheRunner):
         states = self._take_read()
         old = self._slots
         num_rows = len(self._lengths)
-        if num_rows > old.num_rows or max(self._lengths) >= old.num_slots:
-            num_slots = max(old.num_slots, round_up(max(self._lengths) + 1))
+        longest = max(self._lengths)
+        if num_rows > old.num_rows or longest >= old.num_slots:
+            num_slots = max(old.num_slots, round_up(longest + 1))
             self._slots = Slots.like(states, num_rows, num_slots)
-            self._slots.first_rows(num_before).write(old.first_rows(num_before).buffers)
+            rows_before = old.first_rows(num_before)
+            self._slots.first_rows(num_before).write(rows_before.buffers)
         self._slots.first_rows(num_rows).write(states, num_before)
 
     def _take_read(self) -> list[Tensor]:
         """Take out of the cache, in turn, the keys and the values of each layer, [B, heads, n, D]
         each.
         """
-        states = [state for layer in self._cache.layers for state in (layer.keys, layer.values)]
+        states: list[Tensor] = []
+        for layer in self._cache.layers:
+            states += [layer.keys, layer.values]
         self._cache = DynamicCache()
         return states
 
@@ -168,10 +186,12 @@ class StaticRunner(CacheRunner):
 
     def _reorder(self, kept: Tensor) -> None:
         starts = to_device(self._lengths, kept.device).unsqueeze(1)
-        self._slots.move(starts + kept, starts + torch.arange(kept.shape[1], device=kept.device))
+        places = torch.arange(kept.shape[1], device=kept.device)
+        self._slots.move(starts + kept, starts + places)
 
     def _select(self, rows: Sequence[int]) -> None:
-        if list(rows) != list(range(len(rows))):
+        are_in_place = list(rows) == list(range(len(rows)))
+        if not are_in_place:
             self._slots.select(to_device(rows, self._device), max(self._lengths))
 
     def _has_room(self, slots: Slots, prompts: Sequence[Sequence[int]]) -> bool:
@@ -182,8 +202,8 @@ class StaticRunner(CacheRunner):
 
     def _grow(self, num_tokens: int) -> None:
         old = self._slots.first_rows(len(self._lengths))
-        num_slots = round_up(2 * (max(self._lengths) + self._num_extended + num_tokens))
-        self._slots = Slots.like(old.buffers, old.num_rows, num_slots)
+        num_needed = max(self._lengths) + self._num_extended + num_tokens
+        self._slots = Slots.like(old.buffers, old.num_rows, round_up(2 * num_needed))
         self._slots.write(old.buffers)
 
     def _starts(self, num_rows: int) -> Tensor:

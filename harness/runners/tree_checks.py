@@ -15,12 +15,14 @@ from harness.runners.checks import filler, longest_span, refusing, require_close
 from harness.runners.slots import UnsupportedModelError
 
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
-# The root 20; 21, 23 and 24 are one branch behind it, 22 is the other one, which is kept.
+# A root and its nodes, which are two branches; the second one is kept, and one more token follows.
 _TOKENS = [20, 21, 22, 23, 24]
 _PARENTS = (0, 0, 1, 3)
-_ORDER = [0, 2, 1, 3, 4]
-_LAST = 25
-_LONG, _SHORT = [20, 21, 23, 24], [20, 22, _LAST]
+_FIRST_BRANCH = [20, 21, 23, 24]
+_SECOND_BRANCH = [20, 22]
+_FOLLOWING = 25
+# Where the tokens of the tree go when the second branch comes first.
+_REORDERED = [0, 2, 1, 3, 4]
 
 
 def check_trees(
@@ -42,20 +44,32 @@ def check_trees(
             own masks or positions.
     """
     before = filler(longest_span(model.config, num_slots))
-    prompts = [[*before, *_PROMPTS[0]], _PROMPTS[1]][: min(num_rows, 2)]
+    long_prompt, short_prompt = _PROMPTS
+    prompts = [[*before, *long_prompt], short_prompt][:num_rows]
+    count = len(prompts)
     device = options.get("device") or model.device
-    tokens = torch.tensor([_TOKENS] * len(prompts), device=device)
+    tokens = torch.tensor([_TOKENS] * count, device=device)
+    order = torch.tensor([_REORDERED] * count, device=device)
+    following = torch.full((count, 1), _FOLLOWING, device=device)
     with refusing(UnsupportedModelError, "fails with masks of trees"):
         runner.start(prompts)
-        tree = runner.extend_tree(tokens, TreeShape([_PARENTS] * len(prompts))).logits
-        runner.keep_path(torch.tensor([_ORDER] * len(prompts), device=device), [2] * len(prompts))
-        behind = runner.extend(torch.full((len(prompts), 1), _LAST, device=device)).logits
+        in_tree = runner.extend_tree(tokens, TreeShape([_PARENTS] * count)).logits
+        runner.keep_path(order, [len(_SECOND_BRANCH)] * count)
+        behind = runner.extend(following).logits
     for row, prompt in enumerate(prompts):
-        long = _after_last(model, options, [*prompt, *_LONG], len(_LONG))
-        short = _after_last(model, options, [*prompt, *_SHORT], len(_SHORT))
-        expected = torch.stack([long[0], long[1], short[1], long[2], long[3], short[2]])
-        actual = torch.cat([tree[row], behind[row]])
+        actual = torch.cat([in_tree[row], behind[row]])
+        expected = _expected(model, options, prompt)
         require_close([actual], [expected], model, "differ from the model's own over trees")
+
+
+def _expected(model: PreTrainedModel, options: Options, prompt: list[int]) -> Tensor:
+    """Return logits [6, V] after the root, each node, and the token behind the second branch."""
+    first = _after_last(model, options, [*prompt, *_FIRST_BRANCH], len(_FIRST_BRANCH))
+    kept = [*_SECOND_BRANCH, _FOLLOWING]
+    second = _after_last(model, options, [*prompt, *kept], len(kept))
+    after_root, after_21, after_23, after_24 = first
+    _, after_22, after_following = second
+    return torch.stack([after_root, after_21, after_22, after_23, after_24, after_following])
 
 
 @torch.inference_mode()
@@ -65,8 +79,8 @@ def _after_last(
     """Return logits [count, V] after the last tokens of a sequence, from a plain pass."""
     device = options.get("device") or model.device
     arguments: dict[str, Any] = capturing(options)
+    tokens = torch.tensor([sequence], device=device)
     with without_plans():
-        output = model(
-            input_ids=torch.tensor([sequence], device=device), use_cache=False, **arguments
-        )
-    return captured(options, output)[0][0, -count:]
+        output = model(input_ids=tokens, use_cache=False, **arguments)
+    logits, *_ = captured(options, output)
+    return logits[0, -count:]

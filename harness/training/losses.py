@@ -36,9 +36,11 @@ def lesson(
         counts: [B, n], see `Lesson`.
         layers: the target's layers whose hidden states a head reads.
     """
-    logits, *hidden = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
-    probabilities = logits[..., :size].float().softmax(-1)
-    return Lesson(tokens, counts, probabilities, hidden[0] if hidden else None)
+    outputs = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
+    logits = outputs[0]
+    wanted = logits[..., :size].float().softmax(-1)
+    hidden = outputs[1] if layers else None
+    return Lesson(tokens, counts, wanted, hidden)
 
 
 def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
@@ -48,65 +50,92 @@ def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
         num_steps: tokens ahead that a chain is trained to draft.
     """
     if isinstance(module, Head):
-        embedding: Any = module.embed_tokens or target.get_input_embeddings()
-        output: Any = module.lm_head or target.get_output_embeddings()
-        head = module
-        return lambda lesson: head.loss(lesson, embedding, output, num_steps)
+        return _head_loss(module, target, num_steps)
     draft: Any = module
     mask = mask_token(draft.config)
     if mask is not None and num_steps > 1:
         return lambda lesson: parallel_loss(module, lesson, mask, num_steps - 1)
-    return lambda lesson: lesson.loss(module(input_ids=lesson.tokens, use_cache=False).logits, 0)
+    return lambda lesson: next_token_loss(module, lesson)
+
+
+def _head_loss(head: Head, target: PreTrainedModel, num_steps: int) -> Loss:
+    """The loss of a head, which borrows from the target the embeddings that it has not."""
+    embedding: Any = head.embed_tokens or target.get_input_embeddings()
+    output: Any = head.lm_head or target.get_output_embeddings()
+    return lambda lesson: head.loss(lesson, embedding, output, num_steps)
+
+
+def next_token_loss(module: nn.Module, lesson: Lesson) -> Tensor:
+    """The loss of a draft model that drafts token by token."""
+    logits = module(input_ids=lesson.tokens, use_cache=False).logits
+    return lesson.loss(logits, ahead=0)
 
 
 def parallel_loss(module: nn.Module, lesson: Lesson, mask: int, num_masks: int) -> Tensor:
     """The loss of a parallel draft model, in one pass over texts and masks.
 
-    Masks follow some tokens of each row, chosen again for each lesson. They see the text up to that
-    token and the masks between, as when they draft.
+    Masks follow some tokens of each row, its anchors, chosen again for each lesson. They see the
+    text up to their anchor and the masks between, as when they draft.
     """
     num_rows, length = lesson.tokens.shape
     device = lesson.tokens.device
     num_masks = min(num_masks, length - 1)
-    possible = lesson.counts[:, : length - num_masks].float() + 1e-9
-    anchors = torch.multinomial(possible, ANCHORS, replacement=True)
+    anchors = _draw_anchors(lesson, num_masks)
+
     ahead = torch.arange(1, num_masks + 1, device=device)
-    places = (anchors.unsqueeze(2) + ahead).flatten(1)
-    last_seen = anchors.repeat_interleave(num_masks, dim=1)
-    masks = torch.full_like(places, mask)
+    mask_places = (anchors.unsqueeze(2) + ahead).flatten(1)
+    masks = torch.full_like(mask_places, mask)
     text_places = torch.arange(length, device=device).expand(num_rows, -1)
+    seen = _seen(text_places, anchors, num_masks)
+    dtype = next(module.parameters()).dtype
     logits = module(
         input_ids=torch.cat([lesson.tokens, masks], dim=1),
-        position_ids=torch.cat([text_places, places], dim=1),
-        attention_mask=_seen_by(text_places, last_seen, num_masks, next(module.parameters()).dtype),
+        position_ids=torch.cat([text_places, mask_places], dim=1),
+        attention_mask=_additive(seen, dtype),
         use_cache=False,
     ).logits
-    of_text = lesson.loss(logits[:, :length], 0)
+
+    text_loss = lesson.loss(logits[:, :length], ahead=0)
     rows = torch.arange(num_rows, device=device).unsqueeze(1)
-    counts = lesson.counts[rows, places] * DECAY ** ahead.repeat(ANCHORS)
-    of_masks = soft_loss(logits[:, length:], lesson.wanted[rows, places], counts)
-    return of_text + of_masks
+    wanted = lesson.wanted[rows, mask_places]
+    weights = DECAY ** ahead.repeat(ANCHORS)
+    counts = lesson.counts[rows, mask_places] * weights
+    mask_loss = soft_loss(logits[:, length:], wanted, counts)
+    return text_loss + mask_loss
 
 
-def _seen_by(text_places: Tensor, last_seen: Tensor, num_masks: int, dtype: torch.dtype) -> Tensor:
-    """The attention mask [B, 1, n + m, n + m] of texts and masks, as numbers that are added.
+def _draw_anchors(lesson: Lesson, num_masks: int) -> Tensor:
+    """Draw the tokens [B, ANCHORS] that masks follow, from those with enough tokens behind them."""
+    num_possible = lesson.tokens.shape[1] - num_masks
+    # A row without a token that counts draws from all, as a distribution needs some mass.
+    weights = lesson.counts[:, :num_possible].float() + 1e-9
+    return torch.multinomial(weights, ANCHORS, replacement=True)
+
+
+def _seen(text_places: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
+    """Which of n tokens and m masks each of them sees [B, n + m, n + m].
 
     Args:
         text_places: [B, n].
-        last_seen: [B, m], the last token of the text that each mask sees.
-        num_masks: after one token.
+        anchors: [B, ANCHORS], each followed by `num_masks` masks.
     """
-    length = text_places.shape[1]
+    num_rows, length = text_places.shape
+    last_seen = anchors.repeat_interleave(num_masks, dim=1)
     last_text = torch.cat([text_places, last_seen], dim=1)
     sees_text = text_places.unsqueeze(1) <= last_text.unsqueeze(2)
-    of_masks = torch.arange(last_seen.shape[1], device=text_places.device)
-    same_group = of_masks.unsqueeze(1) // num_masks == of_masks // num_masks
-    sees_masks = same_group & (of_masks <= of_masks.unsqueeze(1))
-    sees_masks = nn.functional.pad(sees_masks, (0, 0, length, 0))
-    seen = torch.cat([sees_text, sees_masks.expand(len(text_places), -1, -1)], dim=2)
+
+    numbers = torch.arange(last_seen.shape[1], device=text_places.device)
+    groups = numbers // num_masks
+    same_group = groups.unsqueeze(1) == groups
+    not_ahead = numbers <= numbers.unsqueeze(1)
+    # No token of the text sees a mask.
+    sees_masks = nn.functional.pad(same_group & not_ahead, (0, 0, length, 0))
+    sees_masks = sees_masks.expand(num_rows, -1, -1)
+    return torch.cat([sees_text, sees_masks], dim=2)
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """An attention mask [B, 1, n, n] that is added to scores."""
     unseen = torch.finfo(dtype).min
-    return (
-        torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        .masked_fill(~seen, unseen)
-        .unsqueeze(1)
-    )
+    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return zeros.masked_fill(~seen, unseen).unsqueeze(1)

@@ -62,8 +62,8 @@ class BlockConfig(HeadConfig):
 
     @property
     def most_tokens(self) -> int:
-        """That one pass can propose."""
-        return self.block_size - (not self.from_anchor)
+        """How many one pass can propose."""
+        return self.block_size if self.from_anchor else self.block_size - 1
 
 
 class Blocks(NamedTuple):
@@ -86,10 +86,11 @@ class BlockHead(LayeredHead):
     """The weights of a DFlash or DSpark head."""
 
     def __init__(self, config: BlockConfig) -> None:
-        own, rank = config.transformer, config.markov_rank
-        super().__init__(config, own, "qwen3")
+        transformer = config.transformer
+        rank = config.markov_rank
+        super().__init__(config, transformer, "qwen3")
         self.config = config
-        self.hidden_norm = LlamaRMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(transformer.hidden_size, transformer.rms_norm_eps)
         self.markov_head: nn.ModuleDict | None = None
         self.confidence_head: nn.ModuleDict | None = None
         if rank:
@@ -97,7 +98,9 @@ class BlockHead(LayeredHead):
             following = nn.Linear(rank, config.draft_vocabulary_size, bias=False)
             self.markov_head = nn.ModuleDict({"markov_w1": previous, "markov_w2": following})
         if config.confidence:
-            width = own.hidden_size + rank * config.confidence_markov
+            width = transformer.hidden_size
+            if config.confidence_markov:
+                width += rank
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(width, 1)})
 
     def read(self, features: Tensor, cache: SlotCache) -> None:
@@ -106,20 +109,25 @@ class BlockHead(LayeredHead):
         cosine, sine = self.rotary_emb(states, cache.positions)
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
-            shape = (*states.shape[:2], -1, attention.head_dim)
-            keys = attention.k_norm(attention.k_proj(states).view(shape)).transpose(1, 2)
+            by_head = (*states.shape[:2], -1, attention.head_dim)
+            plain_keys = attention.k_proj(states).view(by_head)
+            values = attention.v_proj(states).view(by_head).transpose(1, 2)
+            keys = attention.k_norm(plain_keys).transpose(1, 2)
             keys, _ = apply_rotary_pos_emb(keys, keys, cosine, sine)
-            cache.update(keys, attention.v_proj(states).view(shape).transpose(1, 2), index)
+            cache.update(keys, values, index)
 
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
         """Embedded queries of one block per row at `cache.positions` -> states [B, block, width], after the norm."""
         positions = cache.positions
-        rotary, end = self.rotary_emb(states, positions), positions[:, -1:]
+        rotary = self.rotary_emb(states, positions)
+        end = positions[:, -1:]
         for layer, window in zip(self.layers, self.windows, strict=True):
-            causal = self.config.causal or (window is not None and self.config.causal_windows)
-            last = positions if causal else end.expand_as(positions)
+            has_causal_window = window is not None and self.config.causal_windows
+            is_causal = self.config.causal or has_causal_window
+            first = self._first_seen(positions, window)
+            last = positions if is_causal else end.expand_as(positions)
             how = {
-                "attention_mask": cache.seen(self._first_seen(positions, window), last),
+                "attention_mask": cache.seen(first, last),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }
@@ -156,14 +164,18 @@ class BlockHead(LayeredHead):
 
     def practise(self, lesson: Lesson, embedding: Any) -> Blocks:
         """Blocks after some tokens of each row, as `BlockDrafter` drafts them."""
-        config, device = self.config, lesson.tokens.device
+        config = self.config
+        device = lesson.tokens.device
         num_rows, length = lesson.tokens.shape
         most = config.most_tokens
-        # A block after token a - 1 of features begins with token a; its first prediction is of token a + 1.
+        # A block after token a - 1 of features begins with token a, its anchor; its first
+        # prediction is of token a + 1.
         possible = lesson.counts[:, 1 : length - most + 1].float() + 1e-9
         chosen = torch.multinomial(possible, BLOCKS, replacement=True)
         anchors = 1 + chosen.flatten().unsqueeze(1)
         rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
+        tokens = lesson.tokens[rows]
+
         cache = SlotCache()
         cache.positions = torch.arange(length, device=device).expand(num_rows, -1)
         cache.num_slots = length + config.block_size
@@ -171,15 +183,16 @@ class BlockHead(LayeredHead):
         cache.repeat(rows)
         cache.positions = anchors + torch.arange(config.block_size, device=device)
         queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
-        queries[:, :1] = lesson.tokens[rows].gather(1, anchors)
-        states = self(embedding(queries), cache)[:, config.block_size - most :]
-        places = anchors + torch.arange(most, device=device)
-        weights = DECAY ** torch.arange(most, device=device)
+        queries[:, :1] = tokens.gather(1, anchors)
+        states = self(embedding(queries), cache)
+
+        ahead = torch.arange(most, device=device)
+        places = anchors + ahead
         return Blocks(
-            states,
-            tokens=lesson.tokens[rows].gather(1, places),
+            states[:, config.block_size - most :],
+            tokens=tokens.gather(1, places),
             wanted=lesson.wanted[rows.unsqueeze(1), places],
-            counts=lesson.counts[rows].gather(1, places) * weights,
+            counts=lesson.counts[rows].gather(1, places) * DECAY**ahead,
         )
 
 
@@ -216,7 +229,8 @@ class BlockDrafter(HeadDrafter):
         masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
         queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
         self.cache.place(unread.starts + unread.counts, config.block_size)
-        predicting = self.head(queries, self.cache)[:, config.block_size - config.most_tokens :]
+        states = self.head(queries, self.cache)
+        predicting = states[:, config.block_size - config.most_tokens :]
         return last, predicting[:, :count]
 
     def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:

@@ -55,19 +55,27 @@ class EagleHead(LayeredHead):
     """The weights of an EAGLE-3 head."""
 
     def __init__(self, config: EagleConfig) -> None:
-        own, num_features = config.transformer, len(config.layers) * config.target_size
-        super().__init__(config, own, own.model_type)
+        transformer = config.transformer
+        super().__init__(config, transformer, transformer.model_type)
         self.config = config
+        width = transformer.hidden_size
+        epsilon = transformer.rms_norm_eps
+        # The first layer reads an embedding and a state side by side.
         first: Any = self.layers[0]
-        width, epsilon = own.hidden_size, own.rms_norm_eps
         for name in ("q_proj", "k_proj", "v_proj"):
             plain = getattr(first.self_attn, name)
             wide = nn.Linear(2 * width, plain.out_features, bias=plain.bias is not None)
             setattr(first.self_attn, name, wide)
         first.hidden_norm = LlamaRMSNorm(width, epsilon)
-        self.input_norm = LlamaRMSNorm(num_features, epsilon) if config.norm_before_fc else None
-        norms = (LlamaRMSNorm(config.target_size, epsilon) for _ in config.layers)
-        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
+
+        num_features = len(config.layers) * config.target_size
+        self.input_norm: nn.Module | None = None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(num_features, epsilon)
+        if config.fc_norm:
+            norms = [LlamaRMSNorm(config.target_size, epsilon) for _ in config.layers]
+            self.fc_norm = nn.ModuleList(norms)
         if config.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_features))
 
@@ -77,30 +85,35 @@ class EagleHead(LayeredHead):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             parts = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat(
-                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
-            )
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, dim=-1)
         return self.fc(features)
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
         """Entries at `cache.positions` [B, n] -> their states [B, n, width], before the final norm."""
         rotary = self.rotary_emb(states, cache.positions)
-        layer: Any
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             how = {
                 "attention_mask": cache.causal(window),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }
-            if index:
+            if index > 0:
                 states = layer(states, **how)
                 continue
-            normed = layer.hidden_norm(states)
-            residual = normed if self.config.norm_before_residual else states
-            joined = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)
-            residual = residual + layer.self_attn(hidden_states=joined, **how)[0]
-            states = residual + layer.mlp(layer.post_attention_layernorm(residual))
+            states = self._pass_first(layer, embedded, states, how)
         return states
+
+    def _pass_first(
+        self, layer: Any, embedded: Tensor, states: Tensor, how: Mapping[str, Any]
+    ) -> Tensor:
+        """Pass embeddings and states [B, n, width] through the first layer; `how` is for its attention."""
+        normed = layer.hidden_norm(states)
+        residual = normed if self.config.norm_before_residual else states
+        joined = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)
+        attended, *_ = layer.self_attn(hidden_states=joined, **how)
+        residual = residual + attended
+        return residual + layer.mlp(layer.post_attention_layernorm(residual))
 
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
@@ -150,11 +163,13 @@ class EagleDrafter(HeadDrafter):
         for slot, numbers in zip(slots.unbind(1), uniforms.unbind(1), strict=True):
             end_part()
             normed = head.norm(states)
-            drawn.append(self.draw(self._logits(normed[:, 0]), numbers))
+            draft = self.draw(self._logits(normed[:, 0]), numbers)
+            drawn.append(draft)
             if len(drawn) < most:
                 self.cache.place(slot, 1)
-                embedded = self._embed(drawn[-1].tokens.unsqueeze(1))
-                states = head(embedded, normed if head.config.norm_output else states, self.cache)
+                embedded = self._embed(draft.tokens.unsqueeze(1))
+                following = normed if head.config.norm_output else states
+                states = head(embedded, following, self.cache)
         return stacked(drawn)
 
     def logits(self, unread: Unread, count: int) -> Tensor:
@@ -169,7 +184,8 @@ class EagleDrafter(HeadDrafter):
         """
         head = self.head
         _, last = unread.last()
-        states, tokens = head.join(unread.features), unread.following
+        states = head.join(unread.features)
+        tokens = unread.following
         if num_masks:
             index = torch.arange(states.shape[1] + num_masks, device=states.device)
             is_mask = index >= unread.counts.unsqueeze(1)
@@ -211,17 +227,20 @@ class _Unrolled(SlotCache):
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if (held := self._layers.get(layer)) is not None:
-            keys, values = torch.cat([held[0], keys], 2), torch.cat([held[1], values], 2)
+        if layer in self._layers:
+            earlier_keys, earlier_values = self._layers[layer]
+            keys = torch.cat([earlier_keys, keys], 2)
+            values = torch.cat([earlier_values, values], 2)
         self._layers[layer] = keys, values
         return keys, values
 
     def seen(self, first: Tensor, last: Tensor) -> Tensor:
         ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
         window = last.unsqueeze(-1) - first.unsqueeze(-1)
-        steps = [(ahead >= self.step) & (ahead <= window)]
-        steps += [ahead == self.step - step for step in range(1, self.step + 1)]
-        return torch.cat(steps, dim=-1).unsqueeze(1)
+        seen_of_steps = [(ahead >= self.step) & (ahead <= window)]
+        for step in range(1, self.step + 1):
+            seen_of_steps.append(ahead == self.step - step)
+        return torch.cat(seen_of_steps, dim=-1).unsqueeze(1)
 
 
 class Eagle3(HeadKind):
@@ -250,12 +269,14 @@ class Eagle3(HeadKind):
     def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
         """Fields of the configuration."""
         raw = stored.raw
-        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        usually_stored = ["lm_head"]
         # DeepSpec's is the only one of flat formats to store an embedding.
-        complete = "target_layer_ids" in raw or "transformer_layer_config" in raw
-        usually_stored = ["lm_head", *(["embed_tokens"] if complete else [])]
-        layered = stored.layered(shapes, usually_stored)
-        return layered | {flag: bool(raw.get(flag)) for flag in flags}
+        if "target_layer_ids" in raw or "transformer_layer_config" in raw:
+            usually_stored.append("embed_tokens")
+        fields = stored.layered(shapes, usually_stored)
+        for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+            fields[flag] = bool(raw.get(flag))
+        return fields
 
     def build(self, config: EagleConfig) -> EagleHead:
         """See `HeadKind.build`."""

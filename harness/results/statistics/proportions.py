@@ -20,7 +20,11 @@ def wald_interval(successes: int, total: int, confidence: float = 0.95) -> Inter
     if total == 0:
         return Interval()
     proportion = successes / total
-    return _around(proportion, math.sqrt(proportion * (1 - proportion) / total), confidence)
+    standard_error = math.sqrt(proportion * (1 - proportion) / total)
+    if standard_error == 0:
+        return Interval(proportion, proportion, proportion)
+    low, high = stats.norm.interval(confidence, proportion, standard_error)
+    return Interval(proportion, float(low), float(high))
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
@@ -55,24 +59,31 @@ def difference_of_paired_proportions(
     Raises:
         ValueError: when the two differ in length.
     """
-    first, second = np.asarray(first_correct, dtype=bool), np.asarray(second_correct, dtype=bool)
+    first = np.asarray(first_correct, dtype=bool)
+    second = np.asarray(second_correct, dtype=bool)
     if first.ndim != 1 or first.shape != second.shape:
         raise ValueError(f"{first.shape} answers against {second.shape}")
     if first.size == 0:
         return Interval()
     correlation = _corrected_correlation(first, second)
-    one = wilson_interval(int(first.sum()), first.size, confidence)
-    two = wilson_interval(int(second.sum()), second.size, confidence)
-    difference = two.estimate - one.estimate
-    below = _distance(two.estimate - two.low, one.high - one.estimate, correlation)
-    above = _distance(two.high - two.estimate, one.estimate - one.low, correlation)
+    of_first = wilson_interval(int(first.sum()), first.size, confidence)
+    of_second = wilson_interval(int(second.sum()), second.size, confidence)
+    difference = of_second.estimate - of_first.estimate
+    below = _distance(
+        of_second.estimate - of_second.low, of_first.high - of_first.estimate, correlation
+    )
+    above = _distance(
+        of_second.high - of_second.estimate, of_first.estimate - of_first.low, correlation
+    )
     return Interval(difference, difference - below, difference + above)
 
 
 def _corrected_correlation(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
     """φ of two arms, its numerator nearer to 0 by n / 2 where positive; 0 if an arm never varies."""
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    both = int((first & second).sum())
+    neither = int((~first & ~second).sum())
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
     margins = first.sum() * (~first).sum() * second.sum() * (~second).sum()
     if not margins:
         return 0.0
@@ -93,11 +104,6 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
     Under the null each such question falls to either arm like a fair coin. 1 when there are none.
     """
     discordant = only_first + only_second
-    return float(stats.binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
-
-
-def _around(estimate: float, standard_error: float, confidence: float) -> Interval:
-    if not standard_error:
-        return Interval(estimate, estimate, estimate)
-    low, high = stats.norm.interval(confidence, estimate, standard_error)
-    return Interval(estimate, float(low), float(high))
+    if discordant == 0:
+        return 1.0
+    return float(stats.binomtest(only_first, discordant, 0.5).pvalue)
