@@ -174,6 +174,11 @@ def _text(value: Any) -> str:
     return value
 
 
+def joined_surrogates(text: str) -> str:
+    """Text that can be encoded: JSON may tell an emoji in two halves, even in two events, or one half alone."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _text_of_chat(choice: Mapping[str, Any]) -> str:
     """The text that a chat's event adds to the answer, or to the thoughts before it."""
     delta = _mapping(choice.get("delta"), "delta")

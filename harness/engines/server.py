@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.chunks import check_length, check_usage, read_chunk
+from harness.engines.chunks import check_length, check_usage, joined_surrogates, read_chunk
 from harness.engines.counters import Counted, CounterPage
 from harness.engines.identity import past_the_cache, told_name
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
@@ -358,6 +358,7 @@ class ServerArm(Arm):
             raise
         except Exception as error:
             request.error = self._explained(error)
+        request.text = joined_surrogates(request.text)
         if not request.token_ids:
             request.from_text = True
             request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)

@@ -155,10 +155,12 @@ def without_empty(document: Document) -> Document:
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
 _PICTURES |= dict.fromkeys(range(127, 160), "␡")
 _PICTURES |= {ord(space): space for space in "\n\t"}
+# They change the direction of writing, also of what follows.
+_PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�")
 
 
 def visible(text: str) -> str:
-    """Text in which control characters, which would steer a terminal, are pictures."""
+    """Text in which characters that would steer a terminal are pictures."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 

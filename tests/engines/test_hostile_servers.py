@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_an_answer_of_special_tokens_alone_is_an_answer(open_engine: Open) -> No
     assert (request.answered, request.num_tokens, request.token_ids) == (True, 7, [])
     assert request.time_to_first_token_ms is None
     assert "inter_token_latency" not in request.aiperf()["metrics"]
+
+
+def test_halves_of_a_surrogate_pair_are_joined(open_engine: Open) -> None:
+    server = EchoServer(dialect="sglang")
+    engine = open_engine(server)
+    halves = itertools.cycle(["\ud83e", "\udd8a", "\udd8a"])
+
+    def halved(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["text"] = next(halves)
+        return event
+
+    server.twist = halved
+    (request,) = answered(engine, 1).requests
+    assert request.answered
+    assert request.text.startswith("\N{FOX FACE}\N{REPLACEMENT CHARACTER}\N{FOX FACE}")
 
 
 def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:

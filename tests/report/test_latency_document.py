@@ -216,8 +216,8 @@ def test_nothing_measured_prints_nothing() -> None:
 
 
 def test_names_are_text_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, model="[bold]30B[/bold]\x1b[31m :smile:")
-    assert "[bold]30B[/bold]␛[31m :smile:" in text
+    text = printed(capsys, model="[bold]30B[/bold]\x1b[31m :smile:\u202e\u2066")
+    assert "[bold]30B[/bold]␛[31m :smile:��" in text
 
 
 def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
