@@ -201,7 +201,7 @@ MISTAKES = {
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     # distill
-    "distill draft=none": "draft=none: must be a model, a head, or eagle3, dflash, dflash2 or medusa",
+    "distill draft=none": "draft=none: must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa",
     "distill draft=lookup": "draft=lookup: has no weights to train",
     "distill draft=tiny_draft_8bit": "draft=tiny_draft_8bit: must not be quantized to be trained",
     "distill draft=tiny": "draft=tiny: must not be the target itself",

@@ -83,7 +83,11 @@ class TreeRunner(Runner, Protocol):
     """A runner that can also be extended by trees, and keep a path of each."""
 
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        """Append the root and the nodes of a tree to every row, tokens [B, N + 1]."""
+        """Append tokens [B, n] to every row: the last ones of a tree's root and N nodes.
+
+        n is N + 1 for a whole tree. A tree that grows is appended in parts, each with the shape of all
+        that is appended by then.
+        """
         ...
 
     def decide_tree(
@@ -98,9 +102,8 @@ class TreeRunner(Runner, Protocol):
         return step, decision(step.logits, *inputs)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        """Keep of row b the first counts[b] of paths[b], numbers of tokens of the last `extend_tree`.
-
-        `paths` [B, N + 1] has every number of a row once; 0 is the root.
+        """Keep of row b the first counts[b] of paths [B, n], numbers of its tree's tokens from 0, the
+        root.
         """
         ...
 

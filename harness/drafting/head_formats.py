@@ -53,6 +53,8 @@ _FLAGS = (
     "sample_from_anchor",
     "sliding_window_non_causal",
     "causal_head",
+    "causal",
+    "is_causal",
 )
 _LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 _NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")

@@ -63,7 +63,8 @@ class Distill(Experiment):
         assert settings.draft is not None
         if placed.head is not None and not placed.head.kind.trains:
             kind = placed.head.kind.name
-            rule = f"must be an EAGLE-3, DFlash, DFlash 2 or Medusa head to be trained, not {kind}"
+            trained = "EAGLE-3, DFlash, DFlash 2, JetSpec or Medusa"
+            rule = f"must be an {trained} head to be trained, not {kind}"
             raise SettingError("draft", rule, settings.draft.name)
         module = _trained_module(session.pair)
         dtype = next(module.parameters()).dtype

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.decoding.protocols import Step, TreeRunner
 from harness.decoding.transfer import to_device
+from harness.decoding.trees import TreeShape
 
 
 class RollbackError(RuntimeError):
@@ -103,6 +104,11 @@ class CacheRunner(TreeRunner):
         if not torch.equal(kept, places.expand_as(kept)):
             self._reorder(kept)
         self.keep(counts)
+
+    def _require_whole_trees(self, tokens: Tensor, shape: TreeShape) -> None:
+        """Raise a ValueError unless all that was extended since the last `keep` is of this tree."""
+        if self._num_extended + tokens.shape[1] != shape.num_nodes + 1:
+            raise ValueError("keep what was extended before a tree")
 
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):

@@ -54,11 +54,12 @@ class EagerRunner(CacheRunner):
     @torch.inference_mode()
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
         """Raise UnsupportedModelError for a model that makes its own masks or positions."""
-        if self._num_extended:
-            raise ValueError("keep what was extended before a tree")
+        self._require_whole_trees(tokens, shape)
+        num_tokens = tokens.shape[1]
         num_before = self._cache.get_seq_length()
-        num_slots = num_before + tokens.shape[1]
+        num_slots = num_before + num_tokens
         lengths = to_device(self._lengths, self._device).unsqueeze(1)
+        num_padding = num_before - self._num_extended - lengths
         written = torch.arange(num_before, num_slots, device=self._device).unsqueeze(0)
         masks = tree_masks(
             shape,
@@ -66,9 +67,9 @@ class EagerRunner(CacheRunner):
             num_slots,
             attention_windows(self._model),
             self._cache.layers[0].keys.dtype,
-            first_slots=num_before - lengths,
+            first_slots=num_padding,
         )
-        positions = lengths + shape.depths_on(self._device)
+        positions = lengths + shape.depths_on(self._device)[:, -num_tokens:]
         with without_plans():
             outputs = run_model(
                 self._model,

@@ -185,7 +185,7 @@ class SlotForward:
             num_real: [], only so many of the n tokens count. The others fill the shape up and take
                 the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
-            tree: the tokens are the root and the nodes of a tree for each row. None: a text.
+            tree: the tokens are the last ones of a tree's root and nodes for each row. None: a text.
             arguments: more of them for the model.
         """
         num_tokens, device = tokens.shape[1], tokens.device
@@ -205,7 +205,8 @@ class SlotForward:
             last_real = written[:, :1] + num_real - 1
             positions = torch.minimum(written, last_real)
         if tree is not None:
-            positions = written[:, :1] + tree.depths_on(device)
+            roots = written[:, :1] - (tree.num_nodes + 1 - num_tokens)
+            positions = roots + tree.depths_on(device)[:, -num_tokens:]
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         layers: list[Any] = [
             _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
@@ -251,31 +252,35 @@ def tree_masks(
     heads_per_key: int = 1,
     first_slots: Tensor | int = 0,
 ) -> Tensor | dict[str, Tensor]:
-    """Make additive masks [B, 1, heads_per_key * (N + 1), S] for trees in slots written [1 or B,
-    N + 1], one for each type of layer.
+    """Make additive masks [B, 1, heads_per_key * n, S] for the last n of each tree's root and nodes,
+    one for each type of layer.
 
     Args:
+        written: [1 or B, n], their slots; those of the others are before them.
         width: S.
         windows: of each type of layer, see `attention_windows`. They count positions.
         heads_per_key: how many heads with the same keys count as more queries.
         first_slots: [B, 1] of each row's text; those before it are padding.
     """
     device = written.device
-    ancestors = tree.ancestors_on(device)
-    num_rows, num_tokens, _ = ancestors.shape
-    written = written.expand(num_rows, num_tokens)
-    roots = written[:, :1]
+    num_new = written.shape[1]
+    num_tokens = tree.num_nodes + 1
+    ancestors = tree.ancestors_on(device)[:, -num_new:]
+    num_rows = len(ancestors)
+    roots = written[:, :1].expand(num_rows, 1) - (num_tokens - num_new)
     slots = torch.arange(width, device=device)
     is_text = (slots >= first_slots) & (slots < roots)
-    places = written.unsqueeze(1).expand(-1, num_tokens, -1)
-    seen = is_text.unsqueeze(1).repeat(1, num_tokens, 1).scatter(2, places, ancestors)
+    of_tree = roots + torch.arange(num_tokens, device=device)
+    places = of_tree.unsqueeze(1).expand(-1, num_new, -1)
+    seen = is_text.unsqueeze(1).repeat(1, num_new, 1).scatter(2, places, ancestors)
     positions = roots + tree.depths_on(device)
-    keys = slots.expand(num_rows, width).scatter(1, written, positions)
+    keys = slots.expand(num_rows, width).scatter(1, of_tree, positions)
+    queries = positions[:, -num_new:].unsqueeze(2)
     masks = {}
     for name, window in windows.items():
         visible = seen
         if window is not None:
-            visible = seen & (keys.unsqueeze(1) > positions.unsqueeze(2) - window)
+            visible = seen & (keys.unsqueeze(1) > queries - window)
         visible = visible.repeat(1, heads_per_key, 1).unsqueeze(1)
         masks[name] = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)
     return masks.pop("") if "" in masks else masks

@@ -74,6 +74,7 @@ class StaticRunner(CacheRunner):
 
     @torch.inference_mode()
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        self._require_whole_trees(tokens, shape)
         return Step(*self._extend(tokens, tree=shape))
 
     @torch.inference_mode()

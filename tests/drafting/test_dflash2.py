@@ -15,8 +15,14 @@ from small_heads import selector_head, target_model
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": True}, {"window": True, "windows_follow": True}],
-    ids=["plain", "window of speculators", "window of z-lab"],
+    [
+        {},
+        {"window": True},
+        {"window": True, "windows_follow": True},
+        {"window": True, "windows_follow": True, "causal_windows": True},
+        {"causal": True},
+    ],
+    ids=["plain", "window of speculators", "window of z-lab", "causal window", "causal"],
 )
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), selector_head(**changes)

@@ -88,16 +88,18 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "speculators dflash": (
         DFLASH, "dflash",
-        {"layers": (1, 4, 6), "from_anchor": False, "causal_windows": True, "markov_rank": 0, "block_size": 5},
+        {"layers": (1, 4, 6), "from_anchor": False, "markov_rank": 0, "block_size": 5}
+        | {"causal_windows": True, "windows_follow": False},
     ),
     "z-lab dflash": (
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
-        {"layers": (2, 5), "from_anchor": False, "causal_windows": False, "own_output": False, "block_size": 16},
+        {"layers": (2, 5), "from_anchor": False, "own_output": False, "block_size": 16}
+        | {"causal": False, "causal_windows": True, "windows_follow": True},
     ),
     "JetSpec": (
         QWEN3 | {"block_size": 16}
         | {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319, "causal_head": True}}, "jetspec",
-        {"layers": (2, 5), "causal": True, "from_anchor": False, "block_size": 16},
+        {"layers": (2, 5), "causal": True, "windows_follow": True, "from_anchor": False, "block_size": 16},
     ),
     "speculators dflash2": (
         DFLASH | {"speculators_model_type": "dflash2", "draft_vocab_size": VOCABULARY, "selector_rank": 8}, "dflash2",
@@ -106,7 +108,8 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "z-lab dflash2": (
         QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}, "dflash2",
-        {"layers": (2, 5), "windows_follow": True, "num_taps": 3, "group_size": 8, "selector_rank": 4}
+        {"layers": (2, 5), "windows_follow": True, "causal_windows": False, "num_taps": 3, "group_size": 8}
+        | {"selector_rank": 4, "causal": False}
         | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
     ),
     "DeepSpec dflash": (
@@ -213,6 +216,33 @@ def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
         or name in ("Medusa", "z-lab dflash", "JetSpec")
         or "full" in name
     )
+
+
+@pytest.mark.parametrize("name", ["z-lab dflash", "z-lab dflash2"])
+@pytest.mark.parametrize(
+    ("outside", "inside", "causal", "causal_windows"),
+    [
+        ({"is_causal": None}, {}, False, True),
+        ({"is_causal": False}, {}, False, False),
+        ({"is_causal": True}, {"causal": False}, True, False),
+        ({"is_causal": None}, {"causal": True}, True, False),
+        ({"is_causal": None}, {"causal": False}, False, False),
+    ],
+)
+def test_a_head_of_z_lab_is_causal_in_windows_unless_it_says_otherwise(
+    name: str,
+    outside: dict[str, Any],
+    inside: dict[str, Any],
+    causal: bool,
+    causal_windows: bool,
+    tmp_path: Path,
+) -> None:
+    raw = FORMATS[name][0]
+    changed = raw | outside | {"dflash_config": raw["dflash_config"] | inside}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    assert (head.config.causal, head.config.causal_windows) == (causal, causal_windows)
 
 
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
@@ -391,7 +421,6 @@ def test_other_tensors_are_one_line(
             {"draft_vocab_size": REDUCED},
             "drafts some of the target's tokens only, which is not supported",
         ),
-        ("z-lab dflash2", {"is_causal": True}, "causal attention, which is not supported"),
         (
             "z-lab dflash2",
             {"dflash_config": SELECTOR | {"output_multiplier": 0.2}},

@@ -300,6 +300,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "P-EAGLE": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96, reduced=True),
     "Medusa": lambda: medusa_head(True),
     "DFlash": lambda: block_head(window=True),
+    "JetSpec": lambda: block_head(causal=True),
     "DFlash 2": selector_head,
     "DSpark, reduced vocabulary": lambda: block_head(reduced=True, **DSPARK),
 }
@@ -366,6 +367,32 @@ class Sure(StaticRunner):
 
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
         return Step(50 * super().extend_tree(tokens, shape).logits)
+
+
+class Counting(StaticRunner):
+    """Notes how many tokens of a tree each pass reads."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self.widths: list[int] = []
+        return super().start(prompts)
+
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        self.widths.append(tokens.shape[1])
+        return super().extend_tree(tokens, shape)
+
+
+def test_a_draft_model_reads_each_node_once() -> None:
+    """A level is one pass over its own nodes, and one decided token is read again."""
+    runner = Counting(random_model("llama"))
+    drafter = ModelTreeDrafter(runner, GREEDY, TreePlan("dynamic", BUDGET))
+    what = tree_request(GREEDY)
+    target = StaticRunner(random_model("llama", seed=1))
+    records = list(speculative_trees(target, drafter, what, DEPTH, BUDGET, verify_rounds))
+    assert len(records) > 2
+    levels = [BUDGET] * (DEPTH - 1)
+    first, second = runner.widths[:DEPTH], runner.widths[DEPTH : 2 * DEPTH]
+    assert first == [1, *levels]
+    assert second == [2, *levels]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])

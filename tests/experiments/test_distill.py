@@ -17,7 +17,7 @@ from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
 from harness.experiments.distill import Distill
 from harness.menu.commands.distill import DistillSettings
-from in_process import Harness
+from in_process import Harness, results
 from known_heads import new_head, read_head
 from processes import end
 from some_settings import settings_of
@@ -111,7 +111,7 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "jetspec", "medusa"])
 def test_new_head_is_trained_stored_and_goes_on(
     kind: str, harness: Harness, tmp_path: Path
 ) -> None:
@@ -127,6 +127,22 @@ def test_new_head_is_trained_stored_and_goes_on(
     )
     assert before.acceptance_histogram == first.acceptance_histogram
     assert after.loss < first.loss
+
+
+@pytest.mark.usefixtures("models")
+def test_a_jetspec_head_is_trained_and_drafts_chains_and_trees(harness: Harness) -> None:
+    harness(*SHORT, "draft=jetspec", "output=head", "epochs=10")
+    raw = json.loads(Path("head/config.json").read_text())
+    assert raw["dflash_config"]["causal_head"]
+    few = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=16"]
+    how = ["draft.tree=chain,dynamic", "draft.budget=8", "decoding=greedy"]
+    pair = ["model=./target", "draft=./head", "prompts=prompts.jsonl"]
+    harness("latency", "-m", *pair, *few, *how, "decoding.ignore_eos=true")
+    speculative = results().query("arm == 'speculative'")
+    assert list(speculative.draft_tree) == ["chain", "dynamic"]
+    assert list(speculative.identical_prompts) == [2, 2]
+    chain, tree = speculative.mean_acceptance_length
+    assert 1 < chain <= tree
 
 
 @pytest.mark.usefixtures("models")
@@ -240,11 +256,9 @@ def test_head_that_would_be_trained_wrong_is_refused(
     assert head is not None
     module = head.build().to_empty(device="cpu")
     save_head(head, module, tmp_path / "head", torch.bfloat16)
+    kinds = "EAGLE-3, DFlash, DFlash 2, JetSpec or Medusa"
     complaint = harness(*SHORT, "draft=./head", code=2).complaint
-    assert (
-        complaint
-        == f"draft=./head: must be an EAGLE-3, DFlash, DFlash 2 or Medusa head to be trained, not {kind}"
-    )
+    assert complaint == f"draft=./head: must be an {kinds} head to be trained, not {kind}"
 
 
 def test_finished_draft_is_not_overwritten(harness: Harness, tmp_path: Path) -> None:

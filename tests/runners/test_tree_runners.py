@@ -67,6 +67,26 @@ def test_trees_agree_with_plain_passes(make: Callable[..., CacheRunner], name: s
         assert close(behind[row], logits_without_cache(model, [*text, 7])[-1])
 
 
+@pytest.mark.parametrize("make", RUNNERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str) -> None:
+    """Rows of different lengths, and a sliding window: the parts see what they see in one pass."""
+    model, tokens = random_model(name), tree_tokens()
+    runner = make(model)
+    runner.start(PROMPTS)
+    whole = runner.extend_tree(tokens, TreeShape(SHAPES)).logits
+    runner.keep([0, 0, 0])
+    parts = [
+        runner.extend_tree(
+            tokens[:, first:end], TreeShape([parents[: end - 1] for parents in SHAPES])
+        ).logits
+        for first, end in [(0, 1), (1, 4), (4, 7)]
+    ]
+    assert close(torch.cat(parts, dim=1), whole)
+    with pytest.raises(ValueError, match="before a tree"):
+        runner.extend_tree(tokens, TreeShape(SHAPES))
+
+
 @pytest.mark.parametrize("fault", ["positions", "sibling's keys"])
 def test_planted_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("llama")

@@ -22,7 +22,8 @@ def block_states(
     for layer, window in zip(head.layers, head.windows, strict=True):
         seen = torch.ones(size, length + size, dtype=torch.bool)
         if window is not None:
-            seen &= at >= length - window
+            follows = head.config.windows_follow
+            seen &= at >= (block_at[:, None] - window + 1 if follows else length - window)
             if head.config.causal_windows:
                 seen &= at <= block_at[:, None]
         if head.config.causal:

@@ -43,6 +43,8 @@ def block_states(
             seen &= block_at[:, None] - at < window
         elif window is not None:
             seen &= at >= length - window
+        if head.config.causal or (window is not None and head.config.causal_windows):
+            seen &= at <= block_at[:, None]
         normed = rms(states, layer.input_layernorm)
         mixed = convolved(layer.attention_conv, 0, normed, normed)
         keys = torch.cat([context, mixed])

@@ -4,6 +4,15 @@ Every layer sees the target's features at all decided tokens as keys and values.
 and masks after it, which see each other in both directions. DSpark then adds to each position's logits a bias that
 depends on the token before it, so that its tokens are drawn one after the other. `dflash2` chooses
 them by a selector.
+
+A layer with a sliding window of w sees as many keys as in the code that trained it:
+
+- speculators: the w tokens before the block, for all of its queries. These see each other up to their
+  own place, unless `sliding_window_non_causal`.
+- z-lab: w positions up to each query's own, and nothing after it, unless `is_causal` or
+  `dflash_config.causal` say otherwise (then for all layers).
+
+vLLM counts from each query in both formats.
 """
 
 from __future__ import annotations
@@ -43,7 +52,8 @@ class BlockConfig(HeadConfig):
         from_anchor: whether the query of the decided token predicts the next one (DSpark), or only the masks do.
         causal: whether a query sees only those of the block before it (JetSpec).
         causal_windows: the same in layers with a sliding window alone.
-        windows_follow: whether a sliding window ends at each query instead of at the block's first.
+        windows_follow: whether a sliding window is counted from each query, as z-lab's and vLLM's code
+            does, instead of from the block's first, as speculators trains.
         markov_rank: of DSpark's bias; 0 without.
         confidence: whether there is a confidence head, and
         confidence_markov: whether it also reads the token before.
@@ -316,7 +326,7 @@ class DFlash(HeadKind):
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dflash"
         if "dflash_config" in raw:
-            return not has_selector(raw) and not is_causal(raw)
+            return not has_selector(raw) and not has_causal_head(raw)
         return has_blocks(raw) and not raw.get("markov_rank")
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
@@ -343,15 +353,33 @@ class DFlash(HeadKind):
         confidence = bool(raw.get("enable_confidence_head", usually_confident))
         reads_token = bool(raw.get("confidence_head_with_markov", True)) and rank > 0
         mask = raw.get("mask_token_id", nested.get("mask_token_id"))
-        non_causal = raw.get("sliding_window_non_causal", not self.usually_causal_windows)
-        return layered | {
-            "block_size": size,
-            "mask_token_id": stored.token("mask_token_id", mask),
-            "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
-            "causal_windows": is_speculators and not non_causal,
-            "markov_rank": rank,
-            "confidence": confidence,
-            "confidence_markov": confidence and reads_token,
+        return (
+            layered
+            | self._attention(raw)
+            | {
+                "block_size": size,
+                "mask_token_id": stored.token("mask_token_id", mask),
+                "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
+                "markov_rank": rank,
+                "confidence": confidence,
+                "confidence_markov": confidence and reads_token,
+            }
+        )
+
+    def _attention(self, raw: Mapping[str, Any]) -> dict[str, bool]:
+        """The fields that say which queries and keys see each other, as in the format's own code."""
+        if "speculators_model_type" in raw:
+            non_causal = raw.get("sliding_window_non_causal", not self.usually_causal_windows)
+            return {"causal_windows": not non_causal}
+        if "dflash_config" not in raw:
+            return {}
+        causal = raw.get("is_causal")
+        if causal is None:
+            causal = _first_known(raw["dflash_config"], "causal", "causal_head")
+        return {
+            "causal": bool(causal),
+            "causal_windows": causal is None,
+            "windows_follow": True,
         }
 
     def build(self, config: Any) -> BlockHead:
@@ -372,6 +400,12 @@ class DFlash(HeadKind):
         return raw, {}
 
 
+def _first_known(settings: Mapping[str, Any], *keys: str) -> Any:
+    """The value of the first key that is set; None where none is."""
+    values = (settings.get(key) for key in keys)
+    return next((value for value in values if value is not None), None)
+
+
 def has_blocks(raw: Mapping[str, Any]) -> bool:
     """Whether a flat configuration is of a head that drafts blocks."""
     return "target_layer_ids" in raw and "block_size" in raw
@@ -383,7 +417,7 @@ def has_selector(raw: Mapping[str, Any]) -> bool:
     return isinstance(nested, Mapping) and "selector_rank" in nested
 
 
-def is_causal(raw: Mapping[str, Any]) -> bool:
+def has_causal_head(raw: Mapping[str, Any]) -> bool:
     """Whether a configuration in z-lab's format is of a JetSpec head."""
     nested = raw.get("dflash_config")
     return isinstance(nested, Mapping) and bool(nested.get("causal_head"))

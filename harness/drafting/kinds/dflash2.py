@@ -240,7 +240,6 @@ class DFlash2(DFlash):
         num_candidates = settings.get("selector_top_k") or _NUM_CANDIDATES
         config = SelectorConfig(
             **fields,
-            windows_follow="dflash_config" in stored.raw,
             num_taps=settings.get("conv_kernel_size") or _NUM_TAPS,
             group_size=settings.get("conv_group_size") or _GROUP_SIZE,
             selector_rank=settings.get("selector_rank") or _RANK,
@@ -275,8 +274,6 @@ def _check(stored: StoredHead, config: SelectorConfig) -> None:
         value = _settings(stored.raw).get(key)
         if value not in (None, 1):
             raise stored.refused(f"has {key}={value}, which is not supported")
-    if stored.raw.get("is_causal"):
-        raise stored.refused("has causal attention, which is not supported")
     if config.draft_vocabulary_size != config.vocabulary_size:
         raise stored.refused("drafts some of the target's tokens only, which is not supported")
     width = config.transformer.hidden_size

@@ -9,23 +9,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.kinds.dflash import BlockConfig, DFlash, is_causal
+from harness.drafting.head_formats import Shapes
+from harness.drafting.kinds.dflash import DFlash, has_causal_head
 
 
 class JetSpec(DFlash):
     """JetSpec, as its authors store it: z-lab's format with `causal_head`."""
 
     name = "jetspec"
-    trains = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         """See `HeadKind.recognises`."""
-        return "speculators_model_type" not in raw and is_causal(raw)
+        return "speculators_model_type" not in raw and has_causal_head(raw)
 
-    def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
-        """See `HeadKind.config`."""
-        return BlockConfig(**self.fields(stored, shapes), causal=True)
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """See `HeadKind.new`: as a DFlash head, in z-lab's format."""
+        raw, shapes = super().new(text, verifier)
+        nested = {
+            "target_layer_ids": [layer - 1 for layer in raw["aux_hidden_state_layer_ids"]],
+            "mask_token_id": raw["mask_token_id"],
+            "causal_head": True,
+        }
+        stored = raw["transformer_layer_config"] | {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": raw["block_size"],
+            "num_target_layers": text.num_hidden_layers,
+            "dflash_config": nested,
+        }
+        return stored, shapes
 
     def vllm(self) -> dict[str, Any]:
         """See `HeadKind.vllm`."""

@@ -77,7 +77,7 @@ class DistillSettings(LatencySettings):
         require(
             self.draft is not None,
             "draft",
-            "must be a model, a head, or eagle3, dflash, dflash2 or medusa",
+            "must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa",
             "none",
         )
         assert self.draft is not None
@@ -126,7 +126,10 @@ class Distill(Command):
     example = "model=30B draft=eagle3 prompts=questions.jsonl"
     examples = (
         ("model=30B draft=7B prompts=questions.jsonl", "a draft model"),
-        ("model=30B draft=eagle3 prompts=q.jsonl", "a new head; also dflash, dflash2, medusa"),
+        (
+            "model=30B draft=eagle3 prompts=q.jsonl",
+            "a new head; also dflash, dflash2, jetspec, medusa",
+        ),
         ("model=30B draft=./head output=./better prompts=q.jsonl", "train a head further"),
     )
     notes = (
