@@ -87,3 +87,12 @@ def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> Non
         "False",
         "False",
     ]
+
+
+def test_the_first_line_waits_for_no_library(tmp_path: Path) -> None:
+    """With a torch that ends the process when it is imported."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(7)\n")
+    result = run("latency", "draft=lookup", cwd=tmp_path, code=7)
+    assert result.stderr.splitlines() == [
+        "tiny with draft lookup: importing torch and transformers"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,24 @@ def run(config: Any) -> Sequence[Any]:
     hydra = HydraConfig.get()
     sweep = _sweep_directory(hydra)
     settings = _settings(name, plain, sweep)
+    if sweep is None:
+        _announce(settings)
     # Slow to import: only for settings that are right.
     from harness.sweep.jobs import Job
 
     signals.obey()
     job = Job(name, settings, Path(hydra.runtime.output_dir), sweep)
     return _run_alone(job) if sweep is None else _run_in_sweep(job, hydra)
+
+
+def _announce(settings: RunSettings) -> None:
+    """Say what is to run, before libraries are imported that take seconds."""
+    if "torch" in sys.modules:
+        return
+    from harness.experiments.progress import say
+
+    draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
+    say(f"{settings.model.name}{draft}: importing torch and transformers")
 
 
 def _sweep_directory(hydra: HydraConf) -> Path | None:
