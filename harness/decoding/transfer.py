@@ -103,3 +103,19 @@ def first_columns(tensor: Tensor, count: int) -> Tensor:
 def most(numbers: Sequence[int]) -> int:
     """Return the largest number; an upper bound of numbers that arrive."""
     return numbers.most if isinstance(numbers, Arriving) else max(numbers)
+
+
+def decided_tokens(
+    proposed: Tensor, num_accepted: Sequence[int], next_tokens: Sequence[int]
+) -> Tensor:
+    """Return what a verdict decided: of row b the first num_accepted[b] tokens of proposed [B, K],
+    then the next token; whatever follows these does not count.
+    """
+    device = proposed.device
+    following = to_device(next_tokens, device).unsqueeze(1)
+    longest = most(num_accepted)
+    if not longest:
+        return following
+    room = proposed.new_zeros(len(next_tokens), 1)
+    places = to_device(num_accepted, device).unsqueeze(1)
+    return torch.cat([proposed[:, :longest], room], dim=1).scatter_(1, places, following)

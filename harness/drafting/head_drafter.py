@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
-from harness.decoding.transfer import Arriving, added, most, to_device
+from harness.decoding.transfer import Arriving, added, decided_tokens, most, to_device
 from harness.decoding.warp import AnyWarp, BatchWarp
 from harness.drafting.slot_cache import SlotCache
 
@@ -228,7 +228,7 @@ class HeadDrafter(Drafter):
         self._num_unread = added(counts, list(self._num_unread))
         if longest or isinstance(next_tokens, Arriving):
             self._join_undrafted()
-            decided = self._decided(num_accepted, next_tokens, longest)
+            decided = decided_tokens(self._proposed, num_accepted, next_tokens)
             features = step.hidden[:, : longest + 1].flatten(2).to(self.device)
             self._chunks.append(_Chunk(features, decided, [0] * len(counts), counts))
         else:
@@ -247,18 +247,6 @@ class HeadDrafter(Drafter):
         following = to_device(tokens, self.device).view(count, num_rows).T
         self._chunks.append(_Chunk(features, following, [0] * num_rows, [count] * num_rows))
         self._undrafted = []
-
-    def _decided(
-        self, num_accepted: Sequence[int], next_tokens: Sequence[int], longest: int
-    ) -> Tensor:
-        """The tokens [B, longest + 1] that a verdict decided: accepted ones, then the next."""
-        following = to_device(next_tokens, self.device).unsqueeze(1)
-        if not longest:
-            return following
-        accepted = self._proposed[:, :longest]
-        room = accepted.new_zeros(len(next_tokens), 1)
-        places = to_device(num_accepted, self.device).unsqueeze(1)
-        return torch.cat([accepted, room], dim=1).scatter_(1, places, following)
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:

@@ -16,8 +16,9 @@ from transformers import PreTrainedConfig
 from harness.config.errors import SettingError
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import existing_index
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import added, decided_tokens, most, to_device
 from harness.decoding.warp import AnyWarp
+from harness.runners.graphs import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
 _KEYS = ("pard_token", "ptd_token_id")
@@ -42,7 +43,8 @@ class ParallelDrafter(Drafter):
     """Proposes by one pass of a parallel draft model.
 
     A pass reads the tokens that were decided since the last one, and masks. The masks are dropped at
-    once, so that nothing has to be taken back after a verdict.
+    once, so that nothing has to be taken back after a verdict. The host reads no token, so that a
+    loop can work ahead.
 
     Args:
         runner: of the draft model.
@@ -60,57 +62,79 @@ class ParallelDrafter(Drafter):
         self._warp = warp
         self._mask = mask
         self._device = device
-        # Decided tokens of each row that the runner has not been fed, and the row's proposal.
-        self._unseen: list[list[int]] = []
-        self._proposed: list[list[int]] = []
+        # Decided tokens [B, n] that the runner has not been fed, the first `_num_unseen` of each
+        # row, and the proposal [B, K].
+        self._unseen = torch.empty(0)
+        self._num_unseen: Sequence[int] = []
+        self._proposed = torch.empty(0)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.start`."""
-        self._home = self._runner.start(prompts).logits.device
-        self._unseen = [[token] for token in first_tokens]
-        self._proposed = [[] for _ in prompts]
+        home = self._runner.start(prompts).logits.device
+        self._unseen = to_device(first_tokens, home).unsqueeze(1)
+        self._num_unseen = [1] * len(prompts)
+        self._proposed = self._unseen[:, :0]
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """See `Drafter.add`."""
         self._runner.add(prompts)
-        self._unseen += [[token] for token in first_tokens]
-        self._proposed += [[] for _ in prompts]
+        new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
+        width = max(1, self._unseen.shape[1])
+        before = filled_up(self._unseen, len(self._unseen), width)
+        self._unseen = torch.cat([before, filled_up(new, len(new), width)])
+        self._num_unseen = [*self._num_unseen, *[1] * len(prompts)]
+        self._proposed = self._unseen[:, :0]
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
-        counts = [len(tokens) for tokens in self._unseen]
-        width = max(counts) + num_draft_tokens - 1
-        fed = [tokens + [self._mask] * (width - len(tokens)) for tokens in self._unseen]
-        logits = self._runner.extend(to_device(fed, self._home)).logits
+        counts = self._num_unseen
+        logits = self._runner.extend(self._with_masks(num_draft_tokens - 1)).logits
         self._runner.keep(counts)
-        self._unseen = [[] for _ in counts]
-        last = to_device(counts, logits.device).unsqueeze(1) - 1
-        places = last + torch.arange(num_draft_tokens, device=logits.device)
-        rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
+        device = logits.device
+        last = to_device(counts, device).unsqueeze(1) - 1
+        places = last + torch.arange(num_draft_tokens, device=device)
+        rows = torch.arange(len(counts), device=device).unsqueeze(1)
         probabilities = self._warp(logits[rows, places])
-        drawn = existing_index(probabilities, uniforms.to(logits.device))
-        self._proposed = drawn.tolist()
-        return Proposal(drawn.to(self._device), probabilities.to(self._device))
+        self._proposed = existing_index(probabilities, uniforms.to(device))
+        self._unseen = self._unseen[:, :0]
+        self._num_unseen = [0] * len(counts)
+        return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
+
+    def _with_masks(self, num_masks: int) -> Tensor:
+        """The unseen tokens of each row, and at least so many masks behind them."""
+        num_rows, width = len(self._num_unseen), most(self._num_unseen)
+        unseen = filled_up(self._unseen[:, :width], num_rows, width + num_masks)
+        places = torch.arange(width + num_masks, device=unseen.device)
+        counts = to_device(self._num_unseen, unseen.device).unsqueeze(1)
+        return unseen.masked_fill(places >= counts, self._mask)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
         """See `FollowingDrafter.replace`."""
-        self._proposed = tokens.tolist()
+        self._proposed = tokens.to(self._unseen.device)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""
-        decided = zip(self._unseen, self._proposed, num_accepted, next_tokens, strict=True)
-        self._unseen = [
-            [*unseen, *proposed[:count], following]
-            for unseen, proposed, count, following in decided
-        ]
-        self._proposed = [[] for _ in self._unseen]
+        decided = decided_tokens(self._proposed, num_accepted, next_tokens)
+        # Numbers of an earlier verdict have reached the host by now.
+        num_before = list(self._num_unseen)
+        if not any(num_before):
+            self._unseen = decided
+        else:
+            width = max(num_before) + decided.shape[1]
+            unseen = filled_up(self._unseen[:, : max(num_before)], len(decided), width)
+            starts = to_device(num_before, decided.device).unsqueeze(1)
+            places = starts + torch.arange(decided.shape[1], device=decided.device)
+            self._unseen = unseen.scatter(1, places, decided)
+        self._num_unseen = added(added(num_accepted, 1), num_before)
+        self._proposed = self._proposed[:, :0]
 
     def select(self, rows: Sequence[int]) -> None:
         """See `Drafter.select`."""
         self._runner.select(rows)
-        self._unseen = [self._unseen[row] for row in rows]
-        self._proposed = [self._proposed[row] for row in rows]
+        index = to_device(rows, self._unseen.device)
+        self._unseen, self._proposed = self._unseen[index], self._proposed[index]
+        self._num_unseen = [self._num_unseen[row] for row in rows]

@@ -55,13 +55,18 @@ def tree_rule_of(decoding: DecodingSettings, fault: Fault) -> TreeRule:
 
 
 def decisions_of(
-    decoding: DecodingSettings, fault: Fault, widths: Sequence[int], *, deterministic: bool
-) -> dict[int, Decision]:
+    decoding: DecodingSettings,
+    fault: Fault,
+    widths: Sequence[int],
+    *,
+    deterministic: bool | None,
+) -> dict[int, Sequence[Decision]]:
     """The decisions of the loops after extensions of these widths, if every row is offered all tokens.
 
     Args:
-        deterministic: whether proposals come without probabilities.
+        deterministic: whether proposals come without probabilities; None where some do.
     """
     warp = warp_of(decoding)
-    judge = Judge(warp, *acceptance_of(decoding, fault), deterministic)
-    return {width: judge if width > 1 else Draw(warp) for width in widths}
+    kinds = [False, True] if deterministic is None else [deterministic]
+    judges = [Judge(warp, *acceptance_of(decoding, fault), kind) for kind in kinds]
+    return {width: judges if width > 1 else [Draw(warp)] for width in widths}

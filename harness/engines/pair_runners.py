@@ -162,7 +162,7 @@ def _target_runner(
     if method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in demanded.numbers_drafted]
-    deterministic = method is not None and method.deterministic
+    deterministic = False if method is None else method.deterministic
     decisions = decisions_of(decoding, demanded.fault, widths, deterministic=deterministic)
     warp = warp_of(decoding)
     return build_runner(
@@ -170,7 +170,15 @@ def _target_runner(
         demanded.runner,
         pair.vocabulary_size,
         say,
-        shapes=(demanded.batch_size, demanded.num_slots, tuple(widths), (), warp, decisions),
+        shapes=(
+            demanded.batch_size,
+            demanded.num_slots,
+            tuple(widths),
+            (),
+            warp,
+            decisions,
+            demanded.longest_prompt,
+        ),
         hidden_layers=() if method is None else tuple(method.layers(pair)),
         with_trees=demanded.most_nodes > 0,
     )
@@ -195,7 +203,15 @@ def _draft_runner(
         demanded.runner,
         size,
         say,
-        shapes=(demanded.batch_size, num_slots, tuple(widths), tuple(num_drawn), warp),
+        shapes=(
+            demanded.batch_size,
+            num_slots,
+            tuple(widths),
+            tuple(num_drawn),
+            warp,
+            None,
+            demanded.longest_prompt,
+        ),
         drafts=True,
         with_trees=demanded.most_nodes > 0,
     )

@@ -57,6 +57,8 @@ class Hybrid(Method):
         other: the method of every other proposal, whose drafters are `FollowingDrafter`s.
     """
 
+    # The text's proposals alone come without probabilities.
+    deterministic = None
     named = False
 
     def __init__(self, text: TextMethod, other: Method) -> None:

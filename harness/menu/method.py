@@ -83,7 +83,7 @@ class Method(Record):
         summary: what it proposes, in half a line, for help.
         settings: the dataclass of what can be set under `draft.`.
         memory: in a table of methods, where it holds no weights: `none`, or `shared` with the target.
-        deterministic: whether its proposals come without probabilities.
+        deterministic: whether its proposals come without probabilities; None where some do.
         trains: whether `distill` can train it.
         batches: whether it drafts for several prompts at once.
         follows: whether it can draft beside a text method in a hybrid; its drafters are then
@@ -94,7 +94,7 @@ class Method(Record):
     summary: ClassVar[str]
     settings: ClassVar[type[DraftSettings]] = DraftSettings
     memory: ClassVar[str | None] = None
-    deterministic: ClassVar[bool] = False
+    deterministic: ClassVar[bool | None] = False
     trains: ClassVar[bool] = False
     batches: ClassVar[bool] = True
     follows: ClassVar[bool] = False

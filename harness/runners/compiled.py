@@ -26,9 +26,11 @@ from harness.decoding.protocols import Runner, Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.warp import AnyWarp, BatchWarp, Warp
-from harness.runners.base import Options
+from harness.runners import prompt_passes
+from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain, refusing, require_close
 from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
+from harness.runners.prompt_passes import PromptPass
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
@@ -43,10 +45,11 @@ class CompilationError(UnsupportedModelError):
 class _Shape(NamedTuple):
     """Names a prepared call."""
 
-    kind: Literal["extend", "decide", "draw"]
+    kind: Literal["extend", "decide", "draw", "start"]
     num_rows: int
     num_tokens: int
     num_drawn: int = 0
+    decision: int = 0
 
 
 class PreparedRunner(StaticRunner):
@@ -73,10 +76,12 @@ class PreparedRunner(StaticRunner):
         self._captured = captured
         self._prepared: Slots | None = None
         self._views: dict[int, Slots] = {}  # by prepared numbers of rows, ascending
+        self._longest_prompt = 0
+        self._buckets: list[int] = []  # prepared numbers of tokens of a prompt, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp: AnyWarp = Warp()
-        self._decisions: Mapping[int, Decision] = {}
+        self._decisions: Mapping[int, Sequence[Decision]] = {}
         self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
         self._passes: dict[tuple[int, ...], TensorCall] = {}  # by numbers of rows and tokens
         self._calls: dict[_Shape, TensorCall] = {}
@@ -90,7 +95,8 @@ class PreparedRunner(StaticRunner):
         widths: Sequence[int],
         num_drawn: Sequence[int] = (),
         warp: AnyWarp | None = None,
-        decisions: Mapping[int, Decision] | None = None,
+        decisions: Mapping[int, Sequence[Decision]] | None = None,
+        longest_prompt: int = 0,
     ) -> None:
         """Compile and capture all shapes that decoding needs, and compare the outputs with the
         model's own.
@@ -102,8 +108,10 @@ class PreparedRunner(StaticRunner):
                 been fed.
             num_drawn: each K of a draft; a target draws nothing.
             warp: for the tokens drawn.
-            decisions: what is decided after an extension, by its width. They are captured, not
+            decisions: what may be decided after an extension, by its width. They are captured, not
                 compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
+            longest_prompt: passes over prompts of up to so many tokens are captured, not compiled;
+                0 for none.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
@@ -114,6 +122,7 @@ class PreparedRunner(StaticRunner):
         self._decisions = decisions if decisions and self._captured else {}
         self._num_drawn = sorted(set(num_drawn))
         self._widths = sorted(set(widths))
+        self._longest_prompt = longest_prompt if self._captured else 0
         started = time.perf_counter()
         try:
             self._prepare_calls(batch_size, num_slots)
@@ -152,7 +161,24 @@ class PreparedRunner(StaticRunner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._prepared is not None and self._has_room(self._prepared, prompts):
             self._slots = self._prepared
+            width = self._least(self._buckets, max(map(len, prompts)))
+            are_equal = len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts)
+            # Equal prompts are read once.
+            if width is not None and not are_equal:
+                return self._start_prepared(prompts, width)
         return super().start(prompts)
+
+    @torch.inference_mode()
+    def _start_prepared(self, prompts: Sequence[Sequence[int]], width: int) -> Step:
+        """Begin a batch by a prepared pass over so many tokens of each row."""
+        require_tokens(prompts)
+        assert self._prepared is not None
+        size = self._prepared.num_rows
+        call = self._calls[_Shape("start", size, width)]
+        results = call(*prompt_passes.inputs(prompts, size, width, self._device))
+        self._lengths = list(map(len, prompts))
+        self._num_extended = 0
+        return Step(*prompt_passes.outputs(results, self._lengths))
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
@@ -195,10 +221,12 @@ class PreparedRunner(StaticRunner):
         self, tokens: Tensor, decision: TensorCall, *inputs: Tensor
     ) -> tuple[Step, tuple[Tensor, ...]]:
         num_rows, width = tokens.shape
-        if self._decisions.get(width) != decision or not self._runs_prepared(width):
+        prepared = list(self._decisions.get(width, ()))
+        if decision not in prepared or not self._runs_prepared(width):
             return Runner.decide(self, tokens, decision, *inputs)  # by prepared extensions
         size = self._prepared_rows(num_rows)
-        call = self._calls[_Shape("decide", size, width)]
+        number = prepared.index(decision)
+        call = self._calls[_Shape("decide", size, width, decision=number)]
         filled = [filled_up(tensor, size) for tensor in inputs]
         outputs = call(filled_up(tokens, size), self._starts(size), *filled)
         self._num_extended += width
@@ -235,7 +263,7 @@ class PreparedRunner(StaticRunner):
         return next((number for number in prepared if number >= needed), None)
 
     def _extend_and_decide(
-        self, tokens: Tensor, starts: Tensor, *inputs: Tensor
+        self, decision: Decision, tokens: Tensor, starts: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a prepared pass over tokens [B, n] from starts [B] on, and the decision -> the
         outputs of both.
@@ -243,7 +271,7 @@ class PreparedRunner(StaticRunner):
         width = tokens.shape[1]
         outputs = self._passes[tokens.shape](tokens, starts, self._counts[width])
         logits = outputs[0]
-        return *outputs, *self._decisions[width](logits, *inputs)
+        return *outputs, *decision(logits, *inputs)
 
     def _draw(self, tokens: Tensor, starts: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """Draw with uniforms [B, K] after tokens [B, n] from starts [B] on, by prepared passes."""
@@ -277,13 +305,28 @@ class PreparedRunner(StaticRunner):
             forward = self._passes[size, width]
             fix = functools.partial(self._fix, recorder, (tokens, starts))
             fix(_Shape("extend", size, width), forward, num_real)
-            if width in self._decisions:
+            for place, decision in enumerate(self._decisions.get(width, ())):
                 logits = forward(tokens, starts, num_real)[0]
-                examples = self._decisions[width].examples(logits)
-                fix(_Shape("decide", size, width), self._extend_and_decide, *examples)
+                decide = functools.partial(self._extend_and_decide, decision)
+                shape = _Shape("decide", size, width, decision=place)
+                fix(shape, decide, *decision.examples(logits))
             for number in reversed(self._num_drawn):
                 uniforms = torch.full((size, number), 0.5, device=self._device)
                 fix(_Shape("draw", size, width, number), self._draw, uniforms)
+        self._fix_prompt_passes(recorder)
+
+    def _fix_prompt_passes(self, recorder: GraphRecorder | None) -> None:
+        """Prepare the passes over prompts, the longest first."""
+        if not self._longest_prompt:
+            return
+        assert self._prepared is not None
+        size, num_slots = self._prepared.num_rows, self._prepared.num_slots
+        takes_places = "logits_to_keep" in self._parameters
+        call = PromptPass(self._forward, self._prepared, takes_places=takes_places)
+        self._buckets = prompt_passes.buckets(self._longest_prompt, size, num_slots)
+        for width in reversed(self._buckets):
+            example = prompt_passes.example(size, width, self._device)
+            self._fix(recorder, example, _Shape("start", size, width), call)
 
     def _fix(
         self,
@@ -297,12 +340,12 @@ class PreparedRunner(StaticRunner):
         self._calls[shape] = call
         if not self._captured:  # a compiled pass has its buffers
             return
-        tokens, starts = example
-        fixed = FixedCall(call, (tokens, starts, *inputs), recorder)
+        tokens, numbers = example
+        fixed = FixedCall(call, (tokens, numbers, *inputs), recorder)
         # Other inputs than the recorded ones: a graph that does nothing still has the outputs of
         # its warm-up.
         fixed.clear()
-        others = (tokens + 1, starts + 1, *inputs)
+        others = (tokens + 1, numbers + 1, *inputs)
         difference = "captured differ from those before"
         require_close(fixed(*others), call(*others), self._model, difference)
         self._calls[shape] = fixed

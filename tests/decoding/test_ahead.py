@@ -96,7 +96,7 @@ def by_row(records: Sequence[Iteration]) -> dict[int, list[tuple[list[int], list
     return found
 
 
-KINDS = ["model", "eagle", "parallel eagle", "block", "medusa", "mtp"]
+KINDS = ["model", "parallel", "eagle", "parallel eagle", "block", "medusa", "mtp"]
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
@@ -269,7 +269,7 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
         )
         passes = ["".join(log).count("pass", 0, 4 * place) for place in range(len(log))]
         places = [place for place, event in enumerate(log) if event == "read"]
-        per_turn = 2 if kind == "model" else 1
+        per_turn = 2 if kind in ("model", "parallel") else 1
         waiting.append([passes[place] // per_turn - number for number, place in enumerate(places)])
     for plain, early in zip(*found, strict=True):
         assert fields(early) == fields(plain)

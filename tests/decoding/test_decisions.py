@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
 from fakes import Scripted
-from harness.config.settings import Fault
+from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.batch import Request
 from harness.decoding.decisions import Draw, Figures, Judge
 from harness.decoding.loops import autoregressive, speculative
@@ -24,8 +24,11 @@ from harness.decoding.rules import verify_block
 from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
+from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
+from harness.engines.acceptance import decisions_of
 from harness.engines.faults import faulty_verification
+from harness.menu.records import METHODS
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
@@ -108,6 +111,34 @@ def test_a_drafter_without_probabilities(plain: list[int]) -> None:
     del plain[:]
     require_same(list(speculative(fast, lookup_drafter(), what, 3)), expected)
     assert 0 < len(plain) < num_verdicts, "some rows are offered less"
+
+
+def test_turns_of_a_hybrid_in_which_the_text_alone_proposes_are_prepared(plain: list[int]) -> None:
+    target, draft = pair("llama")
+    judges = [Judge(GREEDY, verify, is_deterministic=kind) for kind in (False, True)]
+    found: list[list[Iteration]] = []
+    what = request([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]], GREEDY, 30)
+    for prepared_judges in ([], judges):
+        fast = PreparedRunner(target, compiled=False, captured=True)
+        fast.prepare(1, 60, (1, 4), decisions={4: prepared_judges})
+        model = ModelDrafter(EagerRunner(draft), GREEDY)
+        drafter = HybridDrafter(lookup_drafter(), model, NUM_DRAFT_TOKENS)
+        del plain[:]
+        found.append(list(speculative(fast, drafter, what, NUM_DRAFT_TOKENS)))
+        assert (4 in plain) == (not prepared_judges)
+    require_same(found[1], found[0])
+    certain = [
+        one.verdict is not None and bool((one.verdict.draft_probability == 1).all())
+        for one in found[0]
+    ]
+    assert any(certain)
+
+
+def test_a_hybrid_has_verdicts_of_both_kinds() -> None:
+    decoding = DecodingSettings(num_draft_tokens=3)
+    method = METHODS["lookup+model"]
+    found = decisions_of(decoding, "none", [1, 4], deterministic=method.deterministic)
+    assert [one.is_deterministic for one in found[4] if isinstance(one, Judge)] == [False, True]
 
 
 def test_what_was_not_prepared_is_decided_plainly(plain: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
+from harness.drafting.parallel import ParallelDrafter
 from harness.runners.compiled import PreparedRunner
 from mtp_models import mtp_target
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
 
 WARP = Warp(1.0)
 NUM_DRAFT_TOKENS = 3
+MASK = 96
 
 # The number of MTP layers, by kind.
 LAYERS = {"mtp": 1, "deep mtp": 3}
@@ -38,6 +40,11 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
         return prepared(target), ModelDrafter(
             prepared(draft, num_drawn=NUM_DRAFT_TOKENS), WARP, device
         )
+    if kind == "parallel":
+        target, draft = pair("llama", device)
+        runner = PreparedRunner(draft, compiled=False, captured=True)
+        runner.prepare(3, 64, (2 * NUM_DRAFT_TOKENS,))
+        return prepared(target), ParallelDrafter(runner, WARP, MASK, device)
     target = target_model()
     if kind in LAYERS:
         target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
@@ -56,12 +63,12 @@ def pair(
     return target.to(device, dtype), draft.to(device, dtype)
 
 
-def decisions(warp: Warp = WARP, *, is_deterministic: bool = False) -> dict[int, Decision]:
+def decisions(
+    warp: Warp = WARP, *, is_deterministic: bool = False
+) -> dict[int, Sequence[Decision]]:
     """The decisions of a target, by the width of its extensions."""
-    return {
-        1: Draw(warp),
-        NUM_DRAFT_TOKENS + 1: Judge(warp, verify, is_deterministic=is_deterministic),
-    }
+    judge = Judge(warp, verify, is_deterministic=is_deterministic)
+    return {1: [Draw(warp)], NUM_DRAFT_TOKENS + 1: [judge]}
 
 
 def prepared(
