@@ -42,7 +42,7 @@ FAULTS_UNDER_LOAD = (
     "argmax_beyond_two_rows",
 )
 
-_LARGEST_K = 1024
+LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
@@ -262,7 +262,7 @@ class DecodingSettings:
             return
         rule = "must be at least 1, or auto (draft=none measures without a draft)"
         require(number >= 1, "num_draft_tokens", rule, number)
-        require(number <= _LARGEST_K, "num_draft_tokens", f"must be at most {_LARGEST_K}", number)
+        require(number <= LARGEST_K, "num_draft_tokens", f"must be at most {LARGEST_K}", number)
 
     def _settle_acceptance(self) -> None:
         """Check `synthetic_acceptance`; the rates of a file take the place of its name."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.config.errors import SettingError
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, require
 from harness.engines.timing import Generation
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
@@ -73,6 +73,7 @@ class Map(Experiment):
     """Measures the cells of a grid that tell most about where speculation pays, and interpolates the others."""
 
     def __init__(self, settings: MapSettings) -> None:
+        _refuse_what_the_grid_has(settings)
         self.numbers = _numbers(settings)
         batch_size = settings.batch_sizes[-1]
         # Caches and memory are planned for the largest K.
@@ -122,7 +123,12 @@ class Map(Experiment):
         prompts = self.settings.prompts
         if length is not None:
             prompts = dataclasses.replace(prompts, lengths=(length,))
-        return load_prompts(prompts)
+        try:
+            return load_prompts(prompts)
+        except SettingError as error:
+            if length is None or error.setting != "prompts.lengths":
+                raise
+            raise SettingError("contexts", error.rule, length) from None
 
     def _num_prompts(self, available: int) -> int:
         """Enough for every batch size."""
@@ -212,6 +218,15 @@ class Map(Experiment):
             return
         for name, content in schedule_files(schedule).items():
             replace_file(session.directory / name, content.encode())
+
+
+def _refuse_what_the_grid_has(settings: MapSettings) -> None:
+    """Raise a SettingError for settings of a single cell, which the grid replaces."""
+    k, batch_size = settings.decoding.num_draft_tokens, settings.batch_size
+    rule = "changes nothing: draft_tokens=[...] has the K of the grid"
+    require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
+    rule = "changes nothing: batch_sizes=[...] has those of the grid"
+    require(batch_size == MapSettings.batch_size, "batch_size", rule, batch_size)
 
 
 def _numbers(settings: MapSettings) -> tuple[int | None, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
-from harness.config.settings import require, require_at_least
+from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.menu.command import Command
 from harness.results.schema import MapRow
 
@@ -53,6 +53,8 @@ class MapSettings(PromptedSettings):
             require(rises, name, "must be numbers from 1 on that rise", values)
         for name in ("batch_sizes", "draft_tokens"):
             require(getattr(self, name) != (), name, "must have a number", [])
+        largest = max(self.draft_tokens or (1,))
+        require(largest <= LARGEST_K, "draft_tokens", f"must be at most {LARGEST_K}", largest)
         require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
         rule = "must be set: without one there is no map (with engine=server: engine.regular_url)"
         require(self.draft is not None, "draft", rule, "none")
