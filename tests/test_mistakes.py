@@ -177,7 +177,7 @@ MISTAKES = {
     "recovery draft=none": "draft=none: must be a model",
     "recovery fault=rollback": "fault=rollback: must be one of none, residual_warped_twice",
     "recovery load=1": "load=1: must be at least 2",
-    "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local or engine=server",
+    "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
     "recovery shift=0": "shift=0.0: must be in (0, 0.5]",
     "recovery false_alarm_rate=2": "false_alarm_rate=2.0: must be in (0, 1)",

@@ -24,12 +24,25 @@ class Drafts(NamedTuple):
     outcomes: list[tuple[int, int]]
 
 
+class Shown(NamedTuple):
+    """What llama.cpp shows with `verbose`.
+
+    Attributes:
+        token_ids: of the event's text. A token that ends within a character has no event.
+        never_drawn: tokens that the request does not allow: those that end texts, with `ignore_eos`.
+    """
+
+    token_ids: list[int]
+    never_drawn: list[int]
+
+
 class Chunk(NamedTuple):
     """An event of a streamed completion.
 
     Attributes:
         usage: the server's own count of all new tokens until then.
         num_cached: tokens of the prompt that it took from a cache; None where it does not tell.
+        shown: empty for other servers than llama.cpp.
     """
 
     text: str
@@ -38,6 +51,7 @@ class Chunk(NamedTuple):
     usage: int | None
     drafts: Drafts | None
     num_cached: int | None = None
+    shown: Shown = Shown([], [])
 
 
 def read_chunk(event: Any) -> Chunk:
@@ -55,7 +69,8 @@ def read_chunk(event: Any) -> Chunk:
         finished = finished or choice.get("finish_reason") is not None
     counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
     usage = None if counted is None else _count(counted, "usage.completion_tokens")
-    return Chunk(text, token_ids, finished, usage, read_drafts(event), _cached(event))
+    drafts, num_cached = read_drafts(event), _cached(event)
+    return Chunk(text, token_ids, finished, usage, drafts, num_cached, _shown_by(event))
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
@@ -82,6 +97,19 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
     else:
         return None
     return Drafts(sums, _outcomes_of_histogram(sums[0], histogram))
+
+
+def _shown_by(event: Mapping[str, Any]) -> Shown:
+    """The field `__verbose`."""
+    found = _mapping(event.get("__verbose"), "__verbose")
+    settings = _mapping(found.get("generation_settings"), "generation_settings")
+    never_drawn = []
+    for entry in _list(settings.get("logit_bias"), "logit_bias"):
+        bias = _mapping(entry, "an entry of logit_bias")
+        # JSON has no infinity.
+        if "token" in bias and bias.get("bias") is None:
+            never_drawn.append(_count(bias["token"], "a token of logit_bias"))
+    return Shown(_counts(found, "tokens"), never_drawn)
 
 
 def _cached(event: Mapping[str, Any]) -> int | None:

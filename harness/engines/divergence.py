@@ -7,8 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from harness.config.errors import RunError
 from harness.engines.protocol import Reference
+
+# A character whose bytes are not complete.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+# Likeliest tokens among which the one is looked for that wrote a text.
+_MOST_TRIED = 1000
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,66 @@ def first_divergence(
             check_known([*expected[: position + 1], got], reference.vocabulary_size)
             margin = reference.margin([*prompt, *expected[:position]], wanted, got)
             return Divergence(position, wanted, got, margin.value, margin.tolerance)
+    return None
+
+
+class _Written:
+    """The tokens that follow a prompt, and their text; a part of a character is no text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self.tokens: list[int] = []
+        self._tokenizer = tokenizer
+        self._prompt = list(prompt)
+        self._num_before = len(self._decoded([]))
+
+    def text_with(self, *tokens: int) -> str:
+        return self._decoded([*self.tokens, *tokens])[self._num_before :].rstrip(_BROKEN)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        ids = [*self._prompt, *tokens]
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(ids, **options))
+
+
+def text_divergence(
+    reference: Reference,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    text: str,
+    num_tokens: int,
+) -> Divergence | None:
+    """Compare a text, whose tokens are not known, with the greedy one of the reference; None where it begins alike.
+
+    The reference's tokens are taken as long as they write the text. A text may end earlier than theirs.
+
+    Args:
+        num_tokens: the most that the text has.
+    """
+    written = _Written(tokenizer, prompt)
+    special = set(tokenizer.all_special_ids)
+
+    def begins_alike(token: int) -> bool:
+        longer = written.text_with(token)
+        return text.startswith(longer) or longer.startswith(text)
+
+    while len(own := written.text_with()) < len(text):
+        position, before = len(written.tokens), [*prompt, *written.tokens]
+        if position == num_tokens:
+            return Divergence(position, -1, -1)
+        logits = reference.logits([before])[0]
+        likeliest = int(logits.argmax())
+        if begins_alike(likeliest):
+            written.tokens.append(likeliest)
+            continue
+        tried = logits.topk(min(_MOST_TRIED, len(logits))).indices.tolist()
+        others = [token for token in tried if token not in special and begins_alike(token)]
+        # A part of a character begins every text: rather the likeliest token that adds to this one.
+        other = max(others, key=lambda token: len(written.text_with(token)) > len(own), default=-1)
+        # Behind its end a server may have gone on in another way.
+        if other == -1 or not special.isdisjoint(written.tokens):
+            return Divergence(position, likeliest, other)
+        margin = reference.margin(before, likeliest, other)
+        return Divergence(position, likeliest, other, margin.value, margin.tolerance)
     return None
 
 

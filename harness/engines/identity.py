@@ -25,22 +25,6 @@ _SERVERS = {
     "tensorrt_llm": _Known("TensorRT-LLM", "/version", "version"),
     "harness": _Known("harness", "/version", "version"),
 }
-# Servers whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
-_SALTED = ("vllm", "sglang", "tensorrt_llm")
-
-
-def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
-    """Parameters that hide a request from prefixes cached under another salt; None if unknown.
-
-    Args:
-        owned_by: as the server's list of models says.
-    """
-    if owned_by in _SALTED:
-        return {"cache_salt": salt}
-    if owned_by == "llamacpp":
-        return {"cache_prompt": False}
-    # Our own server caches nothing between requests.
-    return {} if owned_by == "harness" else None
 
 
 async def told_name(client: Any, owned_by: str | None) -> str | None:

@@ -67,10 +67,14 @@ class Arm:
         tells: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
         last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance is there, if it
             is told, because records do not have it.
+        never_drawn: tokens that it never draws where texts go on after their end.
+        penalises_prompts: whether presence and frequency penalties count the tokens of prompts, too.
     """
 
     name: str
     tells: frozenset[str] = frozenset()
+    never_drawn: frozenset[int] = frozenset()
+    penalises_prompts: bool = False
     last_requests: Sequence[RequestRecord] = ()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -93,6 +97,10 @@ class Arm:
             SettingError: the arm has no such parameter.
         """
         raise NotImplementedError
+
+    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The tokens of a prompt as they are read: a server that takes text makes them itself."""
+        return prompt
 
     def counted(self) -> Counted | None:
         """The counts of a server since the last question began; None where it does not tell."""

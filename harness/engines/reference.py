@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +18,16 @@ from harness.models.experts import num_experts, watching_experts
 
 
 class ModelReference:
-    """A `Reference` over runners of a loaded pair. Each call begins a new batch on them."""
+    """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.
 
-    def __init__(self, pair: Pair, runners: PairRunners) -> None:
+    Args:
+        never_drawn: tokens that an engine does not allow: their logits are minus infinity.
+    """
+
+    def __init__(self, pair: Pair, runners: PairRunners, never_drawn: Collection[int] = ()) -> None:
         self._pair = pair
         self._runners = runners
+        self._never_drawn = sorted(never_drawn)
 
     @property
     def vocabulary_size(self) -> int:
@@ -62,7 +67,14 @@ class ModelReference:
             row = finite.tolist().index(False)
             length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
             raise not_finite(self._pair, "model", f"token {length} of prompt and text")
-        return logits.float()
+        return self._allowed(logits)
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] in float32, without the tokens that are never drawn."""
+        if not self._never_drawn:
+            return logits.float()
+        known = torch.tensor(self._never_drawn, device=logits.device)
+        return logits.float().index_fill(-1, known, float("-inf"))
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
@@ -75,7 +87,7 @@ class ModelReference:
         filled = [[*text, *[0] * (longest - len(text))] for text in texts]
         tokens = torch.tensor(filled, device=first.device)
         following = self._runners.target.extend(tokens[:, :-1]).logits
-        return torch.cat([first, following.float()], dim=1)
+        return torch.cat([first, self._allowed(following)], dim=1)
 
     def draft_probabilities(
         self,
@@ -103,10 +115,11 @@ def open_reference(
     decoding: DecodingSettings,
     longest_prompt: int = 0,
     say: Callable[[str], None] = lambda message: None,
+    never_drawn: Collection[int] = (),
 ) -> ModelReference:
-    """A reference over a loaded pair, with plain runners of its own."""
+    """A reference over a loaded pair, with plain runners of its own; see `ModelReference`."""
     demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=longest_prompt)
-    return ModelReference(pair, open_runners(pair, demanded, say))
+    return ModelReference(pair, open_runners(pair, demanded, say), never_drawn)
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:

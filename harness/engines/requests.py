@@ -37,7 +37,9 @@ class RequestRecord:
         seconds: until the last byte, or until it failed.
         token_ids: as the server gave them, else of its text.
         num_tokens: those that arrived as ids; without ids as the server counts them, else those of its text.
-        from_text: whether the token ids are those of the text, because the server told none.
+        shown_ids: those of llama.cpp's events, which may leave some out.
+        never_drawn: tokens that the server did not allow.
+        from_text: whether the token ids are those of the text, because the server told none, or not all.
         on_new_connection: whether a connection was opened for it.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
@@ -55,6 +57,8 @@ class RequestRecord:
     arrivals: list[float] = field(default_factory=list)
     seconds: float = 0.0
     token_ids: list[int] = field(default_factory=list)
+    shown_ids: list[int] = field(default_factory=list)
+    never_drawn: frozenset[int] = frozenset()
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
@@ -106,10 +110,12 @@ class RequestRecord:
 
     def note(self, chunk: Chunk, seconds: float) -> None:
         """Note what arrived after so many seconds."""
-        if chunk.text or chunk.token_ids:
+        if chunk.text or chunk.token_ids or chunk.shown.token_ids:
             self.arrivals.append(seconds)
         self.text += chunk.text
         self.token_ids += chunk.token_ids
+        self.shown_ids += chunk.shown.token_ids
+        self.never_drawn |= frozenset(chunk.shown.never_drawn)
         if chunk.num_cached is not None:
             self.num_cached = chunk.num_cached
         if chunk.drafts is not None:

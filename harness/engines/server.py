@@ -25,7 +25,8 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, joined_surrogates, read_chunk
 from harness.engines.counters import Counted, CounterPage
-from harness.engines.identity import past_the_cache, told_name
+from harness.engines.dialects import in_words_of, past_the_cache, penalises_prompts
+from harness.engines.identity import told_name
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
 
@@ -111,6 +112,8 @@ class ServerArm(Arm):
     say: Callable[[str], None]
     tells_tokens: bool = False
     server: str | None = None
+    never_drawn: frozenset[int] = frozenset()
+    penalises_prompts: bool = False
     _last_event: float = 0.0
     _before: Counted | None = None
     # The owner in the server's list of models.
@@ -155,9 +158,7 @@ class ServerArm(Arm):
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         """See `Arm.under_load`."""
-        bodies = [
-            self._with_parameters(self._body(one.question, 0), one.parameters) for one in requests
-        ]
+        bodies = [self._body(one.question, 0, one.parameters) for one in requests]
         self.last_requests = [
             RequestRecord(place, len(one.question.prompts[0]), leave_after=one.leave_after)
             for place, one in enumerate(requests)
@@ -232,6 +233,7 @@ class ServerArm(Arm):
             models = [found async for found in self.client.models.list()]
             self._model = model if model in [found.id for found in models] else models[0].id
             self._owner = models[0].owned_by
+            self.penalises_prompts = penalises_prompts(self._owner)
             self.server = await told_name(self.client, self._owner)
         except (
             Exception
@@ -245,6 +247,7 @@ class ServerArm(Arm):
             if request.error is None:
                 takes_ids = self._takes_ids or self.settings.chat
                 self.tells_tokens = takes_ids and not request.from_text
+                self.never_drawn = request.never_drawn
                 return
             if request.error.code not in (400, 404, 422):
                 break
@@ -255,9 +258,15 @@ class ServerArm(Arm):
         )
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
 
-    def _body(self, question: Question, row: int) -> dict[str, Any]:
-        """The client's arguments. Every parameter is set that a server may have a default for."""
-        decoding, index = question.decoding, question.indices[row]
+    def _body(
+        self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The client's arguments. Every parameter is set that a server may have a default for.
+
+        Args:
+            parameters: further ones, which take the place of those that are set.
+        """
+        decoding = question.decoding
         body: dict[str, Any] = {
             "model": self._model,
             **self._prompt(question, row),
@@ -267,26 +276,35 @@ class ServerArm(Arm):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        extra = dict(parameters or {})
         if self._takes_extensions:
-            body["extra_body"] = {
-                "top_k": decoding.top_k or -1,  # keeps all; not every server takes 0 for that
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "ignore_eos": not question.stop_tokens,
-                "stop_token_ids": sorted(question.stop_tokens),
-                "return_token_ids": True,
-                "return_spec_tokens_details": True,
-            }
-            if self._owner == "harness":
-                # The random numbers of `engine=local`.
-                body["extra_body"] |= {"seed": question.seed, "index": index}
-            if question.repeats:
-                body["extra_body"] |= self._past_the_cache(question.repeats[row]) or {}
+            extra = self._extensions(question, row) | extra
+            longest = len(question.prompts[row]) + decoding.max_new_tokens
+            extra = in_words_of(self._owner, extra, longest)
         elif decoding.top_k:
             raise SettingError(
                 "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
             )
-        return body
+        return body | {"extra_body": extra} if extra else body
+
+    def _extensions(self, question: Question, row: int) -> dict[str, Any]:
+        """Parameters that OpenAI does not have, by vLLM's names."""
+        decoding = question.decoding
+        extensions = {
+            "top_k": decoding.top_k or -1,  # keeps all; not every server takes 0 for that
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "ignore_eos": not question.stop_tokens,
+            "stop_token_ids": sorted(question.stop_tokens),
+            "return_token_ids": True,
+            "return_spec_tokens_details": True,
+        }
+        if self._owner == "harness":
+            # The random numbers of `engine=local`.
+            extensions |= {"seed": question.seed, "index": question.indices[row]}
+        if question.repeats:
+            extensions |= self._past_the_cache(question.repeats[row]) or {}
+        return extensions
 
     @property
     def salts(self) -> bool:
@@ -297,26 +315,28 @@ class ServerArm(Arm):
         """Parameters that differ each time that all prompts are asked."""
         return past_the_cache(self._owner, f"{self._salt}-{repeat}")
 
-    @staticmethod
-    def _with_parameters(body: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with further parameters, which take the place of those that are set."""
-        if not parameters:
-            return body
-        return body | {"extra_body": body.get("extra_body", {}) | parameters}
-
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
         ids = list(question.prompts[row])
         if not self.settings.chat and self._takes_ids:
             return {"prompt": ids}
-        # The server's own tokenizer adds the first token.
-        ids = ids[1:] if ids[0] == self.tokenizer.bos_token_id else ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=self.settings.chat)
+        text = self._as_text(ids)
         if not self.settings.chat:
             return {"prompt": text}
         if question.chats:
             return {"messages": [dict(message) for message in question.chats[row]]}
         return {"messages": [{"role": "user", "content": text}]}
+
+    def _as_text(self, prompt: Sequence[int]) -> str:
+        # The server's own tokenizer adds the first token.
+        ids = prompt[1:] if prompt[0] == self.tokenizer.bos_token_id else prompt
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self.settings.chat))
+
+    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
+        """See `Arm.as_read`."""
+        if self._takes_ids:
+            return prompt
+        return list(self.tokenizer(self._as_text(prompt))["input_ids"])
 
     async def _ask_all(
         self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals
@@ -360,10 +380,19 @@ class ServerArm(Arm):
             request.error = self._explained(error)
         request.text = joined_surrogates(request.text)
         if not request.token_ids:
-            request.from_text = True
-            request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
+            self._read_tokens(request)
             add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
+
+    def _read_tokens(self, request: RequestRecord) -> None:
+        """Set the token ids of an ended answer: those of its events if none is missing, else those of its text."""
+        # The parser of a chat holds some back.
+        is_complete = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
+        if is_complete and not self.settings.chat:
+            request.token_ids = request.shown_ids
+            return
+        request.from_text = True
+        request.token_ids = self.tokenizer.encode(request.text, add_special_tokens=False)
 
     async def _read(
         self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
@@ -381,7 +410,7 @@ class ServerArm(Arm):
                     self._last_event = time.perf_counter()
                     chunk = read_chunk(event)
                     request.note(chunk, time.perf_counter() - started)
-                    check_length(len(request.token_ids), max_tokens)
+                    check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
                     if chunk.token_ids:
                         add(chunk.token_ids)
                     if request.may_be_left:

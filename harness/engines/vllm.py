@@ -8,18 +8,19 @@ import itertools
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, PlacementSettings, require
 from harness.config.synthetic import for_vllm, marginal_rates
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import nvml_gpus
 from harness.engines.pair import PlannedPair
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestRecord, as_records
 from harness.menu.engine import Opening
 from harness.menu.methods.model import VLLM_QUANTIZATIONS
@@ -174,16 +175,63 @@ class VllmArm(Arm):
                         requests[row].add(new[row], time.perf_counter() - started[row])
                     if output.finished:
                         del rows[output.request_id]
-                        metrics = completion.spec_decode_metrics
-                        if metrics is not None:
-                            drafts = {"speculative_decoding": metrics.to_dict()}
-                            requests[row].read_drafts({"metrics": drafts})
+                        _read_acceptance(requests[row], completion)
                 yield new
         except Exception as exception:
             raise _explained(exception) from exception
         finally:
             if rows:
                 llm.abort_request(list(rows))
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """See `Arm.under_load`."""
+        llm = self.engine.start(self)
+        waiting = deque(enumerate(requests))
+        running: dict[str, RequestRecord] = {}
+        started = time.perf_counter()
+        try:
+            while waiting or running:
+                while waiting and len(running) < num_in_flight:
+                    place, asked = waiting.popleft()
+                    identity = self._begin(llm, asked)
+                    length = len(asked.question.prompts[0])
+                    running[identity] = RequestRecord(
+                        place, length, time.time_ns(), leave_after=asked.leave_after
+                    )
+                for output in llm.step():
+                    record = running[output.request_id]
+                    _note(record, output, time.perf_counter() - started)
+                    if record.may_be_left and not output.finished:
+                        llm.abort_request([output.request_id])
+                    if record.may_be_left or output.finished:
+                        yield running.pop(output.request_id)
+        except HarnessError:
+            raise
+        except Exception as exception:
+            raise _explained(exception) from exception
+        finally:
+            if running:
+                llm.abort_request(list(running))
+
+    def _begin(self, llm: Any, asked: LoadRequest) -> str:
+        """Add a request, and give its name. Raises SettingError for a parameter that vLLM refuses."""
+        identity = f"{self.name}-{next(self._ids)}"
+        question = asked.question
+        tokens = {"type": "token", "prompt_token_ids": list(question.prompts[0])}
+        further = dict(asked.parameters)
+        if "logit_bias" in further:
+            further["logit_bias"] = {
+                int(name): bias for name, bias in further["logit_bias"].items()
+            }
+        try:
+            parameters = _sampling_parameters(question, question.indices[0], **further)
+            llm.add_request(identity, tokens, parameters)
+        except ValueError as error:
+            names = ", ".join(further) or "decoding"
+            raise SettingError(names, f"vLLM: {first_line(error)}", asked.parameters) from error
+        return identity
 
 
 def _import_vllm() -> str:
@@ -312,7 +360,21 @@ def _longest_sequence(opening: Opening) -> int:
     return min([length, *filter(None, contexts)])
 
 
-def _sampling_parameters(question: Question, index: int) -> Any:
+def _note(record: RequestRecord, output: Any, seconds: float) -> None:
+    """Note what a request got in a step."""
+    completion = output.outputs[0]
+    record.add(list(completion.token_ids), seconds)
+    if output.finished:
+        _read_acceptance(record, completion)
+
+
+def _read_acceptance(record: RequestRecord, completion: Any) -> None:
+    metrics = completion.spec_decode_metrics
+    if metrics is not None:
+        record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+
+
+def _sampling_parameters(question: Question, index: int, **further: Any) -> Any:
     """The same warp and limits as every engine's, and random numbers of the prompt's own."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -327,6 +389,7 @@ def _sampling_parameters(question: Question, index: int) -> Any:
         stop_token_ids=sorted(question.stop_tokens),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        **further,
     )
 
 

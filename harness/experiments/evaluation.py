@@ -120,6 +120,7 @@ class Evaluation(Experiment):
             arm=arm,
             published_accuracy=self.task.published_accuracy(settings.model).get(arm),
             operands=self.task.operands_column,
+            metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
             **columns,
             **compared,

@@ -66,6 +66,7 @@ class LmEvalTask(Task):
         limits = [generation[name] for name in _MAX_TOKENS_NAMES if generation.get(name)]
         self.max_tokens = int(limits[0]) if limits else _MAX_TOKENS
         self._filter, self._metric = self._find_metric()
+        self.metric_column = f"{self._metric}, {self._filter}"
 
     @property
     def origin(self) -> str:

@@ -15,7 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from harness.config.errors import RunError, SettingError
-from harness.engines.divergence import Divergence, check_known, first_divergence
+from harness.engines.divergence import (
+    Divergence,
+    check_known,
+    first_divergence,
+    text_divergence,
+)
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, quick_collections
@@ -23,6 +28,7 @@ from harness.experiments.lossless import (
     REQUIRED_POWER,
     SampledCheck,
     SampledTest,
+    check_told,
     greedy_columns,
     sampled_columns,
     together,
@@ -79,7 +85,7 @@ class LoadTest:
         taken, refused = self._taken(arm)
         workload = Workload(self._prompts, taken, self._settings.decoding, self._settings.seed)
         if reference is None:
-            self._compare_with_alone(arm, workload, taken, refused)
+            self._compare_with_alone(session, arm, workload, taken, refused)
         else:
             self._compare_with_exact(arm, workload, taken, refused, reference)
 
@@ -100,7 +106,8 @@ class LoadTest:
         if settings.decoding.temperature == 0:
             return [], []
         prompt = self._prompts[0]
-        tried = samplings(settings.decoding, sorted(set(prompt))[:_NUM_BIASED])
+        biased = sorted(set(prompt))[:_NUM_BIASED]
+        tried = samplings(settings.decoding, biased, arm.penalises_prompts)
         if engine_of(settings).own_loop:
             # Our loop has no others, which nobody expects of it.
             return [one for one in tried if not one.parameters], []
@@ -157,11 +164,13 @@ class LoadTest:
         texts = [answer.token_ids for answer in answers]
         second = workload.second_turns(asked, texts, num_drawn)
         answers += self._answers(arm, second, self._num_in_flight, "under load, second turns")
-        compared = [
-            (one, answer.token_ids)
+        read = [
+            (one, answer)
             for one, answer in zip([*asked, *second], answers, strict=True)
             if one.is_compared and answer.token_ids
         ]
+        check_told([answer for _, answer in read])
+        compared = [(one, answer.token_ids) for one, answer in read]
         batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
         scores = _Scores(reference, batch_size, self._settings.seed)
         with progress("comparing", len(compared)) as advance:
@@ -238,7 +247,12 @@ class LoadTest:
     # Without them: the same requests alone.
 
     def _compare_with_alone(
-        self, arm: Arm, workload: Workload, taken: Sequence[Sampling], refused: Sequence[str]
+        self,
+        session: Session,
+        arm: Arm,
+        workload: Workload,
+        taken: Sequence[Sampling],
+        refused: Sequence[str],
     ) -> None:
         asked = workload.first_turns(0)
         asked = [one for one in asked if one.is_greedy and one.is_compared]
@@ -251,13 +265,8 @@ class LoadTest:
         loaded = workload.shuffled([*asked, *drawn])
         answers = self._answers(arm, loaded, self._num_in_flight)
         under_load = dict(zip((one.index for one in loaded), answers, strict=True))
-        greedy_alone = self._answers(arm, asked, 1, "alone")
-        divergences = [
-            first_divergence(None, one.prompt, answer.token_ids, under_load[one.index].token_ids)
-            for one, answer in zip(asked, greedy_alone, strict=True)
-        ]
-        num_tokens = sum(len(answer.token_ids) for answer in greedy_alone)
-        self.checks.append(greedy_columns(divergences, num_tokens))
+        texts = [under_load[one.index] for one in asked]
+        self._add_greedy_texts(session, arm, asked, texts)
         if not taken:
             return
         level = self._settings.false_alarm_rate / (len(taken) + 1)
@@ -278,6 +287,32 @@ class LoadTest:
             self.checks.append(sampled_columns(check) | named)
         overall = together(parts)
         self._add_overall(overall, refused, overall.acceptance)
+
+    def _add_greedy_texts(
+        self, session: Session, arm: Arm, asked: Sequence[Asked], answers: Sequence[RequestRecord]
+    ) -> None:
+        """Compare greedy texts with the model's own; where it cannot be loaded, with those of requests alone."""
+        pairs = list(zip(asked, answers, strict=True))
+        reference = session.text_reference()
+        if reference is None:
+            alone = self._answers(arm, asked, 1, "alone")
+            divergences = [
+                first_divergence(None, one.prompt, other.token_ids, answer.token_ids)
+                for (one, answer), other in zip(pairs, alone, strict=True)
+            ]
+        else:
+            divergences = [
+                text_divergence(
+                    reference,
+                    session.tokenizer,
+                    arm.as_read(one.prompt),
+                    answer.text,
+                    one.num_tokens,
+                )
+                for one, answer in pairs
+            ]
+        num_tokens = sum(len(answer.token_ids) for answer in answers)
+        self.checks.append(greedy_columns(divergences, num_tokens))
 
 
 class _Scores:

@@ -16,7 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from harness.config.errors import RunError
 from harness.engines.divergence import Divergence
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.experiments.outcomes import Floats, Outcomes, observed_outcomes
 from harness.results.acceptance import Acceptance
@@ -86,6 +88,17 @@ def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) ->
         "logit_margin": worst and worst.logit_margin,
         "logit_tolerance": worst and worst.logit_tolerance,
     }
+
+
+def check_told(requests: Sequence[RequestRecord]) -> None:
+    """Raises RunError where a server that tells token ids left some out: those of a text may be others."""
+    num_incomplete = sum(request.from_text for request in requests)
+    if num_incomplete:
+        raise RunError(
+            f"{num_incomplete} of {len(requests)} answers came without the ids of all their tokens,"
+            " so that these cannot be compared\n"
+            "(llama.cpp tells none of a token that ends within a character)"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
+from harness.models.checkpoints import ask_for
 from harness.models.failures import explain, first_line
 
 # The number of a row, from 1, and the row.
@@ -39,6 +40,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     repository, revision = settings.repository, settings.revision
     assert repository is not None
     try:
+        ask_for(repository, file, revision, "dataset")
         found = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
-from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.protocol import Arm, Question, Reference
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
 from harness.experiments.load import LoadTest
@@ -18,6 +19,7 @@ from harness.experiments.lossless import (
     REQUIRED_POWER,
     SampledCheck,
     SampledTest,
+    check_told,
     greedy_columns,
     sampled_columns,
     together,
@@ -133,23 +135,42 @@ class Recovery(Experiment):
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
         arms = self.settings.arms
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
-        session.open(num_rows, longest, decoding, fault=self.settings.fault)
+        engine = session.open(num_rows, longest, decoding, fault=self.settings.fault)
         divergences: list[Divergence | None] = []
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
-            for prompt, *texts in zip(
-                question.prompts, *(generations[name].tokens for name in arms), strict=True
-            ):
-                same = texts[0] == texts[1]
-                divergences.append(
-                    None if same else first_divergence(session.reference(), prompt, *texts)
-                )
+            if engine.tells_tokens:
+                check_told([each for name in arms for each in generations[name].requests])
+            answers = [generations[name].requests for name in arms]
+            for prompt, *pair in zip(question.prompts, *answers, strict=True):
+                divergences.append(self._divergence(session, prompt, *pair))
 
         batches = in_batches(token_ids, self.settings.batch_size)
         session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
         # No text ends before its last token.
         num_tokens = len(token_ids) * decoding.max_new_tokens
         self.checks.append(greedy_columns(divergences, num_tokens))
+
+    def _divergence(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        regular: RequestRecord,
+        speculative: RequestRecord,
+    ) -> Divergence | None:
+        """Where greedy texts of both arms part; of one without token ids, where it leaves the reference's."""
+        texts = regular.token_ids, speculative.token_ids
+        if texts[0] == texts[1]:
+            return None
+        if not speculative.from_text:
+            return first_divergence(session.reference(), prompt, *texts)
+        reference = session.text_reference()
+        if reference is None:
+            return first_divergence(None, prompt, *texts)
+        assert session.engine is not None
+        read = session.engine.arms[-1].as_read(prompt)
+        most = self.settings.decoding.max_new_tokens
+        return text_divergence(reference, session.tokenizer, read, speculative.text, most)
 
     def _compare_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Test after a few contexts with each number of draft tokens, and finally all contexts together.
@@ -240,6 +261,7 @@ class Recovery(Experiment):
                 generation = generate(engine, arm, question)
                 # The tokens of a text are not those that were drawn, nor as many.
                 if engine.tells_tokens:
+                    check_told(generation.requests)
                     check_lengths(generation, asked.max_new_tokens)
                 yield generation
                 advance(None)

@@ -23,11 +23,13 @@ class Sampling:
         name: for reports.
         parameters: of a server's API, with OpenAI's and vLLM's names: `min_p`, `presence_penalty`,
             `frequency_penalty`, `repetition_penalty`, `logit_bias`.
+        penalises_prompts: see `Arm`.
     """
 
     name: str
     decoding: DecodingSettings
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    penalises_prompts: bool = False
 
     def probabilities_along(
         self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]
@@ -47,28 +49,34 @@ class Sampling:
         return probabilities / probabilities.sum(-1, keepdims=True)
 
     def _penalised(self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Repetition counts prompt and text, as in transformers; the others the text alone."""
+        """Repetition counts prompt and text, as in transformers; the others the text alone, or both."""
         if not self.parameters:
             return logits
         size = logits.shape[-1]
         tokens = torch.tensor(text)
-        # [n, V]: how often each token came in the text before.
+        # [n, V]: how often each token came in the text before, and [V] in the prompt.
         counts = one_hot(tokens, size).cumsum(0) - one_hot(tokens, size)
+        in_prompt = one_hot(torch.tensor(prompt), size).sum(0)
         repetition = self.parameters.get("repetition_penalty", 1.0)
         if repetition != 1:
-            seen = (counts > 0) | (one_hot(torch.tensor(prompt), size).sum(0) > 0)
+            seen = counts + in_prompt > 0
             lowered = torch.where(logits > 0, logits / repetition, logits * repetition)
             logits = torch.where(seen, lowered, logits)
+        if self.penalises_prompts:
+            counts = counts + in_prompt
         frequency = self.parameters.get("frequency_penalty", 0.0)
         presence = self.parameters.get("presence_penalty", 0.0)
         return logits - frequency * counts - presence * (counts > 0)
 
 
-def samplings(decoding: DecodingSettings, biased: Sequence[int]) -> list[Sampling]:
+def samplings(
+    decoding: DecodingSettings, biased: Sequence[int], penalises_prompts: bool = False
+) -> list[Sampling]:
     """The sampling settings to try: the run's own, and others beside it, each alone.
 
     Args:
         biased: tokens whose logits `logit_bias` raises.
+        penalises_prompts: see `Arm`.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
@@ -85,7 +93,7 @@ def samplings(decoding: DecodingSettings, biased: Sequence[int]) -> list[Samplin
         Sampling(f"temperature={other:g}", plain),
         Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
         Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
-        *(Sampling(_named(one), plain, one) for one in extras),
+        *(Sampling(_named(one), plain, one, penalises_prompts) for one in extras),
     ]
 
 

@@ -241,21 +241,33 @@ class Session:
             RunError: models of an engine that computes here do not fit.
         """
         assert self.engine is not None
+        return self.engine.reference or self._told_reference
+
+    def text_reference(self) -> Reference | None:
+        """The same for greedy texts, whose tokens need not be told; None where the server makes chats of prompts."""
+        assert self.engine is not None
+        if getattr(self.settings.engine, "chat", False):
+            return None
         return self.engine.reference or self._loaded_reference
 
     @functools.cached_property
-    def _loaded_reference(self) -> Reference | None:
+    def _told_reference(self) -> Reference | None:
         assert self.engine is not None
+        if self.engine.tells_tokens and self._loaded_reference is not None:
+            return self._loaded_reference
+        say("without the exact distribution: answers are compared with each other")
+        return None
+
+    @functools.cached_property
+    def _loaded_reference(self) -> Reference | None:
         computes_here = engine_of(self.settings).computes_here
         try:
-            if self.engine.tells_tokens:
-                return self._load_reference(computes_here)
+            return self._load_reference(computes_here)
         except HarnessError as error:
             if computes_here:
                 raise
             say(f"model={self.settings.model.name} cannot be loaded here: {error}")
-        say("without the exact distribution: answers are compared with each other")
-        return None
+            return None
 
     def _load_reference(self, computes_here: bool) -> Reference:
         settings = self.settings
@@ -263,7 +275,9 @@ class Session:
         planned = self._keeper.plan(settings) if computes_here else plan_pair(*target_alone)
         demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
         pair = planned.place(demand, force=settings.force).load()
-        return open_reference(pair, settings.decoding)
+        assert self.engine is not None
+        never_drawn = set().union(*(arm.never_drawn for arm in self.engine.arms))
+        return open_reference(pair, settings.decoding, never_drawn=never_drawn)
 
     def close(self) -> None:
         """Close the engine, if one is open."""

@@ -50,10 +50,12 @@ class Task(Protocol):
     Attributes:
         ends: texts that end a completion; () for none.
         operands_column: the column `operands` of its rows; None for questions from a data set.
+        metric_column: the column `metric`; None where answers are simply right or wrong.
     """
 
     ends: tuple[str, ...] = ()
     operands_column: str | None = None
+    metric_column: str | None = None
 
     @property
     def origin(self) -> str | None:

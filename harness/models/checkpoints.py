@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub
 from transformers import (
@@ -200,15 +200,23 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
 
 
 def ask_hub(settings: ModelSettings) -> None:
-    """Raise the hub's refusal of a repository that was never downloaded.
+    """Raise the hub's refusal of a repository that was never downloaded; see `ask_for`."""
+    name = source(settings)
+    if not Path(name).is_dir():
+        ask_for(name, settings.gguf_file or "config.json", settings.revision)
 
-    Without a network transformers fails too, but only after half a minute of tries for each file.
+
+def ask_for(
+    repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
+) -> None:
+    """Raise the hub's refusal of a repository whose file was never downloaded.
+
+    Without a network its client fails too, but only after half a minute of tries for each file.
     """
-    name, revision = source(settings), settings.revision
-    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
         return
     cached = huggingface_hub.try_to_load_from_cache(
-        name, settings.gguf_file or "config.json", revision=revision
+        repository, file, revision=revision, repo_type=kind
     )
     if not isinstance(cached, str):
-        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=10)
+        huggingface_hub.HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=10)

@@ -61,8 +61,9 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    """`4.1 %`, `0.35 %`, `14 %`."""
-    return f"{100 * share:.2g} %"
+    """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
+    digits = ".2g" if share < 0.995 else ".0f"
+    return f"{100 * share:{digits}} %"
 
 
 def _other_caches(rows: Sequence[LatencyRow]) -> str | None:

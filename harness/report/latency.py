@@ -195,6 +195,11 @@ def _time(row: LatencyRow) -> str | None:
     return f"{row.ms_per_token:.2f}{spread}"
 
 
+def _short(milliseconds: float) -> str:
+    """At most five characters for less than 100 s, so that three stay on a line."""
+    return f"{milliseconds:.1f}" if milliseconds < 1000 else f"{milliseconds:.0f}"
+
+
 def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
     """A column with three percentiles of a time, such as `time_to_first_token`."""
 
@@ -202,7 +207,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
         if all(value is None for value in values):
             return None
-        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
+        return " / ".join(UNKNOWN if value is None else _short(value) for value in values)
 
     return Column(f"{heading}\np50 / p90 / p99", of=percentiles, optional=optional)
 
@@ -239,8 +244,8 @@ _CATEGORIES = (
     Column("category", text=True, of="name"),
     Column("prompts", of="num_prompts"),
     Column("speed-up", times, "speedup.estimate"),
-    Column("acceptance", percent, "acceptance_rate"),
-    Column("tokens/iteration", number(), "tokens_per_iteration"),
+    Column("acceptance", percent, "acceptance_rate", optional=True),
+    Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
 
 _TURNS = (Column("turn", text=True, of="name"), *_CATEGORIES[1:])

@@ -155,7 +155,8 @@ def _as_text(value: Any) -> str:
 def _prompts(row: Any) -> str | None:
     if isinstance(row, EvalRow):
         operands = f" of {row.operands.replace('-', ' to ')}" if row.operands else ""
-        return f"{row.task}{operands}"
+        metric = f", scored by {row.metric}" if row.metric else ""
+        return f"{row.task}{operands}{metric}"
     if row.status not in (None, "ok"):
         # It ended early and does not say how many prompts it was asked for.
         return None

@@ -616,6 +616,10 @@ class EvalRow(DecodedRow):
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     task: MaybeText = setting("name of the task", "task")
     operands: MaybeText = setting("lowest and highest operand, `1-99`; empty for other tasks")
+    metric: MaybeText = figure(
+        "metric of lm-evaluation-harness that scored the answers and its filter,"
+        " `exact_match, strict-match`; empty for other tasks"
+    )
     prompts_digest: MaybeText = circumstance("digest of the questions")
 
 

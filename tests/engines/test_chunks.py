@@ -42,6 +42,10 @@ def vllm(**counts: object) -> dict[str, Any]:
         vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]),
         {"sglext": {"spec_tokens_details": {"spec_num_proposed_drafts": 4}}},
         {"timings": {"draft_n": 10, "draft_n_accepted": 50}},
+        {"__verbose": []},
+        {"__verbose": {"tokens": [-1]}},
+        {"__verbose": {"generation_settings": {"logit_bias": [7]}}},
+        {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
     ],
 )
 def test_what_cannot_be_is_refused(event: Any) -> None:

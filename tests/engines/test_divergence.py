@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fakes import MarkovRunner
-from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.protocol import Margin
+from tiny_checkpoints import make_tokenizer
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 
@@ -41,3 +42,51 @@ def test_a_text_that_ends_earlier_parts_there() -> None:
 
 def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
     assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1, 2, 1)
+
+
+TOKENIZER = make_tokenizer()
+PROMPT = TOKENIZER.encode("a")
+
+
+class Writer:
+    """A reference over single bytes, which greedily writes a text and would rather write `x` than anything else."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id]
+
+    def logits(self, prompts: list[list[int]]) -> torch.Tensor:
+        logits = torch.zeros(len(prompts), len(TOKENIZER))
+        logits[:, TOKENIZER.encode("x")] = 1.0
+        for row, prompt in enumerate(prompts):
+            place = min(len(prompt) - len(PROMPT), len(self._tokens) - 1)
+            logits[row, self._tokens[place]] = 3.0
+        return logits
+
+    def margin(self, token_ids: list[int], wanted: int, other: int) -> Margin:
+        logits = self.logits([token_ids])[0]
+        return Margin(float(logits[wanted] - logits[other]), 0.25)
+
+
+def parted(own: str, text: str, num_tokens: int = 9) -> Divergence | None:
+    return text_divergence(Writer(own), TOKENIZER, PROMPT, text, num_tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["bcdé", "bc", "", "bcdé"[:3]])
+def test_a_text_is_the_references_own_as_far_as_it_goes(text: str) -> None:
+    """The last character is two tokens, and its first byte alone is no text."""
+    assert parted("bcdé", text) is None
+
+
+def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
+    wanted, other = TOKENIZER.encode("dx")
+    assert parted("bcdé", "bcxé") == Divergence(2, wanted, other, 2.0, 0.25)
+    assert parted("bcdé", "bczé") == Divergence(2, wanted, *TOKENIZER.encode("z"), 3.0, 0.25)
+
+
+@pytest.mark.parametrize("text", ["bcz", "bcxz"])
+def test_behind_the_end_of_a_text_no_margin_is_told(text: str) -> None:
+    """A server may keep the model from ending, and goes on in its own way then."""
+    assert parted("bc", "bc") is None
+    found = parted("bc", text)
+    assert found is not None
+    assert found.logit_margin is None

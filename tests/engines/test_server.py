@@ -5,16 +5,18 @@ import itertools
 import statistics
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, texts
-from echo_server import EchoServer
+from echo_server import NEVER_DRAWN, EchoServer
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
+from harness.experiments.lossless import check_told
 from harness.menu.engines.server import ServerSettings
 
 
@@ -79,6 +81,38 @@ def test_llama_cpp_says_less(open_engine: Open) -> None:
     engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
     generate(engine, engine.arms[0], ask(max_new_tokens=8))
     assert acceptance_columns(arm_of(engine).last_requests) == {"acceptance_rate": 4 / 12}
+
+
+def llama_cpp(**behaviour: Any) -> EchoServer:
+    return EchoServer(dialect="llama.cpp", version="b11549", **behaviour)
+
+
+def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) -> None:
+    server = llama_cpp()
+    engine, question = open_engine(server), ask()
+    assert engine.tells_tokens
+    assert engine.arms[0].never_drawn == {NEVER_DRAWN}
+    generation = generate(engine, engine.arms[0], question)
+    assert generation.tokens == texts(question)
+    assert not generation.requests[0].from_text
+    (body,) = server.bodies
+    # As transformers has it: by default llama.cpp cuts by top-p before the temperature.
+    assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
+    assert body["repeat_last_n"] == 3 + 7
+    assert body["repeat_penalty"] == 1
+    assert "repetition_penalty" not in body
+
+
+def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: Open) -> None:
+    server = llama_cpp()
+    engine = open_engine(server)
+    server.withheld = 1
+    generation = generate(engine, engine.arms[0], ask())
+    (request,) = generation.requests
+    assert (request.from_text, request.num_tokens) == (True, 7)
+    assert generation.tokens == [TOKENIZER.encode(request.text)]
+    with pytest.raises(RunError, match="1 of 1 answers came without the ids of all"):
+        check_told(generation.requests)
 
 
 def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:

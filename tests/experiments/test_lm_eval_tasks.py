@@ -13,6 +13,7 @@ import pytest
 from harness.config.errors import SettingError
 from harness.experiments.lm_eval_tasks import LmEvalTask
 from in_process import Harness, only, results
+from wording import mentions
 
 TASK = "lm_eval:./task.yaml"
 NUM_ROWS = 12
@@ -186,6 +187,8 @@ def test_eval_asks_both_arms_and_resumes_unless_the_task_changed(harness: Harnes
     merged = results("eval").query("seed == 'all'")
     assert list(merged.arm) == ["regular", "speculative"]
     assert set(merged.task) == {TASK}
+    assert set(merged.metric) == {"exact_match, number"}
+    assert mentions(outcome.stdout, TASK, "scored by exact_match, number")
     assert set(merged.num_prompts) == {4}
     assert merged.mcnemar_p_value.iloc[1] == 1
     assert merged.identical_prompts.iloc[1] == 4

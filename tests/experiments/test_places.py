@@ -97,6 +97,16 @@ def test_penalties_count_the_text_alone() -> None:
     assert np.log(found[2][7] / found[2][2]) == pytest.approx(2.0)
 
 
+def test_llama_cpp_counts_the_prompt_too() -> None:
+    logits, text = torch.zeros(2, VOCABULARY_SIZE), [2, 5]
+    parameters = {"presence_penalty": 1.0, "frequency_penalty": 0.5}
+    decoding = DecodingSettings(temperature=1.0)
+    asked = Sampling("both", decoding, parameters, penalises_prompts=True)
+    found = asked.probabilities_along(logits, [7, 7], text)
+    assert np.log(found[0][3] / found[0][7]) == pytest.approx(2.0)
+    assert np.log(found[1][3] / found[1][2]) == pytest.approx(1.5)
+
+
 def test_reused_random_numbers_show_in_pairs_alone() -> None:
     generator = np.random.default_rng(3)
     numbers = generator.random(1000)

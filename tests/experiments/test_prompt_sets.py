@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,3 +263,23 @@ def test_without_pyarrow_a_parquet_file_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'harness\[parquet\]'"):
         load_prompts(PromptSettings(name="mine", file=str(file)))
+
+
+def test_without_a_network_a_set_is_refused_without_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"waits {seconds} s for another try")
+
+    clock = SimpleNamespace(**vars(time) | {"sleep": wait})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
+    nobody_listens = "http://127.0.0.1:9"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, nobody_listens)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", nobody_listens)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(RunError) as refused:
+        load_prompts(preset("gsm8k"))
+    assert str(refused.value).startswith("prompts: openai/gsm8k cannot be fetched")
+    assert "HF_HUB_OFFLINE=1" in str(refused.value)

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from echo_server import serving
 from harness.engines.pair import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
+from wording import mentions
 
 QUICK = [
     "engine=server",
@@ -68,3 +70,21 @@ def test_without_token_ids_the_arms_are_compared(
     servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
     outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers, code=1)
     assert "answers are compared with each other" in outcome.stderr
+
+
+@pytest.mark.parametrize(("changed", "code"), [(False, 0), (True, 1)])
+def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
+    harness: Harness, stack: ExitStack, pair: Pair, changed: bool, code: int
+) -> None:
+    """An honest server is not accused, and a wrong token is no rounding."""
+    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
+    if changed:
+        server.spoil = lambda rows: [
+            [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
+        ]
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=6"]
+    asked += ["num_prompts=2", "load=2", f"engine.url={stack.enter_context(serving(server))}"]
+    outcome = harness("recovery", *asked, code=code)
+    (row,) = results("recovery").to_dict("records")
+    assert row["verdict"] == ("lossy" if changed else "lossless")
+    assert mentions(outcome.stdout, f"{0 if changed else 8} of 8") or changed

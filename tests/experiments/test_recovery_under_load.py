@@ -175,16 +175,17 @@ def test_our_service_is_tested_over_http(
 
 @pytest.mark.slow
 def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) -> None:
+    """Its chats have no text that the model could be asked for."""
     pytest.importorskip("openai", reason="harness[server] is not installed")
     from echo_server import EchoServer, serving
 
     server = EchoServer(dialect="openai")
     with serving(server) as url:
         outcome = harness(
-            "recovery", "model=tiny", *QUICK, "engine=server", f"engine.url={url}",
-            code=3,
+            "recovery", "model=tiny", *QUICK, "engine=server", "engine.chat=true",
+            f"engine.url={url}", code=3,
         )  # fmt: skip
-    assert "answers are compared with each other" in outcome.stderr
+    assert "answers are compared with those of the same server alone" in outcome.stderr
     rows = results("recovery")
     assert rows["verdict"][0] == "lossless"
     assert "lossy" not in set(rows["verdict"])

@@ -255,3 +255,13 @@ def test_without_an_interval_nothing_is_said_about_it(capsys: pytest.CaptureFixt
     text = printed(capsys, speedup_low=None, speedup_high=None, speedup_covers="5 prompts")
     assert "of such runs" not in text
     assert "one run" not in text
+
+
+def test_percentiles_stay_on_one_line_beside_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("time_to_first_token", "time_per_output_token", "inter_token_latency")
+    times = {f"{name}_p{p}_ms": 100.25 + p for name in names for p in (50, 90, 99)}
+    times["time_to_first_token_p99_ms"] = 23456.7
+    told = {"requests_per_second": 12.34, "goodput": 10.5, "num_failed": 0, "num_timed_out": 0}
+    text = printed(capsys, engine="server", tokens_per_second_per_user=9.9, **told, **times)
+    assert text.count("150.2 / 190.2 / 199.2 │") == 4
+    assert text.count("150.2 / 190.2 / 23457 │") == 2

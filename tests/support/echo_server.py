@@ -15,6 +15,8 @@ from typing import Any, Literal
 # Bytes as ids, after two special tokens, as in `tiny_checkpoints.make_tokenizer`.
 VOCABULARY_SIZE = 258
 FIRST_LETTER = ord("a")
+# The token that ends texts, as llama.cpp has it.
+NEVER_DRAWN = 1
 
 
 def continuation(last: int, count: int) -> list[int]:
@@ -43,6 +45,7 @@ class EchoServer:
         rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         started: it tells that it was started then.
+        withheld: of llama.cpp's ids, this many are missing, as of tokens that end within a character.
         twist: makes another event of each one that it would send; a hostile server.
         drop_reused: close a connection without an answer at its second completion.
         drop_new: the same at its first one.
@@ -66,6 +69,7 @@ class EchoServer:
     key: str | None = None
     version: str | None = None
     started: int | None = None
+    withheld: int = 0
     twist: Callable[[Any], Any] = lambda event: event
     drop_reused: bool = False
     drop_new: bool = False
@@ -215,8 +219,17 @@ class EchoServer:
                 choice["delta"] = {"content": choice.pop("text")}
             if self.dialect.startswith("vllm") and body.get("return_token_ids"):
                 choice["token_ids"] = step
-            yield {"object": "text_completion", "choices": [choice]}
+            event: dict[str, Any] = {"object": "text_completion", "choices": [choice]}
+            if self.dialect == "llama.cpp" and body.get("verbose"):
+                shown = step[self.withheld :] if step is steps[-1] else step
+                event["__verbose"] = {"content": text, "tokens": shown, "stop": False}
+            yield event
         last_chunk: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": count}}
+        if self.dialect == "llama.cpp" and body.get("verbose"):
+            # JSON has no infinity.
+            biases = [{"bias": None, "token": NEVER_DRAWN}] if body["ignore_eos"] else []
+            settings = {"logit_bias": biases, "samplers": body["samplers"]}
+            last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
         if self.num_cached is not None and self.dialect == "llama.cpp":
             last_chunk["timings"] = {"cache_n": self.num_cached}
         elif self.num_cached is not None:

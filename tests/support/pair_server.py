@@ -34,10 +34,11 @@ class PairServer(EchoServer):
     Attributes:
         arm: that answers.
         temperature_factor: the fault of a server that draws at another temperature than it was asked for.
-        texts: answers come as text alone.
+        tokenizer: that writes the texts of answers; None for letters by number.
     """
 
     arm: Arm | None = None
+    tokenizer: Any = None
     temperature_factor: float = 1.0
     spoil: Callable[[Tokens], Tokens] = lambda tokens: tokens
     _waiting: list[tuple[dict[str, Any], asyncio.Future[list[int]]]] = field(default_factory=list)
@@ -51,10 +52,10 @@ class PairServer(EchoServer):
             self._busy = True
             asyncio.get_running_loop().create_task(self._work())
         tokens = await answer
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": "".join(chr(FIRST_LETTER + t % 26) for t in tokens),
-        }
+        text = "".join(chr(FIRST_LETTER + t % 26) for t in tokens)
+        if self.tokenizer is not None:
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        choice: dict[str, Any] = {"index": 0, "text": text}
         choice |= {"finish_reason": "length"} | (
             {"token_ids": tokens} if self.dialect == "vllm" else {}
         )

@@ -97,7 +97,7 @@ class RecoverySettings(PromptedSettings):
         planted = self.fault != "none"
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
         if self.load is not None:
-            require(engine.takes_load, "load", "needs engine=local or engine=server", self.load)
+            require(engine.takes_load, "load", "needs engine=local, vllm or server", self.load)
             return
         rule = "must be a model: without a draft nothing can be lost"
         if not engine.own_loop:

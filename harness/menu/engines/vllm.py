@@ -44,6 +44,7 @@ class Vllm(EngineRecord):
     settings = VllmSettings
     may_queue = True
     may_crash = True
+    takes_load = True
     has_coin = True
     packages = ("vllm",)
     # vLLM's build for CPUs warns about NUMA from C++ whenever it starts, beyond the reach of

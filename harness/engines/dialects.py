@@ -1,0 +1,53 @@
+"""Parameters of requests that OpenAI's API does not have, in the words of each server, and what they mean there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Servers whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
+_SALTED = ("vllm", "sglang", "tensorrt_llm")
+_LLAMA_CPP = "llamacpp"
+# llama.cpp's own names.
+_LLAMA_CPP_NAMES = {"repetition_penalty": "repeat_penalty"}
+_LLAMA_CPP_PARAMETERS: Mapping[str, Any] = {
+    # Each event then has the id of its token.
+    "verbose": True,
+    # By default the temperature comes last, so that top-p cuts another distribution.
+    "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+}
+
+
+def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
+    """Parameters that hide a request from prefixes cached under another salt; None if unknown.
+
+    Args:
+        owned_by: as the server's list of models says.
+    """
+    if owned_by in _SALTED:
+        return {"cache_salt": salt}
+    if owned_by == _LLAMA_CPP:
+        return {"cache_prompt": False}
+    # Our own server caches nothing between requests.
+    return {} if owned_by == "harness" else None
+
+
+def in_words_of(
+    owned_by: str | None, parameters: Mapping[str, Any], num_tokens: int
+) -> dict[str, Any]:
+    """Parameters in vLLM's words, as a server takes them, with those of its own that give them their meaning.
+
+    Args:
+        owned_by: as the server's list of models says.
+        num_tokens: of the prompt and the longest answer.
+    """
+    if owned_by != _LLAMA_CPP:
+        return dict(parameters)
+    renamed = {_LLAMA_CPP_NAMES.get(name, name): value for name, value in parameters.items()}
+    # Penalties would reach back over 64 tokens alone.
+    return {**_LLAMA_CPP_PARAMETERS, "repeat_last_n": num_tokens, **renamed}
+
+
+def penalises_prompts(owned_by: str | None) -> bool:
+    """Whether presence and frequency penalties count the tokens of the prompt, too."""
+    return owned_by == _LLAMA_CPP
