@@ -206,14 +206,19 @@ class LocalEngine(Engine):
     @property
     def watches_freely(self) -> bool:
         """See `Engine.watches_freely`. GPUs would be waited for, and each layer of 8 bits be timed."""
-        models = [self._pair.target, self.runners.draft_model]
-        layers = [layer for one in models if one for layer in eight_bit_layers(one.model)]
-        return not layers and all(device.type == "cpu" for device in self.devices)
+        for model in (self._pair.target, self.runners.draft_model):
+            if model is not None and eight_bit_layers(model.model):
+                return False
+        return all(device.type == "cpu" for device in self.devices)
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """See `Engine.watched`."""
-        clocks = [Phases(self.devices) for _ in self.arms]
-        return [(self._make_arms(phases)[number], phases) for number, phases in enumerate(clocks)]
+        watched: list[tuple[Arm, Phases]] = []
+        for number in range(len(self.arms)):
+            phases = Phases(self.devices)
+            arms = self._make_arms(phases)
+            watched.append((arms[number], phases))
+        return watched
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
         """See `Engine.pass_ms`.
@@ -222,7 +227,7 @@ class LocalEngine(Engine):
         again what was kept before.
         """
         number = question.decoding.num_draft_tokens
-        target_runner = self.runners.name.partition("+")[0]
+        target_runner, _, _ = self.runners.name.partition("+")
         if number == "auto" or target_runner not in ("eager", "static"):
             return None
         if isinstance(self.runners.target, SnapshotRunner):

@@ -68,7 +68,8 @@ class VllmEngine(Engine):
             arguments["speculative_config"] = speculative_config(planned, opening.decoding)
             arguments["per_request_spec_decode_metrics"] = "detailed"
             self.arms.append(_arm("speculative", self, arguments, [target, *drafts]))
-        # Then each arm is asked everything at once, and both are loaded only once, unless `laps` says otherwise.
+        # Where memory does not hold both, each arm is asked everything at once, and is loaded only
+        # once, unless `laps` says otherwise.
         self.queues = len(self.arms) > 1 and not _fit_together(self.arms, opening)
         self.alternates = not self.queues
         self.runner = f"vLLM {version}"
@@ -270,11 +271,12 @@ def _num_parts(arguments: dict[str, Any]) -> int:
 def _fit_together(arms: Sequence[VllmArm], opening: Opening) -> bool:
     """Whether memory holds all arms at once."""
     gpus = opening.planned.gpus
-    split = _num_parts(arms[0].arguments)
+    num_parts = _num_parts(arms[0].arguments)
     free = free_memory(gpus)
-    room = min(free[gpu] for gpu in gpus) * split if gpus else free["cpu"]
-    reserve = round(opening.settings.placement.reserve_gb * 1e9) * split
-    return sum(arm.num_bytes + reserve for arm in arms) <= room
+    room = min(free[gpu] for gpu in gpus) * num_parts if gpus else free["cpu"]
+    reserve = round(opening.settings.placement.reserve_gb * 1e9) * num_parts
+    needed = sum(arm.num_bytes + reserve for arm in arms)
+    return needed <= room
 
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
@@ -304,15 +306,16 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
     rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
     require(settings.placement == plain, "placement", rule, settings.placement.strategy)
     models = {"model": settings.model}
-    if (draft := settings.draft) is not None:
+    draft = settings.draft
+    if draft is not None:
         models["draft"] = draft
         # It refuses what vLLM has no words for.
         method_of(draft).vllm(planned, draft)
         rule = "must have the model's tokenizer with engine=vllm"
         require(planned.translation is None, "draft", rule, draft.name)
-        k = settings.decoding.num_draft_tokens
+        number = settings.decoding.num_draft_tokens
         rule = "must be a number with engine=vllm"
-        require(isinstance(k, int), "decoding.num_draft_tokens", rule, k)
+        require(isinstance(number, int), "decoding.num_draft_tokens", rule, number)
     for role, model in models.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
         rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"

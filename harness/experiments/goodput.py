@@ -18,25 +18,28 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
         slo: the most milliseconds, `ttft_ms` to the first token and `itl_ms` for each token after it,
             a mean of the request.
     """
+    if not request.answered:
+        return False
     times = {
         "ttft_ms": request.time_to_first_token_ms,
         "itl_ms": request.time_per_output_token_ms,
     }
-    if not request.answered:
-        return False
-    asked = ((times[name], most) for name, most in slo.items())
-    # An answer of one token has no time between tokens.
-    return all(time is None or time <= most for time, most in asked)
+    for name, most in slo.items():
+        milliseconds = times[name]
+        # An answer of one token has no time between tokens.
+        if milliseconds is not None and milliseconds > most:
+            return False
+    return True
 
 
 def goodput_columns(generations: Sequence[Generation], slo: Mapping[str, float]) -> dict[str, Any]:
     """The columns of one arm."""
     seconds = sum(generation.seconds for generation in generations)
-    good = sum(_num_good(generations, slo))
-    number = sum(len(generation.requests) for generation in generations)
-    if not seconds or not number:
+    num_good = sum(_num_good(generations, slo))
+    num_requests = sum(len(generation.requests) for generation in generations)
+    if not seconds or not num_requests:
         return {}
-    return {"goodput": good / seconds, "goodput_share": good / number}
+    return {"goodput": num_good / seconds, "goodput_share": num_good / num_requests}
 
 
 def goodput_ratio_columns(
@@ -52,21 +55,29 @@ def goodput_ratio_columns(
     Args:
         units: the lap of each generation; a lap that is asked again is the same one.
     """
-    number = min(len(regular), len(speculative))
+    # A run that was stopped may have one lap more of one arm.
+    num_laps = min(len(regular), len(speculative))
 
-    def rate(generations: Sequence[Generation]) -> tuple[Floats, Floats]:
-        laps = generations[:number]
-        seconds = [generation.seconds for generation in laps]
+    def good_and_seconds(generations: Sequence[Generation]) -> tuple[Floats, Floats]:
+        """Good requests, and seconds, by lap."""
+        laps = generations[:num_laps]
+        seconds = [lap.seconds for lap in laps]
+        units_of_laps = units[:num_laps]
         return (
-            totals_by_unit(_num_good(laps, slo), units[:number]),
-            totals_by_unit(seconds, units[:number]),
+            totals_by_unit(_num_good(laps, slo), units_of_laps),
+            totals_by_unit(seconds, units_of_laps),
         )
 
-    found = ratio_of_rates(rate(speculative), rate(regular), num_resamples, seed)
-    return found.columns("goodput_ratio", "goodput_ratio_low", "goodput_ratio_high")
+    ratio = ratio_of_rates(
+        good_and_seconds(speculative), good_and_seconds(regular), num_resamples, seed
+    )
+    return ratio.columns("goodput_ratio", "goodput_ratio_low", "goodput_ratio_high")
 
 
 def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:
-    return [
-        sum(is_good(request, slo) for request in generation.requests) for generation in generations
-    ]
+    """The number of good requests of each generation."""
+    counts = []
+    for generation in generations:
+        good = [request for request in generation.requests if is_good(request, slo)]
+        counts.append(len(good))
+    return counts

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch.autograd import DeviceType
@@ -25,52 +27,72 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Ta
     Nothing else may be timed meanwhile: the profiler slows everything down.
     """
     decoding = question.decoding
-    decoding = dataclasses.replace(
-        decoding, max_new_tokens=min(NUM_TOKENS, decoding.max_new_tokens)
-    )
+    num_tokens = min(NUM_TOKENS, decoding.max_new_tokens)
+    decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
     shortened = dataclasses.replace(question, decoding=decoding)
+    tables = []
+    for arm in engine.arms:
+        file = directory / f"trace_{arm.name}.json.gz"
+        tables.append(_profile(engine, arm, shortened, file))
+    return tables
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What is listed: on a GPU kernels, because those of a CUDA graph belong to no operator."""
+
+    device: str
+    kind: DeviceType
+    activities: Sequence[ProfilerActivity]
+    heading: str
+    self_time: str  # the attribute of an event, in microseconds
+
+
+_OPERATORS = _Watched(
+    "CPU", DeviceType.CPU, [ProfilerActivity.CPU], "operator", "self_cpu_time_total"
+)
+_KERNELS = _Watched(
+    "GPU",
+    DeviceType.CUDA,
+    [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+    "kernel",
+    "self_device_time_total",
+)
+
+
+def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
     on_gpu = any(device.type == "cuda" for device in engine.devices)
-    return [
-        _profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz", on_gpu)
-        for arm in engine.arms
-    ]
-
-
-def _profile(engine: Engine, arm: Arm, question: Question, file: Path, on_gpu: bool) -> Table:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    watched = _KERNELS if on_gpu else _OPERATORS
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    with profile(activities=activities) as profiler:
+    with profile(activities=watched.activities) as profiler:
         num_iterations = sum(1 for _ in arm.stream(question))
         synchronize(engine.devices)
     profiler.export_chrome_trace(str(file))
-    # On a GPU kernels are listed, because those of a CUDA graph belong to no operator.
-    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [
-        event
-        for event in profiler.key_averages()
-        if event.device_type == kind and not event.is_user_annotation
-    ]
 
-    microseconds = operator.attrgetter(
-        "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    )
+    microseconds = operator.attrgetter(watched.self_time)
+    events = []
+    for event in profiler.key_averages():
+        if event.device_type == watched.kind and not event.is_user_annotation:
+            events.append(event)
     total = sum(map(microseconds, events)) or 1.0
-    top = sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]
-    device = "GPU" if on_gpu else "CPU"
+    rows = []
+    for event in sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]:
+        time = microseconds(event)
+        rows.append(TableRow((event.key, event.count, time / 1000, time / total)))
+    columns = (
+        Column(watched.heading, text=True),
+        Column("calls"),
+        Column("ms", number(2)),
+        Column("share", percent),
+    )
+    num_tokens = question.decoding.max_new_tokens
     return Table(
         f"profile-{arm.name}",
-        f"Where {question.decoding.max_new_tokens} tokens of {arm.name} decoding spend {device} time"
+        f"Where {num_tokens} tokens of {arm.name} decoding spend {watched.device} time"
         f" ({num_iterations} iterations, slowed down by the profiler)",
-        (
-            Column("kernel" if on_gpu else "operator", text=True),
-            Column("calls"),
-            Column("ms", number(2)),
-            Column("share", percent),
-        ),
-        tuple(
-            TableRow((e.key, e.count, microseconds(e) / 1000, microseconds(e) / total)) for e in top
-        ),
+        columns,
+        tuple(rows),
         notes=(f"trace for https://ui.perfetto.dev: {file}",),
         look="plain",
     )

@@ -26,15 +26,13 @@ from harness.experiments.encoding import encode, encode_set, origin
 from harness.experiments.pace import pace
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
-from harness.menu.experiment import Experiment
-from harness.menu.records import COMMANDS, engine_of
+from harness.menu.records import engine_of
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
 from harness.models.tokenizers import uses_template
-from harness.report.terminal import print_document
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
-from harness.results.files import append_lines, append_rows, check_appendable
+from harness.results.files import append_lines, append_rows
 from harness.results.measurement import Measurement, further_settings, identify
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, PromptedRow, RunRow
@@ -482,50 +480,3 @@ def _weights_of_model(prefix: str, dtype: torch.dtype, sizes: dict[str, int]) ->
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """The same in lists of at most this size."""
     return [items[first : first + size] for first in range(0, len(items), size)]
-
-
-def run(
-    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
-) -> Sequence[RunRow]:
-    """Run a command; its rows are written and printed however it ends.
-
-    Raises:
-        SettingError: a mistake in the settings, or one that only the models' configurations reveal.
-        RunError: the run failed. Its rows, with the measurements until then, are written first.
-        VerdictError: the run succeeded, and its answer is not the good one.
-    """
-    if settings.results.file:
-        check_appendable(settings.results.file)
-    experiment, session = _begin(command, settings, directory, keeper)
-    try:
-        with session.watch():
-            experiment.measure(session)
-    finally:
-        rows = experiment.rows(session)
-        written = session.write_rows(rows)
-        session.close()
-        if document := experiment.document(rows):
-            try:
-                print_document(document)
-            finally:
-                say(str(written))
-    experiment.judge(rows)
-    return rows
-
-
-def record_failure(
-    command: str, settings: RunSettings, directory: Path, reason: str
-) -> Sequence[RunRow]:
-    """Write the rows of a run whose process ended before it could."""
-    experiment, session = _begin(command, settings, directory, None)
-    session.status, session.error = "failed", reason
-    rows = experiment.rows(session)
-    session.write_rows(rows)
-    return rows
-
-
-def _begin(
-    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
-) -> tuple[Experiment, Session]:
-    experiment: Experiment = COMMANDS[command].begin(settings)
-    return experiment, Session(experiment.settings, settings, directory, keeper)

@@ -16,7 +16,7 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.sketch import DeviceMap, Sketch, device_name
-from harness.runners.static import BUCKET
+from harness.runners.static import round_up
 
 # Bytes by device: a GPU's index or "cpu".
 Memory = Mapping[int | str, int]
@@ -75,9 +75,8 @@ class Demand:
             return 2 * self.row_tokens + slots
         if runner == "eager":
             return self.row_tokens
-        num_buckets = -(-(self.row_tokens + 1) // BUCKET)
         # The prompt is read into a separate cache and copied from there.
-        return num_buckets * BUCKET + self.prompt_tokens
+        return round_up(self.row_tokens + 1) + self.prompt_tokens
 
     def graph_bytes(self, sketch: Sketch, *, drafts: bool) -> int:
         """Estimate the memory of captured graphs: their results, and as much again to work in.
@@ -86,13 +85,16 @@ class Demand:
         which takes K distributions in float32. A draft's are those of one token and of two, each
         also with K such distributions.
         """
-        k = self.num_draft_tokens
+        num_draft_tokens = self.num_draft_tokens
         if drafts:
-            num_logits, num_distributions = 3, 2 * k
-        elif k:
-            num_logits, num_distributions = 2 * (k + 2), k
+            num_logits = 3
+            num_distributions = 2 * num_draft_tokens
+        elif num_draft_tokens > 0:
+            num_logits = 2 * (num_draft_tokens + 2)
+            num_distributions = num_draft_tokens
         else:
-            num_logits, num_distributions = 2, 0
+            num_logits = 2
+            num_distributions = 0
         bytes_per_token = num_logits * sketch.dtype.itemsize + 4 * num_distributions
         return 2 * self.batch_size * sketch.vocabulary_size * bytes_per_token
 
@@ -120,8 +122,11 @@ class Placement:
     @property
     def devices(self) -> list[torch.device]:
         """Every device that computes layers; the CPU computes those on disk."""
-        names = (device_name(device).replace("disk", "cpu") for device in self.device_map.values())
-        return [torch.device(name) for name in dict.fromkeys(names)]
+        devices: dict[torch.device, None] = {}
+        for device in self.device_map.values():
+            name = device_name(device)
+            devices[torch.device("cpu" if name == "disk" else name)] = None
+        return list(devices)
 
     def taken(self, device: int | str) -> int:
         """Bytes of weights and caches on a device."""

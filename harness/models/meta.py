@@ -92,14 +92,21 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
 
 def _num_heads(config: PreTrainedConfig) -> dict[str, int]:
     text_config = config.get_text_config(decoder=True)
-    numbers = {kind: getattr(text_config, name, None) for kind, name in _NUM_HEADS.items()}
-    return {kind: number for kind, number in numbers.items() if isinstance(number, int)}
+    numbers = {}
+    for kind, name in _NUM_HEADS.items():
+        number = getattr(text_config, name, None)
+        if isinstance(number, int):
+            numbers[kind] = number
+    return numbers
 
 
 def _splits_cache(model: PreTrainedModel) -> bool:
     plan = model.tp_plan or {}
-    split_modules = {name.rpartition(".")[2] for name, style in plan.items() if style == "colwise"}
-    return not split_modules.isdisjoint(_KEY_PROJECTIONS)
+    for name, style in plan.items():
+        _, _, module_name = name.rpartition(".")
+        if style == "colwise" and module_name in _KEY_PROJECTIONS:
+            return True
+    return False
 
 
 # Caches -------------------------------------------------------------------------------------------
@@ -129,7 +136,8 @@ def _caches(model: PreTrainedModel) -> list[LayerCache]:
 
 def _layer_cache(layer: Any) -> LayerCache:
     """The size of one layer of transformers' cache, after one token of one row."""
-    token_numbers, state_bytes = 0, 0
+    token_numbers = 0
+    state_bytes = 0
     for name, value in vars(layer).items():
         # A layer with several states has a dictionary of them.
         tensors = value.values() if isinstance(value, dict) else [value]
@@ -255,8 +263,10 @@ def _groups_that_share(pieces: Mapping[str, _Tensors]) -> list[list[str]]:
     groups: list[list[str]] = []
     group_of: dict[int, list[str]] = {}
     for name, tensors in pieces.items():
-        group = next((group_of[key] for key in tensors if key in group_of), None)
-        if group is None:
+        sharing = [group_of[key] for key in tensors if key in group_of]
+        if sharing:
+            group = sharing[0]
+        else:
             group = []
             groups.append(group)
         group.append(name)
@@ -306,14 +316,18 @@ def sketch_tensor(
         return TensorSketch(name, tensor.numel(), tensor.itemsize, read=0.0)
     is_weight = name.rpartition(".")[2] == "weight"
     stored_bytes = _stored_bytes(module) if is_weight else None
-    count, itemsize = tensor.numel(), None
+    count = tensor.numel()
+    itemsize = None
     if stored_bytes is not None:
-        count, itemsize = stored_bytes, 1
+        count = stored_bytes
+        itemsize = 1
     elif not tensor.is_floating_point() or tensor.itemsize < 2:
         # Another library has quantized it.
         itemsize = tensor.itemsize
-    # Conv1D has its weight as [inputs, outputs].
-    outputs = tensor.shape[isinstance(module, Conv1D)] if is_weight and quantizable else 0
+    outputs = 0
+    if is_weight and quantizable:
+        # Conv1D has its weight as [inputs, outputs], others as [outputs, inputs].
+        outputs = tensor.shape[1] if isinstance(module, Conv1D) else tensor.shape[0]
     return TensorSketch(
         name,
         count,

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     settings = _settings(arguments)
     margin = _margin(settings["margin"])
-    before, after = (_runs(name, settings[name]) for name in ("before", "after"))
+    before = _runs("before", settings["before"])
+    after = _runs("after", settings["after"])
     noise = _runs("noise", settings["noise"]) if settings["noise"] else []
     if noise and not noise_by_figure(noise):
         rule = "must hold two runs of latency with the same settings (repeats=10)"
@@ -106,9 +107,12 @@ def document(
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
     change = "Change: the geometric mean of after / before, prompt by prompt"
     lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
-    covers = {one.comparison.change.covers for one in compared if one.comparison}
-    if known := sorted(filter(None, covers)):
-        lines.append(Line(f"Intervals are over {'; '.join(known)}.", "dim"))
+    covers: set[str] = set()
+    for one in compared:
+        if one.comparison and one.comparison.change.covers:
+            covers.add(one.comparison.change.covers)
+    if covers:
+        lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
     for name, measured in noise_by_figure(noise).items():
         threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
         lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
@@ -154,23 +158,28 @@ def _runs(name: str, path: str) -> list[Run]:
 
 def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
     """Why no run of one side has the settings of one of the other: the newest of both compared."""
-    first, second = settings_of(before[-1].last), settings_of(after[-1].last)
-    differing = [
-        f"{name} {first.get(name)} and {second.get(name)}"
-        for name in {**first, **second}
-        if first.get(name) != second.get(name)
-    ]
+    settings_before = settings_of(before[-1].last)
+    settings_after = settings_of(after[-1].last)
+    differing = []
+    for name in settings_before | settings_after:
+        value_before = settings_before.get(name)
+        value_after = settings_after.get(name)
+        if value_before != value_after:
+            differing.append(f"{name} {value_before} and {value_after}")
     return f"has no run with the settings of one before: {', '.join(differing) or 'none'}"
 
 
 def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
-    keys = [{settings_key(run) for run in side} for side in (before, after)]
-    counts = {"before": len(keys[0] - keys[1]), "after": len(keys[1] - keys[0])}
-    return [
-        f"Measured {name} alone, and not compared: {count} combinations of settings."
-        for name, count in counts.items()
-        if count
-    ]
+    keys_before = {settings_key(run) for run in before}
+    keys_after = {settings_key(run) for run in after}
+    counts = {"before": len(keys_before - keys_after), "after": len(keys_after - keys_before)}
+    lines = []
+    for name, count in counts.items():
+        if count > 0:
+            lines.append(
+                f"Measured {name} alone, and not compared: {count} combinations of settings."
+            )
+    return lines
 
 
 def _differences(compared: Sequence[Compared]) -> list[str]:
@@ -180,8 +189,9 @@ def _differences(compared: Sequence[Compared]) -> list[str]:
         pairs = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
         for old, new in sorted(pairs, key=str):
             if old != new:
-                texts = [_short(name, value) for value in (old, new)]
-                lines.append(f"{name} differs: {texts[0]} before, {texts[1]} after.")
+                lines.append(
+                    f"{name} differs: {_short(name, old)} before, {_short(name, new)} after."
+                )
     return lines
 
 

@@ -28,8 +28,8 @@ class Manifest:
     Attributes:
         started: seconds since the epoch.
         varying: the settings in which jobs differ.
-        methods: the ways to draft, if jobs differ in the draft.
-        engines: if jobs differ in the engine.
+        methods: the ways to draft of all jobs, if jobs differ in the draft; else none.
+        engines: the engines of all jobs, if jobs differ in the engine; else none.
     """
 
     num_jobs: int
@@ -60,6 +60,7 @@ class SweepCallback(Callback):
 
         directory = Path(config.hydra.sweep.dir)
         sweeps = _swept_overrides(config)
+        # An optimiser says how many jobs it runs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
         if not num_jobs:
             num_jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
@@ -76,7 +77,8 @@ class SweepCallback(Callback):
             # Hydra would turn it into a warning; it fails itself at the same place.
             return
         SweepCallback.directory = directory
-        print(f"{num_jobs} job{'' if num_jobs == 1 else 's'} in {directory}", file=sys.stderr)
+        jobs = "job" if num_jobs == 1 else "jobs"
+        print(f"{num_jobs} {jobs} in {directory}", file=sys.stderr)
 
 
 def _swept_overrides(config: DictConfig) -> list[Override]:
@@ -87,8 +89,11 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
     texts += config.hydra.overrides.task
     # The parser needs the configurations, because `glob(...)` is over them.
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    last = {override.get_key_element(): override for override in parser.parse_overrides(texts)}
-    return [override for override in last.values() if override.is_sweep_override()]
+    # Of several overrides of one setting the last counts.
+    overrides: dict[str, Override] = {}
+    for override in parser.parse_overrides(texts):
+        overrides[override.get_key_element()] = override
+    return [override for override in overrides.values() if override.is_sweep_override()]
 
 
 def _drafting_methods(sweeps: list[Override]) -> list[str]:

@@ -47,7 +47,8 @@ def with_ranks(settings: SettingsType) -> SettingsType:
         SettingError: ranks cannot do this, or torchrun started a different number than was asked
             for.
     """
-    started, placement = os.environ.get(_STARTED), settings.placement
+    started = os.environ.get(_STARTED)
+    placement = settings.placement
     if not settings.tensor_parallel:
         rule = f"must be tensor_parallel under torchrun, which started {started} processes"
         require(started is None, "placement.strategy", rule, placement.strategy)
@@ -71,9 +72,10 @@ def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:
     """
     if not settings.tensor_parallel:
         return 1
-    model = settings.model if settings.strategy == "tensor_parallel" else settings.draft
-    wanted = (model and model.gpus) or settings.placement.gpus
+    split_model = settings.model if settings.strategy == "tensor_parallel" else settings.draft
+    assert split_model is not None
+    wanted = split_model.gpus or settings.placement.gpus
     visible = num_gpus or len(gpu_names())
-    if visible and wanted and wanted > visible:
-        return 1
-    return wanted or visible or 1
+    if wanted is None:
+        return visible or 1
+    return wanted if wanted <= visible or visible == 0 else 1

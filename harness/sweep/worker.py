@@ -78,9 +78,8 @@ class Job:
             HarnessError: the error that ended it, or its bad answer.
         """
         signals.load(COMMANDS[self.command].module)
-        rows: Sequence[RunRow] = _session().run(
-            self.command, self.settings, directory or self.directory, keeper
-        )
+        own = directory or self.directory
+        rows: Sequence[RunRow] = _runner().run_command(self.command, self.settings, own, keeper)
         return rows
 
     def rows(self) -> Sequence[RunRow]:
@@ -95,7 +94,7 @@ class Job:
         rows = self.rows()
         if rows:
             return rows
-        failed_rows: Sequence[RunRow] = _session().record_failure(
+        failed_rows: Sequence[RunRow] = _runner().record_failure(
             self.command, self.settings, self.directory, reason
         )
         return failed_rows
@@ -210,10 +209,15 @@ class Worker:
         self, connections: Sequence[Connection], timeout_s: float
     ) -> list[tuple[Connection, bool | _Answer]]:
         """Wait for messages. The deaths come first: they explain the errors of other ranks."""
-        ready = [one for one in wait(connections, timeout_s) if isinstance(one, Connection)]
-        messages = [(connection, self._receive(connection)) for connection in ready]
-        deaths = [each for each in messages if isinstance(each[1], _Answer) and each[1].died]
-        return deaths + [each for each in messages if each not in deaths]
+        deaths: list[tuple[Connection, bool | _Answer]] = []
+        others: list[tuple[Connection, bool | _Answer]] = []
+        for connection in wait(connections, timeout_s):
+            assert isinstance(connection, Connection)
+            message = self._receive(connection)
+            is_death = isinstance(message, _Answer) and message.died
+            group = deaths if is_death else others
+            group.append((connection, message))
+        return deaths + others
 
     def _receive(self, connection: Connection) -> bool | _Answer:
         """A message of a rank; the cause of its death if it is dead."""
@@ -292,7 +296,7 @@ def serve(file_descriptor: int) -> None:
         for name, value in engine_of(job.settings).environment.items():
             os.environ.setdefault(name, value)
         # This imports torch, which has to find those variables.
-        keeper = _session().PairKeeper(connection.send)
+        keeper = _load("harness.engines.keeper").PairKeeper(connection.send)
         while True:
             error = _run(job, keeper, rank)
             spent = isinstance(error, RunError) or keeper.is_spoiled()
@@ -339,10 +343,15 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
     return RunError(f"rank {rank}: {error}")
 
 
-def _session() -> ModuleType:
-    """The module that runs experiments, which imports torch."""
-    session: ModuleType = signals.load("harness.experiments.session", must_go_on=True)
-    return session
+def _runner() -> ModuleType:
+    """The module that runs experiments."""
+    return _load("harness.experiments.run")
+
+
+def _load(name: str) -> ModuleType:
+    """A module that imports torch."""
+    module: ModuleType = signals.load(name, must_go_on=True)
+    return module
 
 
 def _meeting_point(num_ranks: int) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.pair_runners import PairRunners
 from harness.engines.protocol import Engine, Question
-from harness.experiments import session
+from harness.experiments.run import run_command
 from harness.menu.commands.latency import LatencySettings
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
@@ -153,7 +153,7 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
                 name="two", file=str(tmp_path / "prompts.txt")
             ),
         )
-        session.run("latency", settings, directory, keeper)
+        run_command("latency", settings, directory, keeper)
     assert peaks[0] > 0
     assert max(peaks[2:]) <= peaks[1]
 

@@ -13,6 +13,7 @@ import pytest
 
 from forked import run, start
 from harness.experiments import session
+from harness.experiments.run import record_failure, run_command
 from harness.menu.commands.eval import EvalSettings
 from harness.menu.conversion import from_config
 from harness.results.statistics.proportions import wald_interval, wilson_interval
@@ -53,7 +54,7 @@ def evaluate(configuration: dict[str, Any], tmp_path: Path) -> Evaluate:
     def run(**changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
         directory = tmp_path / f"run{len(runs)}"
         runs.append(directory)
-        session.run("eval", from_config(EvalSettings, configuration | changes), directory)
+        run_command("eval", from_config(EvalSettings, configuration | changes), directory)
         return pd.read_csv(directory / "eval.csv"), pd.read_csv(directory / "eval_prompts.csv")
 
     return run
@@ -242,9 +243,7 @@ def test_a_process_that_died_has_rows_with_its_answers(
     died.mkdir()
     prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
     prompts[:24].to_csv(died / "eval_prompts.csv", index=False)
-    session.record_failure(
-        "eval", from_config(EvalSettings, configuration), died, "killed by signal 9"
-    )
+    record_failure("eval", from_config(EvalSettings, configuration), died, "killed by signal 9")
     arms = pd.read_csv(died / "eval.csv")
     assert list(arms["num_prompts"]) == [12] * 4
     assert set(arms["error"]) == {"killed by signal 9"}

@@ -1,0 +1,65 @@
+"""Runs a command: its experiment, and then its rows, however the experiment ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config.run import RunSettings
+from harness.engines.keeper import PairKeeper
+from harness.experiments.progress import say
+from harness.experiments.session import Session
+from harness.menu.experiment import Experiment
+from harness.menu.records import COMMANDS
+from harness.report.terminal import print_document
+from harness.results.files import check_appendable
+from harness.results.schema import RunRow
+
+
+def run_command(
+    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
+) -> Sequence[RunRow]:
+    """Run a command; its rows are written and printed however it ends.
+
+    Raises:
+        SettingError: a mistake in the settings, or one that only the models' configurations reveal.
+        RunError: the run failed. Its rows, with the measurements until then, are written first.
+        VerdictError: the run succeeded, and its answer is not the good one.
+    """
+    if settings.results.file:
+        check_appendable(settings.results.file)
+    experiment, session = _begin(command, settings, directory, keeper)
+    try:
+        with session.watch():
+            experiment.measure(session)
+    finally:
+        rows = experiment.rows(session)
+        written = session.write_rows(rows)
+        session.close()
+        document = experiment.document(rows)
+        if document:
+            try:
+                print_document(document)
+            finally:
+                say(str(written))
+    experiment.judge(rows)
+    return rows
+
+
+def record_failure(
+    command: str, settings: RunSettings, directory: Path, reason: str
+) -> Sequence[RunRow]:
+    """Write the rows of a run whose process ended before it could."""
+    experiment, session = _begin(command, settings, directory, None)
+    session.status = "failed"
+    session.error = reason
+    rows = experiment.rows(session)
+    session.write_rows(rows)
+    return rows
+
+
+def _begin(
+    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
+) -> tuple[Experiment, Session]:
+    experiment: Experiment = COMMANDS[command].begin(settings)
+    return experiment, Session(experiment.settings, settings, directory, keeper)
