@@ -21,6 +21,8 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
+# Begins the message about a list for a mapping, or a mapping for a list.
+_UNMERGED = "Error merging override "
 
 
 def explained(error: Exception, command: str, settings: type) -> SettingError | None:
@@ -42,6 +44,10 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
             return SettingError(key, cause)
         return _no_such_setting(key, command, conversion.setting_names(settings))
+    if text.startswith(_UNMERGED):
+        key, _, value = text.removeprefix(_UNMERGED).partition("=")
+        rule = "must be a list, not a mapping" if value.startswith("{") else "must be a mapping"
+        return SettingError(key, rule, value)
     if "Ambiguous value for argument" in text:
         return SettingError(
             text.split("'")[1], "several values need -m (a sweep) or brackets (a list)"
@@ -82,6 +88,9 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
             file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8")
         )
         return SettingError(key, f"needs {group}={' or '.join(having)}")
+    if (names.CONF / key).is_dir():
+        # Presets of this group are added to a run, which has none of them by default.
+        return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
     last = "num_draft_tokens" if own in ("K", "k") else own
     same_last_part = [name for name in known if name.rpartition(".")[2] == last]
