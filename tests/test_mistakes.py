@@ -52,6 +52,7 @@ MISTAKES = {
     "latency temperature=1": "temperature: no such setting (did you mean decoding.temperature?)",
     "latency decoding.top_pp=1": "decoding.top_pp: no such setting (did you mean decoding.top_p?)",
     "latency experiment=tiny": "experiment: is typed with a plus: +experiment=...",
+    "latency pair=7B+tiny_draft": "pair: is typed with a plus: +pair=...",
     "latency -m launcher=joblib": "launcher: is typed with a plus: +launcher=...",
     "latency +seeds=3": "seeds: no such setting (did you mean seed?)",
     "eval prompts=english": "prompts: no such setting",

@@ -88,7 +88,7 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
             file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8")
         )
         return SettingError(key, f"needs {group}={' or '.join(having)}")
-    if (names.CONF / key).is_dir():
+    if key == "pair" or (names.CONF / key).is_dir():
         # Presets of this group are added to a run, which has none of them by default.
         return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
