@@ -17,6 +17,9 @@ from harness.results.schema import LatencyRow, RunRow
 # A limit beyond any reasonable number of rounds.
 MOST = 1000
 
+# Options of Hydra after which nothing is measured.
+_PRINT_ALONE = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc"}
+
 
 def rounds(command: str, arguments: Sequence[str]) -> list[str]:
     """Overrides that make a sweep of the rounds; [] for a single one.
@@ -29,7 +32,7 @@ def rounds(command: str, arguments: Sequence[str]) -> list[str]:
     """
     typed = [re.fullmatch(r"\+*repeats=(\d+)", argument) for argument in arguments]
     numbers = [int(match[1]) for match in typed if match]
-    is_plain = not any(argument.startswith("-") for argument in arguments)
+    is_plain = _PRINT_ALONE.isdisjoint(arguments)
     if not COMMANDS[command].repeats or not is_plain or not numbers or not 1 < numbers[-1] <= MOST:
         return []
     if any(re.match(r"\+?(hydra/)?sweeper=", argument) for argument in arguments):
