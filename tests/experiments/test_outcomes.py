@@ -46,6 +46,25 @@ def test_a_rare_prefix_counts_under_the_prefix_it_extends() -> None:
     assert counts == {(): 2, (1,): 1, (2,): 0, (1, 2): 1, (2, 0): 2}
 
 
+def test_rare_tokens_after_a_common_prefix_are_tested_in_groups() -> None:
+    """Ten equal tokens, none of which is known: a shift among them shows all the same."""
+    uniform = TableEngine(torch.full((10, 10), 0.1))
+    settings = DecodingSettings(temperature=1.0)
+    outcomes = exact_outcomes(uniform, [0], settings, 1, 0.15)
+    probabilities = dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True))
+    # Groups of two tokens, while two groups' mass is left.
+    expected = {(-1,): 0.2, (-2,): 0.2, (-3,): 0.2, (-4,): 0.2, (): 0.2}
+    assert probabilities == pytest.approx(expected)
+    counts = dict(
+        zip(outcomes.prefixes, outcomes.count([[token] for token in range(10)]), strict=True)
+    )
+    assert set(counts.values()) == {2}
+    assert np.abs(outcomes.shifted(0, 0.1) - outcomes.probabilities).sum() / 2 == pytest.approx(0.1)
+    longer = exact_outcomes(uniform, [0], settings, 2, 0.15)
+    assert set(longer.prefixes) == set(outcomes.prefixes), "nothing is known behind a group"
+    assert longer.first(1) == outcomes
+
+
 def test_fewer_tokens_are_a_marginal() -> None:
     longer, shorter = (chain(number, 0.01) for number in (3, 1))
     assert longer.first(1) == shorter

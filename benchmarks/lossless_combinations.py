@@ -1,0 +1,115 @@
+"""The verdict of `recovery` on every combination of draft, tree and rule, on the tiny model.
+
+    python benchmarks/lossless_combinations.py [--only tiny_eagle3] [--draws 6000] [--shift 0.15]
+
+Every combination is lossless but `rule=eagle` at a temperature other than 1 or with top-p. The
+levels are those of `recovery`; `--shift` is what its tests must be able to see. The figures are of
+the tests of all contexts together, with the run's own K.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import common
+import pandas as pd
+
+import harness
+from harness.config.errors import VerdictError
+
+TREE_DRAFTS = ("tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa")
+CHAIN_DRAFTS = ("suffix+tiny_eagle3", "lookup", "suffix", "early_exit")
+TREES = ("chain", "static", "dynamic", "sequences")
+RULES = ("deepmind", "block")
+FILE = "results/lossless_combinations.csv"
+# Five prompts, after each of which continuations are drawn, and short greedy texts.
+FEW = ("num_prompts=5", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=4", "runner=static")
+
+
+class Combination(NamedTuple):
+    """What is tested, and what the verdict should be."""
+
+    draft: str
+    tree: str
+    rule: str
+    temperature: float = 0.5
+    top_p: float = 1.0
+    expected: str = "lossless"
+
+    def overrides(self) -> list[str]:
+        """The settings of `recovery`."""
+        named = [f"draft={self.draft}", f"decoding.rule={self.rule}"]
+        if self.tree != "chain":
+            named.append(f"draft.tree={self.tree}")
+        drawn = [f"decoding.temperature={self.temperature:g}", f"decoding.top_p={self.top_p:g}"]
+        return [*named, *drawn]
+
+
+def combinations() -> Iterator[Combination]:
+    """Every draft with every tree and rule that it takes."""
+    for rule in RULES:
+        for tree in TREES:
+            for draft in TREE_DRAFTS:
+                yield Combination(draft, tree, rule)
+        for draft in CHAIN_DRAFTS:
+            yield Combination(draft, "chain", rule)
+    for draft in ("tiny_draft", "tiny_eagle3"):
+        yield Combination(draft, "dynamic", "eagle", temperature=1)
+        yield Combination(draft, "dynamic", "eagle", temperature=1, top_p=0.8, expected="lossy")
+        yield Combination(draft, "dynamic", "eagle", expected="lossy")
+
+
+def verdict(combination: Combination, options: argparse.Namespace) -> tuple[object, ...]:
+    """Run `recovery`, and return the row of the table."""
+    began = time.process_time()
+    how = [f"shift={options.shift}", f"num_draws={options.draws}", f"results.file={FILE}", *FEW]
+    try:
+        harness.run("recovery", *combination.overrides(), *how)
+        found = "lossless"
+    except VerdictError as error:
+        found = str(error).partition(":")[0]
+    seconds = time.process_time() - began
+    rows = pd.read_csv(FILE)
+    rows = rows[rows.run == rows.run.iloc[-1]]
+    drawn = rows[rows.check == "sampled"]
+    whole = drawn[drawn.prompt_index.isna()]
+    return (
+        combination.draft,
+        combination.tree,
+        combination.rule,
+        f"{combination.temperature:g}"
+        + (f", top-p {combination.top_p:g}") * (combination.top_p < 1),
+        found if found == combination.expected else f"{found}, not {combination.expected}",
+        f"{drawn[drawn.prompt_index.notna()].num_draws.sum():,.0f}",
+        f"{drawn.p_value.min():.2g}",
+        f"{whole.power.min():.4f}",
+        f"{whole.acceptance_rate.iloc[-1]:.0%}",
+        f"{seconds:.0f}",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="combinations whose draft begins so")
+    common.add_numbers(parser, draws=6000, shift=0.15)
+    options = parser.parse_args()
+    rows = []
+    for combination in combinations():
+        if combination.draft.startswith(options.only):
+            rows.append(verdict(combination, options))
+            print(*rows[-1], flush=True)
+    columns = ["draft", "tree", "rule", "temperature", "verdict", "draws", "smallest p", "power"]
+    common.show(
+        f"`recovery` with num_draws={options.draws} shift={options.shift:g}, K=4, {common.versions()}",
+        [*columns, "accepted", "processor s"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
