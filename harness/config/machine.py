@@ -18,6 +18,8 @@ from pathlib import Path, PurePosixPath
 import pynvml
 
 _COMMAND_LINE = "HARNESS_COMMAND_LINE"
+# The variable with the file at which processes that share a model find each other.
+MEETING_FILE = "HARNESS_MEETING_FILE"
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """

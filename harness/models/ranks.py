@@ -3,8 +3,8 @@
 All ranks run the same program on the same numbers: randomness is data, and `of_rank_0` broadcasts
 rank 0's decisions to the others. A model that is not split is a copy on every rank.
 
-A rank reads its number from the variables that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT.
+A rank reads its number from the variables that `torchrun` sets, RANK and WORLD_SIZE. Where the ranks meet is in
+MASTER_ADDR and MASTER_PORT under torchrun, and in a file's name where our own sweep started them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from harness.config.errors import RunError
+from harness.config.machine import MEETING_FILE
 from harness.models.failures import first_line
 
 # Loading may take one rank minutes longer than another; a longer wait means a hung process.
@@ -66,12 +67,24 @@ def join(device: torch.device, num_ranks: int) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // world().size))
     try:
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None
+            "nccl" if on_gpu else "gloo",
+            timeout=_TIMEOUT,
+            device_id=device if on_gpu else None,
+            **_meeting_point(),
         )
         _control = dist.new_group(backend="gloo", timeout=_AGREEMENT_TIMEOUT)
     except (RuntimeError, ValueError) as exception:
         reason = first_line(exception)
         raise RunError(f"the ranks of tensor_parallel do not meet: {reason}") from exception
+
+
+def _meeting_point() -> dict[str, Any]:
+    """Arguments that say where the ranks meet; none where torch reads that from torchrun's variables."""
+    file = os.environ.get(MEETING_FILE)
+    if file is None:
+        return {}
+    rank, size = world()
+    return {"init_method": f"file://{file}", "rank": rank, "world_size": size}
 
 
 def split_arguments(num_ranks: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -33,6 +33,7 @@ from typing import NamedTuple
 import psutil
 
 from harness.config.errors import HarnessError, RunError, in_one_line
+from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, engine_of
 from harness.results.files import write_nothing
@@ -148,7 +149,8 @@ class Worker:
         }
         if gpus:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        for meeting in _meeting_point(num_ranks):
+        self._meeting = _MeetingPoint(num_ranks)
+        for meeting in self._meeting.environments:
             ours, theirs = Pipe()
             process = start_process(theirs, common | meeting, list(gpus.values()))
             # With the only other copy in the process, its death ends the connection.
@@ -180,6 +182,7 @@ class Worker:
             process.kill()
         for process in self._processes:
             process.wait()
+        self._meeting.close()
 
     def _watch(self, timeout_s: float | None) -> HarnessError | None:
         """Wait for each rank's answer, and return the first error, from which the others follow."""
@@ -189,8 +192,8 @@ class Worker:
         while unanswered:
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
-                reason = f"took longer than job_timeout_s={timeout_s:g} and was ended"
-                error = error or RunError(reason)
+                if error is None:
+                    error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
                 self.spent = True
                 self._end(error)
                 return error
@@ -354,16 +357,24 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-def _meeting_point(num_ranks: int) -> list[dict[str, str]]:
-    """Environment variables of each rank to find the others, with torchrun's names."""
-    if num_ranks == 1:
-        return [{}]
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        _, port = unused.getsockname()
-    shared = {
-        "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+class _MeetingPoint:
+    """A file at which ranks find each other. A port that is free now may be taken before rank 0 opens it.
+
+    Attributes:
+        environments: variables of each rank, with torchrun's names where it has them.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.environments: list[dict[str, str]] = [{}]
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        if num_ranks == 1:
+            return
+        self._directory = tempfile.TemporaryDirectory(prefix="harness-ranks-")
+        shared = {"WORLD_SIZE": str(num_ranks), MEETING_FILE: f"{self._directory.name}/meeting"}
+        numbers = map(str, range(num_ranks))
+        self.environments = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in numbers]
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._directory is not None:
+            self._directory.cleanup()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from architectures import random_model
 from chains import GREEDY, request, texts
 from harness.config.errors import RunError
+from harness.config.machine import MEETING_FILE
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.decoding.batch import itself
 from harness.decoding.loops import autoregressive, speculative
@@ -81,14 +81,13 @@ def decoded(rank: int, agree: Callable[[Tensor], Tensor] = itself) -> list[list[
     return written + texts(speculative(Rounding(rank, 0), drafter, what, 3, agree=agree), 2)
 
 
-def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) -> None:
+def be_rank(rank: int, models: list[ModelSettings], directory: Path) -> None:
     """Run as one rank: leave its logits in the directory, and the bytes that it planned and that it holds."""
     about = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        MEETING_FILE: directory / "meeting",
     }
     os.environ.update({name: str(value) for name, value in about.items()})
     found = []
@@ -111,10 +110,7 @@ def be_rank(rank: int, port: int, models: list[ModelSettings], directory: Path) 
 
 def compare_with_one_process(save_model: SaveModel, directory: Path, per_device: int) -> None:
     models = [save_model(kind, name=f"model{n}", **more) for n, (kind, more) in enumerate(MODELS)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(be_rank, (port, models, directory), nprocs=2)
+    torch.multiprocessing.spawn(be_rank, (models, directory), nprocs=2)
     ranks = [torch.load(directory / f"{rank}.pt") for rank in range(2)]
     for settings, first, second in zip(models, *ranks, strict=True):
         alone = load_pair(settings, None, PlacementSettings(strategy="single"), "float32").target

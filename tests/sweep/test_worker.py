@@ -16,6 +16,29 @@ from harness.config.errors import RunError
 from harness.sweep import worker
 
 
+def test_a_rank_that_goes_on_after_the_failure_of_another_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for the other one where no signal reaches it; the job has no limit."""
+
+    def start(
+        connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
+    ) -> Forked:
+        def rank() -> None:
+            connection.recv()
+            if environment["RANK"] == "0":
+                time.sleep(3600)
+            connection.send(worker._Answer(RunError("rank 1: no memory"), spent=True))
+
+        return Forked(rank, environment=environment, kept=[connection.fileno()])
+
+    monkeypatch.setattr(worker, "start_process", start)
+    monkeypatch.setattr(worker, "_RANKS_GRACE_S", 0.1)
+    monkeypatch.setattr(worker, "_GRACE_S", 0.1)
+    error = worker.Worker(2).run(("any", "job"))  # type: ignore[arg-type]
+    assert str(error) == "rank 1: no memory"
+
+
 def test_the_death_of_a_rank_explains_the_errors_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
