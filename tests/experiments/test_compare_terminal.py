@@ -24,6 +24,10 @@ PAIR = ("model=./chain", "draft=./chain_draft")
 # Okabe and Ito's bluish green, vermilion and reddish purple.
 ACCEPTED, RECOVERED, BONUS = "009e73", "d55e00", "cc79a7"
 
+# The welcome and the first prompt, which is drawn once the terminal is in raw mode: a key such as Ctrl-D that comes
+# earlier is lost.
+READY = "Ctrl-D ends. >"
+
 Open = Callable[..., Terminal]
 Pipe = Callable[..., Outcome]
 
@@ -72,7 +76,7 @@ def ask(terminal: Terminal, line: str, expected: str, times: int = 1) -> None:
 def test_a_session(open_terminal: Open, directory: Path) -> None:
     """A race, its colours, settings, what is refused, and the end."""
     terminal = open_terminal(*PAIR)
-    terminal.wait_for("Ctrl-D ends.")
+    terminal.wait_for(READY)
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
     assert mentions(terminal.prose, "75%", "accepted", "4.00")
@@ -126,7 +130,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     open_terminal: Open, directory: Path
 ) -> None:
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
-    terminal.wait_for("Ctrl-D ends.")
+    terminal.wait_for(READY)
     for stops in (1, 2):
         ask(terminal, "Banana", TEXT.strip(), stops)
         terminal.type(CTRL_C)
@@ -145,7 +149,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
 def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> None:
     """In an interpreter of its own, which shuts down."""
     terminal = open_terminal(*PAIR, forked=False)
-    terminal.wait_for("Ctrl-D ends.")
+    terminal.wait_for(READY)
     ask(terminal, "Banana", "identical, token for token")
     terminal.type("half a prompt")
     terminal.wait_for("> half a prompt")
@@ -161,7 +165,7 @@ def test_a_signal_to_end_leaves_the_row_of_a_race(
 ) -> None:
     """The kernel sends SIGHUP when the window is closed."""
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
-    terminal.wait_for("Ctrl-D ends.")
+    terminal.wait_for(READY)
     ask(terminal, "Banana", TEXT.strip())
     if number == signal.SIGHUP:
         assert terminal.close_window() == 130
@@ -175,7 +179,7 @@ def test_a_signal_to_end_leaves_the_row_of_a_race(
 def test_forty_columns_without_colour(open_terminal: Open) -> None:
     """A small screen, marks for colours, a paste of several lines, and the two other views."""
     terminal = open_terminal(*PAIR, columns=40, environment={"NO_COLOR": "1"})
-    terminal.wait_for("Ctrl-D ends.")
+    terminal.wait_for(READY)
     # A terminal wraps a paste in these; the line ends in it send nothing.
     terminal.type("\x1b[200~Ghana\nMalta\x1b[201~")
     terminal.wait_for("… Malta")

@@ -12,11 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forked import start
+from halting import HALTED, halting
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
 from harness.experiments.distill import Distill
 from harness.menu.commands.distill import DistillSettings
+from harness.training.loop import Course
 from in_process import Harness, results
 from known_heads import new_head, read_head
 from processes import end
@@ -171,13 +173,12 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
     harness(*arguments, "output=whole")
 
     training = tmp_path / "cut" / "training"
-    end(
-        start(*arguments, "output=cut", cwd=tmp_path, until="cut/training/state.pt"),
-        signal.SIGKILL,
-        -signal.SIGKILL,
-    )
+    # In the sixth step, after the state of the fourth was saved.
+    with halting(Course, "rate", after=5):
+        running = start(*arguments, "output=cut", cwd=tmp_path, until=HALTED)
+    end(running, signal.SIGKILL, -signal.SIGKILL)
     assert not (tmp_path / "cut" / "config.json").exists()
-    assert torch.load(training / "state.pt")["step"] < 40
+    assert torch.load(training / "state.pt")["step"] == 4
 
     assert (
         "output=cut: holds an unfinished training"

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from forked import run, start
+from halting import HALTED, halting
 from harness.experiments import session
 from harness.experiments.run import record_failure, run_command
 from harness.menu.commands.eval import EvalSettings
@@ -275,10 +276,13 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
 ) -> None:
     pair = f"model={taught[0]}", f"draft={taught[1]}"
     arguments = ["eval", *pair, "num_prompts=60", "batch_size=2", "operands=[1,3]"]
-    end(start(*arguments, cwd=tmp_path, until="results/eval_answers/*.csv"), signal_sent, exit_code)
+    # Each arm has warmed up and answered two batches.
+    with halting(session, "generate", after=2 + 2 * 2):
+        running = start(*arguments, cwd=tmp_path, until=HALTED)
+    end(running, signal_sent, exit_code)
     (store,) = tmp_path.glob("results/eval_answers/*.csv")
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
-    assert 0 < len(stopped) < 120
+    assert len(stopped) == 2 * 2 * 2
     if signal_sent == signal.SIGINT:
         assert set(pd.read_csv(tmp_path / "results" / "eval.csv")["status"]) == {"interrupted"}
 

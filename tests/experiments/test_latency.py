@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,14 @@ import pandas as pd
 import pytest
 
 from architectures import RECURRENT
-from forked import Forked, run, start
+from forked import run, start
+from halting import HALTED, halting
 from harness.config.settings import ModelSettings
 from harness.engines.local import LocalArm
 from harness.engines.stopwatches import Phases
+from harness.experiments import session
 from in_process import Harness, only, results
-from processes import end
+from processes import end, wait_for
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -251,28 +252,37 @@ def test_a_failed_run_is_a_row(harness: Harness, pair: list[str]) -> None:
 
 
 @pytest.fixture
-def running(pair: list[str], tmp_path: Path) -> Forked:
-    """A run of 500 prompts, of which some are measured."""
+def long_run(pair: list[str], tmp_path: Path) -> list[str]:
+    """A run of 500 prompts."""
     (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
-    many = ["prompts=prompts.txt", "num_prompts=500", "decoding.max_new_tokens=8"]
-    return start("latency", *pair, *many, cwd=tmp_path, until="outputs/*/*/*/latency_prompts.csv")
+    many = ["prompts=prompts.txt", "num_prompts=500", "decoding.max_new_tokens=8", "num_warmup=1"]
+    return ["latency", *pair, *many]
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(running: Forked, harness: Harness) -> None:
+def test_ctrl_c_keeps_what_was_measured(
+    long_run: list[str], harness: Harness, tmp_path: Path
+) -> None:
+    # Each arm has warmed up and answered three prompts.
+    with halting(session, "generate", after=2 + 2 * 3):
+        running = start(*long_run, cwd=tmp_path, until=HALTED)
     stdout, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
     rows = results()
     assert list(rows["status"]) == ["interrupted", "interrupted"]
     assert rows["error"][0] == "stopped by the user"
-    assert 1 <= rows["num_prompts"][0] < 500
+    assert list(rows["num_prompts"]) == [3, 3]
     assert "the figures cover" in stdout
-    assert len(pd.read_csv(only("latency_prompts.csv"))) >= 2
+    assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_whole_rows(running: Forked, harness: Harness) -> None:
-    time.sleep(0.2)
+def test_a_kill_leaves_whole_rows(long_run: list[str], harness: Harness, tmp_path: Path) -> None:
+    file = "outputs/*/*/*/latency_prompts.csv"
+    # It does not end by itself, however long this process waits for its turn.
+    with halting(session, "generate", after=200):
+        running = start(*long_run, cwd=tmp_path, until=file)
+    wait_for(running, tmp_path, file, holding="prompt 2")
     end(running, signal.SIGKILL, -signal.SIGKILL)
     prompts = pd.read_csv(only("latency_prompts.csv"))
     assert len(prompts) % 2 == 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from harness.experiments import pace
+from harness.experiments import pace, session
 from harness.experiments.pace import Pace, in_words
 from in_process import Harness
 from wording import mentions
 
-GENEROUS_S = 60.0
+GENEROUS_S = 900.0
 
 
 class Told(list[str]):
@@ -37,6 +39,8 @@ def test_a_first_question_without_an_answer_says_so(monkeypatch: pytest.MonkeyPa
 
 def test_a_later_one_is_compared_with_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
+    # Both questions took no time, or what is left would be estimated first.
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: 0.0))
     following = Pace(4, told.say)
     following.answered()
     monkeypatch.setattr(pace, "SILENT_S", 0.01)
@@ -50,7 +54,7 @@ def test_what_is_left_is_estimated_from_the_question_after_the_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([0.0, 500.0, 530.0])
-    monkeypatch.setattr(pace.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: next(times)))
     told: list[str] = []
     following = Pace(22, told.append)
     following.answered()
@@ -61,6 +65,21 @@ def test_what_is_left_is_estimated_from_the_question_after_the_warm_up(
 
 
 def test_latency_follows_its_questions(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SILENT_S", 0.0)
+    """The first one is answered when it was said that it takes long."""
+    told = Told()
+    original, generate = session.say, session.generate
+
+    def say(line: str) -> None:
+        original(line)
+        if line.startswith("question 1"):
+            told.say(line)
+
+    def generate_late(*arguments: Any, **options: Any) -> Any:
+        assert told.came.wait(GENEROUS_S)
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(session, "say", say)
+    monkeypatch.setattr(session, "generate", generate_late)
+    monkeypatch.setattr(pace, "SILENT_S", 0.01)
     outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100")
     assert "question 1 of 2 is not answered after" in outcome.stderr

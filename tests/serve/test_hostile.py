@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import TIMEOUT_S
 from served import served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
@@ -31,14 +32,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 )
 def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     program = "from schemathesis.cli import schemathesis; schemathesis()"
-    arguments = ["--checks=not_a_server_error", "--max-examples=4", "--request-timeout=60", "--seed=1",
+    arguments = ["--checks=not_a_server_error", "--max-examples=4", "--request-timeout=600", "--seed=1",
                  "--generation-database=none", "--suppress-health-check=all",
                  "--exclude-path=/metrics"]  # fmt: skip
     command = [sys.executable, "-c", program, "run", f"{url}/openapi.json", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout[-5000:]
-    assert httpx.get(f"{url}/health").status_code == 200
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    assert httpx.get(f"{url}/health", timeout=TIMEOUT_S).status_code == 200
+    lines = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text.splitlines()
     counted = [line for line in lines if line.startswith("harness_requests_total")]
     assert any('status="200"' in line for line in counted), "nothing came through"
     assert any('status="422"' in line for line in counted), "nothing was refused"
@@ -58,7 +59,7 @@ def test_what_a_generator_of_requests_hardly_finds(url: str) -> None:
         for path in ("/v1/completions", "/race", "/predict"):
             headers = {"Content-Type": "application/json"}
             answer = httpx.post(
-                f"{url}{path}", content=json.dumps(body), headers=headers, timeout=60
+                f"{url}{path}", content=json.dumps(body), headers=headers, timeout=TIMEOUT_S
             )
             assert answer.status_code in (200, 400, 422), (path, body, answer.text)
             answer.json()

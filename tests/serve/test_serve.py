@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 
 from harness import __version__
 from in_process import Harness
+from processes import TIMEOUT_S
 from served import served, serving
 
 openai = pytest.importorskip("openai", reason="harness[server] is not installed")
@@ -33,9 +36,17 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as address:
-        yield address
+def service(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a service, and its process."""
+    with serving(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(service: tuple[str, subprocess.Popen[str]]) -> str:
+    return service[0]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +59,17 @@ def regular(url: str) -> Any:
     return openai.OpenAI(base_url=f"{url}/regular/v1", api_key="none", max_retries=0)
 
 
+def get(url: str, **options: Any) -> Any:
+    return httpx.get(url, timeout=TIMEOUT_S, **options)
+
+
 def post(url: str, path: str, body: Any, **options: Any) -> Any:
-    return httpx.post(f"{url}{path}", json=body, timeout=60, **options)
+    return httpx.post(f"{url}{path}", json=body, timeout=TIMEOUT_S, **options)
 
 
 def test_tells_its_version_and_start(url: str) -> None:
     for arm in ("", "/regular"):
-        told = httpx.get(f"{url}{arm}/version").json()
+        told = get(f"{url}{arm}/version").json()
         assert told["version"] == __version__
         assert told["started"] > 1_700_000_000
 
@@ -202,7 +217,7 @@ def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, s
         f"{url}/v1/{path}",
         content=content,
         headers={"Content-Type": "application/json"},
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert answer.status_code == status, answer.text
     assert says in answer.json()["error"]["message"]
@@ -217,13 +232,15 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
         ("9" * 5000, 400),
         ('{"prompt": "%s"}' % ("a" * 2_000_000), 413),
     ):
-        assert (
-            httpx.post(f"{url}/v1/completions", content=content, headers=headers).status_code
-            == status
+        answer = httpx.post(
+            f"{url}/v1/completions", content=content, headers=headers, timeout=TIMEOUT_S
         )
-    chunked = httpx.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
+        assert answer.status_code == status
+    chunked = httpx.post(
+        f"{url}/v1/completions", content=iter([b"{}"]), headers=headers, timeout=TIMEOUT_S
+    )
     assert chunked.status_code == 411
-    assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == 404
+    assert get(f"{url}/nowhere").json()["error"]["code"] == 404
 
 
 @pytest.mark.parametrize(
@@ -232,11 +249,11 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
      ("[::1", 400), ("localhost:1", 200), ("127.0.0.9", 200), ("[::1]:5000", 200)],
 )  # fmt: skip
 def test_only_requests_for_this_machine_are_answered(url: str, host: str, status: int) -> None:
-    assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
+    assert get(f"{url}/health", headers={"Host": host}).status_code == status
 
 
 def figure(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = get(f"{url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -247,7 +264,7 @@ def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
         body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": streaming}
         for _ in range(4):
             with httpx.Client(
-                timeout=httpx.Timeout(20, read=0.2 if not streaming else 20)
+                timeout=httpx.Timeout(TIMEOUT_S, read=TIMEOUT_S if streaming else 0.2)
             ) as leaving:
                 try:
                     with leaving.stream("POST", f"{url}/v1/completions", json=body) as response:
@@ -257,29 +274,34 @@ def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
     assert (
         len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while figure(url, "harness_answers_running"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert figure(url, "harness_tokens_total") - before < 8 * 250
 
 
-def test_too_many_requests_are_refused(url: str) -> None:
-    statuses: list[int] = []
-
-    def ask() -> None:
-        answer = post(
-            url, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True}
-        )
-        statuses.append(answer.status_code)
-        if answer.status_code == 429:
-            assert answer.headers["Retry-After"] == "1"
-
-    threads = [threading.Thread(target=ask) for _ in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_too_many_requests_are_refused(service: tuple[str, subprocess.Popen[str]]) -> None:
+    """All of them have arrived when the service, which was stopped meanwhile, looks."""
+    url, process = service
+    address = httpx.URL(url)
+    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True})
+    head = ["POST /v1/completions HTTP/1.1", f"Host: {address.host}", "Connection: close"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    request = "\r\n".join([*head, "", body]).encode()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        asked = [socket.create_connection((address.host, address.port)) for _ in range(40)]
+        for connection in asked:
+            connection.sendall(request)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    statuses = []
+    for connection in asked:
+        with connection, connection.makefile("rb") as answer:
+            first, _, rest = answer.read().decode().partition("\r\n")
+        statuses.append(int(first.split()[1]))
+        assert statuses[-1] != 429 or "retry-after: 1\r\n" in rest.lower()
     assert set(statuses) == {200, 429}
     assert statuses.count(200) >= 12
 
@@ -346,10 +368,10 @@ def test_a_long_prompt_stops_nobody(url: str) -> None:
     """Others are answered while it is tokenised."""
     long = {"prompt": "a" * 900_000}
     overtaken = []
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=TIMEOUT_S) as other:
         answer = pool.submit(post, url, "/v1/completions", long)
         while not answer.done():
-            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+            assert other.get(f"{url}/health").status_code == 200
             overtaken.append(not answer.done())
     assert answer.result().status_code == 400
     assert sum(overtaken) > 3
@@ -357,7 +379,9 @@ def test_a_long_prompt_stops_nobody(url: str) -> None:
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
     body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 200, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/race", json={**body, "stream": True}, timeout=60) as stream:
+    with httpx.stream(
+        "POST", f"{url}/race", json={**body, "stream": True}, timeout=TIMEOUT_S
+    ) as stream:
         lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     *frames, race = map(json.loads, lines[:-1])
@@ -373,21 +397,34 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
     assert (refused.status_code, "stop: " in refused.text) == (422, True)
 
 
+# The command without a grace period after a signal, and with a rest before every iteration.
+SLOW = """
+import time
+import harness.cli, harness.serve.command, harness.serve.service
+harness.serve.command._GRACE_S = 0
+harness.serve.service.Service._first_threads = lambda self: lambda: time.sleep(0.3)
+harness.cli.main()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_streams_with_an_error(tmp_path: Path, number: int) -> None:
-    """Some still run and others still wait when the grace, here none, is over."""
+    """Some still run and others still wait when the grace, here none, is over.
+
+    They take a minute, so that none has ended before the last one has begun.
+    """
     body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": True}
     ends: list[str] = []
 
     def read(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as stream:
             started.release()
             lines = [line for line in stream.iter_lines() if line]
         ends.append(lines[-2])
         assert lines[-1] == "data: [DONE]"
 
     started = threading.Semaphore(0)
-    with serving(tmp_path, "batch_size=2", grace_s=0) as (url, process):
+    with serving(tmp_path, "batch_size=2", program=SLOW) as (url, process):
         threads = [threading.Thread(target=read, args=[url]) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -401,8 +438,8 @@ def test_a_signal_ends_streams_with_an_error(tmp_path: Path, number: int) -> Non
 
 
 def test_health_and_results(url: str) -> None:
-    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{url}/results").json()["pairs"] == []
+    assert get(f"{url}/health").json() == {"status": "ok"}
+    assert get(f"{url}/results").json()["pairs"] == []
 
 
 def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:
@@ -444,8 +481,8 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
 
 def test_with_a_key(tmp_path: Path) -> None:
     with served(tmp_path, "api_key_variable=TINY_KEY", "draft=none", TINY_KEY="secret") as url:
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert get(f"{url}/v1/models").status_code == 401
+        assert get(f"{url}/health").status_code == 200
         for authorization, status in {
             "bearer secret": 200,
             "BEARER  secret": 200,
@@ -453,7 +490,7 @@ def test_with_a_key(tmp_path: Path) -> None:
             "Basic secret": 401,
         }.items():
             headers = {"Authorization": authorization}
-            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
+            assert get(f"{url}/v1/models", headers=headers).status_code == status
         with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
             answer = made.completions.create(
                 model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0

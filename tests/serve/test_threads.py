@@ -36,4 +36,5 @@ def test_usage_grows() -> None:
     first = read_usage()
     sum(range(10**6))
     second = read_usage()
-    assert all(later >= earlier for later, earlier in zip(second, first, strict=True))
+    # The kernel corrects its count of idle time, and a difference of large numbers is rounded.
+    assert all(later >= earlier - 0.1 for later, earlier in zip(second, first, strict=True))

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from processes import TIMEOUT_S
+
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -42,6 +44,11 @@ class Page:
             if answer.get("id") == self._number:
                 return answer["result"]
 
+    def run_before(self, script: str) -> None:
+        """Run JavaScript in every page that opens from now on, before its own."""
+        self.call("Page.enable")
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     def open(self, url: str, width: int = 1100) -> None:
         """Go to an address, in a window of this width in pixels."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -55,7 +62,7 @@ class Page:
 
     def wait_for(self, condition: str) -> str:
         """The page's HTML once an expression of JavaScript is true."""
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + TIMEOUT_S
         while not (html := self.evaluate(f"({condition}) && document.documentElement.outerHTML")):
             assert time.monotonic() < deadline, self.evaluate("document.body?.innerText")
             time.sleep(0.05)

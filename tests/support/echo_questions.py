@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
 
 from echo_server import continuation
 from harness.config.settings import DecodingSettings
@@ -32,3 +36,26 @@ def arm_of(engine: ServerEngine) -> ServerArm:
     arm = engine.arms[-1]
     assert isinstance(arm, ServerArm)
     return arm
+
+
+def time_is_up_when(
+    condition: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> list[float | None]:
+    """Let requests time out as soon as the condition holds, however slow the machine; the limits that are set then."""
+    asked: list[float | None] = []
+    waiting: list[asyncio.Task[None]] = []
+
+    async def expire(limit: asyncio.Timeout) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+        limit.reschedule(0)
+
+    def timeout(seconds: float | None) -> asyncio.Timeout:
+        asked.append(seconds)
+        limit = asyncio.timeout(None)
+        waiting.append(asyncio.get_running_loop().create_task(expire(limit)))
+        return limit
+
+    planted = SimpleNamespace(**vars(asyncio) | {"timeout": timeout})
+    monkeypatch.setattr("harness.engines.server.asyncio", planted)
+    return asked

@@ -10,31 +10,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from processes import TIMEOUT_S
+
 ROOT = Path(__file__).parents[2]
-
-
-# The command with another grace period after a signal.
-_PROGRAM = """
-import harness.cli, harness.serve.command
-harness.serve.command._GRACE_S = {grace_s}
-harness.cli.main()
-"""
 
 
 @contextmanager
 def serving(
-    directory: Path, *settings: str, grace_s: float | None = None, **environment: str
+    directory: Path, *settings: str, program: str | None = None, **environment: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`python -m harness serve` in a directory, with its address.
 
     It must end well on Ctrl-C, if it has not ended by then, and never print a traceback. It is a
     new interpreter: a fork of the tests' process has its locks but not its threads, and a server
-    with threads of its own may wait for them forever.
+    with threads of its own may wait for them forever. `program` may replace the command.
     """
-    program = ["-m", "harness"] if grace_s is None else ["-c", _PROGRAM.format(grace_s=grace_s)]
+    start = ["-m", "harness"] if program is None else ["-c", program]
     with (directory / "stderr").open("w+") as stderr:
         process = subprocess.Popen(
-            [sys.executable, *program, "serve", "port=0", *settings],
+            [sys.executable, *start, "serve", "port=0", *settings],
             cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
             stdout=subprocess.PIPE, stderr=stderr, text=True,
         )  # fmt: skip
@@ -45,7 +39,7 @@ def serving(
             assert line.startswith("Serving "), stderr.read()
             yield line.split(" on ")[1].split()[0].rstrip("/"), process
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(TIMEOUT_S) == 0
             stderr.seek(0)
             printed = stderr.read()
             assert "Traceback" not in printed, printed

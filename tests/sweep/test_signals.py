@@ -130,7 +130,6 @@ ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
     run = forked.start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
-    time.sleep(1)
     end(run, number, 130)
     (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
     assert f"interrupted,stopped by {signal.Signals(number).name}" in file.read_text()
@@ -148,4 +147,7 @@ def test_a_run_is_ended_whenever_the_signal_comes(
     time.sleep(delay)
     run.send_signal(number)
     _, said = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == (-number if not said or b"Traceback" in said else 130), said
+    ended_by_python = not said or b"Traceback" in said
+    # While it imports `site`, Python ends with 1 on Ctrl-C.
+    codes = {-number, 1 if b"import_site" in said else -number} if ended_by_python else {130}
+    assert run.returncode in codes, said

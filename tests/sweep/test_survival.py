@@ -67,7 +67,9 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
     for _ in range(NUM_KILLS):
         sweep = start(*command(pairs), cwd=tmp_path, until="multirun/*")
         time.sleep(chance.uniform(0, 8 if NUM_SEEDS > 1 else 3))
-        end(sweep, signal.SIGKILL, -signal.SIGKILL)
+        # On a fast machine it may have ended.
+        sweep.kill()
+        sweep.wait()
     finished = run(*command(pairs), cwd=tmp_path, code=1)
 
     newest = max((tmp_path / "multirun" / "latency").glob("*/*"))
@@ -146,7 +148,6 @@ def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> Non
     # The first job hangs, and no time limit ends it.
     arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}")
     sweep = start(*arguments, cwd=tmp_path, until="**/environment.json")
-    time.sleep(1)
     _, said = end(sweep, signal.SIGINT, 130)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}
