@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from harness.config.errors import SettingError, nearest
 
@@ -151,7 +151,9 @@ def _modules_of(package: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     """The entry points of all packages on `path`, which is `sys.path`. To find them takes a tenth of a second."""
-    return entry_points()
+    # Of another class with Python 3.11, with the same methods.
+    found: Any = entry_points()
+    return cast(EntryPoints, found)
 
 
 def _module_of(file: Path) -> ModuleType:
