@@ -65,6 +65,7 @@ MISTAKES = {
     "latency model 7B": "model: is typed with an equals sign and no spaces: model=7B",
     "latency model = 7B": "model: is typed with an equals sign and no spaces: model=7B",
     "latency 7B": "7B: is a value without its setting: model=7B",
+    "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too",
     "latency draft=null": "draft=null: must be a preset; draft=none measures the target alone",
     "latency model=null": "model=null: must be a preset",
     "latency model=7B,13B": "model=7B,13B: several values need -m",

@@ -48,7 +48,11 @@ class Methods(Registry[Method]):
 
     def _parts(self, name: str) -> tuple[str, str] | None:
         """The parts of a hybrid's method; the plus in a file's path divides nothing."""
-        return None if self.is_in_file(name) else parts(name)
+        found = parts(name)
+        if found is None or not self.is_in_file(name):
+            return found
+        divides = found[0] in self.names() or self.is_in_file(found[0])
+        return found if divides else None
 
     def _load(self, name: str) -> Method:
         if (found := self._parts(name)) is None:

@@ -111,7 +111,8 @@ class Registry(Generic[AnyRecord]):
                 raise SettingError(self._setting, rule, name)
         except SettingError:
             raise
-        except Exception as error:
+        # A script that was never meant to be imported may end the process.
+        except (Exception, SystemExit) as error:
             cause = (
                 str(error)
                 if isinstance(error, _PLAIN_ERRORS)

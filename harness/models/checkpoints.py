@@ -163,7 +163,10 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
         # A hub name has at most one slash and does not start as a path does.
         is_path = directory.is_absolute() or repository.startswith((".", "~"))
         if is_path or repository.count("/") > 1:
-            raise SettingError(role, "no such directory", repository)
+            rule = "no such directory"
+            if role == "draft" and repository.removesuffix(":").endswith(".py"):
+                rule = "must name a class of the file too: ./my_method.py:MyMethod"
+            raise SettingError(role, rule, repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():

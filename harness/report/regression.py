@@ -231,15 +231,21 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     before, after = _by_run(sides.before, figure), _by_run(sides.after, figure)
     if not before or not after:
         return None
+    same_draws = _by_common_seed(sides, figure)
+    if same_draws:
+        before, after = same_draws
     pair = sides.compared(figure)
     units = _common_units([*before, *after])
     if not units:
         return replace(pair, reason="no prompt was answered on both sides")
     first, second = _matrix(before, units), _matrix(after, units)
+    means = float(first.mean()), float(second.mean())
+    if same_draws:
+        # Runs differ by their seeds, and so do those of the other side: that is no noise.
+        first, second = (_mean_over_runs(side) for side in (first, second))
     noise = sides.noise.get(figure.name)
     unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
     comparison = compare(first, second, figure.better, sides.margin, noise, unit=unit)
-    means = float(first.mean()), float(second.mean())
     pair = replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
     reason = ""
     if len(units) < FEWEST_FOR_INTERVAL:
@@ -264,6 +270,25 @@ def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     values = [figure.of(run.prompts) for run in runs]
     return [of_run for of_run in values if of_run]
+
+
+def _by_common_seed(
+    sides: Sides, figure: FigureOfPrompts
+) -> tuple[list[Values], list[Values]] | None:
+    """The figure in a run of each seed that both sides have, in the same order; None of a timed one, or without any."""
+    if figure.timed:
+        return None
+    before, after = (
+        {run.last.seed: figure.of(run.prompts) for run in side}
+        for side in (sides.before, sides.after)
+    )
+    seeds = [seed for seed in before if before[seed] and after.get(seed)]
+    return ([before[seed] for seed in seeds], [after[seed] for seed in seeds]) if seeds else None
+
+
+def _mean_over_runs(values: Floats) -> Floats:
+    """Geometric means, [1, num_units], of [num_runs, num_units]."""
+    return np.asarray(np.exp(np.log(values).mean(axis=0, keepdims=True)))
 
 
 def _common_units(runs: Sequence[Values]) -> list[Unit]:

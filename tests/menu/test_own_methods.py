@@ -161,9 +161,12 @@ def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -
         ("./missing.py:Method", "there is no file missing.py"),
         ("./corpus_ngrams.py:CorpusText", "must be a Method of harness"),
         ("./corpus_ngrams.py:CorpusNgrams", "draft.file: must be set"),
+        ("suffix+./linear_head.py:LinearHead", "must be lookup, suffix or another method"),
+        ("./script.py:Method", "cannot be loaded: SystemExit"),
     ],
 )
 def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
+    Path("script.py").write_text("raise SystemExit(0)")
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,6 +162,26 @@ def test_one_run_on_each_side_says_nothing_about_times_without_noise(
     outcome = harness("regress", *asked, f"noise={noise}", code=1)
     assert "slower" in outcome.stdout
     assert "identical runs stay within" in outcome.stdout
+
+
+def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """What differs between seeds is the same on both sides, and no noise."""
+    lengths = np.random.default_rng(0).uniform(1.5, 4.5, (3, 10))
+    for name, factor in (("before", 1.0), ("same", 1.0), ("less", 0.95)):
+        for seed, of_prompts in enumerate(lengths):
+            rows = latency_run(seed=seed, repeat=seed + 1)
+            append_rows(tmp_path / name / "latency.csv", rows)
+            for arm in ("regular", "speculative"):
+                prompts = [
+                    dataclasses.replace(row, tokens_per_iteration=factor * length)
+                    for row, length in zip(
+                        prompt_rows(str(rows[0].run), arm, np.ones(10)), of_prompts, strict=True
+                    )
+                ]
+                append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    before, same, less = (every_run(tmp_path / name).runs for name in ("before", "same", "less"))
+    verdicts = [compared_runs(before, after, margin=0.02)[-1].verdict for after in (same, less)]
+    assert verdicts == ["no worse", "worse"]
 
 
 @pytest.mark.parametrize("length", [3.0, None], ids=["seldom", "never"])
