@@ -101,20 +101,28 @@ class Adaptive(DraftLength):
         if turn % _ROUND == 0:
             return 0
         best = self._best()
-        if turn % _ROUND == _ROUND // 2 or turn & (turn - 1) == 0:
-            return next(
-                (choice for choice in self._choices if choice >= max(1, 2 * best)), self.most
-            )
+        is_power_of_two = turn.bit_count() == 1
+        if turn % _ROUND == _ROUND // 2 or is_power_of_two:
+            return self._at_least(max(1, 2 * best))
         return best
 
+    def _at_least(self, number: int) -> int:
+        """Return the smallest choice that is not below a number; the largest if all are."""
+        for choice in self._choices:
+            if choice >= number:
+                return choice
+        return self.most
+
     def _best(self) -> int:
-        best, most_per_second = 0, 0.0
+        best = 0
+        most_per_second = 0.0
         costs = self._now.of(self._choices)
         yields = self._accepted.yields()
         for number, seconds in zip(self._choices, costs, strict=True):
             per_second = yields[number] / seconds
             if per_second > most_per_second:
-                best, most_per_second = number, per_second
+                best = number
+                most_per_second = per_second
         return best
 
 
@@ -133,10 +141,13 @@ class _Chain:
         self._tried = [_MEMORY * count for count in self._tried]
         if not max(limits):
             return
+        share = 1 / len(limits)
         for limit, accepted in zip(limits, num_accepted, strict=True):
+            # The accepted tokens were tested, and the first rejected one.
             for place in range(min(accepted + 1, limit)):
-                self._tried[place] += 1 / len(limits)
-                self._accepted[place] += (place < accepted) / len(limits)
+                self._tried[place] += share
+                if place < accepted:
+                    self._accepted[place] += share
 
     def yields(self) -> list[float]:
         """Return the tokens of an iteration that asks for 0, 1, 2, ... draft tokens.
@@ -144,12 +155,12 @@ class _Chain:
         Where little is known of a place, its rate is close to that of the place before it.
         """
         yields = [1.0]
-        rate, survival, tokens = _PRIOR, 1.0, 1.0
+        rate = _PRIOR
+        survival = 1.0
         for accepted, tried in zip(self._accepted, self._tried, strict=True):
             rate = (accepted + rate) / (tried + 1)
             survival *= rate
-            tokens += survival
-            yields.append(tokens)
+            yields.append(yields[-1] + survival)
         return yields
 
 
@@ -184,13 +195,21 @@ class _Line:
     """Fits a straight line to noisy points, of which the latest count most."""
 
     def __init__(self) -> None:
-        self.weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        # The number of points and their sums, in which each point fades with time.
+        self.weight = 0.0
+        self._x = 0.0
+        self._y = 0.0
+        self._xx = 0.0
+        self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         if self.weight and y < self.at(x) / 2:
             # The old points were too slow: the first iterations of a kind may have to prepare
             # something.
-            self.weight = self._x = self._y = self._xx = self._xy = 0.0
+            self._forget()
         elif self.weight > 4:
             # Something else had the processor.
             y = min(y, 2 * self.at(x))
@@ -207,10 +226,12 @@ class _Line:
 
     def values(self, places: Sequence[float]) -> list[float]:
         """Return y at each x; see `at`."""
-        mean_x, mean_y = self._x / self.weight, self._y / self.weight
+        mean_x = self._x / self.weight
+        mean_y = self._y / self.weight
         variance = self._xx / self.weight - mean_x * mean_x
         slope = 0.0
         if variance > 1e-9:
-            slope = max(0.0, (self._xy / self.weight - mean_x * mean_y) / variance)
+            covariance = self._xy / self.weight - mean_x * mean_y
+            slope = max(0.0, covariance / variance)
         least = 0.1 * mean_y
         return [max(mean_y + slope * (x - mean_x), least) for x in places]

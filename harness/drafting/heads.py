@@ -307,9 +307,9 @@ def _read(settings: ModelSettings, files: Sequence[Path], device: str) -> dict[s
         ) from error
     except Exception as exception:
         raise explain(exception, "draft", settings) or exception from exception
-    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}
-    return {
-        name: tensor
-        for name, tensor in renamed.items()
-        if not any(unused in name for unused in _UNUSED)
-    }
+    used = {}
+    for name, tensor in state.items():
+        name = name.replace("midlayer.", "layers.0.")
+        if not any(unused in name for unused in _UNUSED):
+            used[name] = tensor
+    return used

@@ -35,16 +35,19 @@ class ModelTreeDrafter(TreeDrafter):
         self._warp = warp
         self._plan = plan
         self._device = device
-        self._unseen = torch.empty(0)  # [B, at least 1]
-        self._nodes: _ReadNodes | None = None
-        self._proposed = torch.empty(0)  # [B, N], the nodes of the last tree, its path's first
+        # [B, at least 1] decided tokens that the runner has not been fed.
+        self._unseen = torch.empty(0)
+        # What the runner has read of each row's tree, from a proposal to its verdict.
+        self._trees: list[_ReadTree] | None = None
+        # [B, N], the nodes of the last tree; once its path is known, those on the path.
+        self._proposed = torch.empty(0)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
-        self._nodes = None
+        self._trees = None
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -62,8 +65,9 @@ class ModelTreeDrafter(TreeDrafter):
         return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        self._nodes = _ReadNodes(self._unseen)
-        predictor = _ModelPredictor(self._runner, self._nodes, limits)
+        num_rows, num_unseen = self._unseen.shape
+        self._trees = [_ReadTree(num_unseen) for _ in range(num_rows)]
+        predictor = _ModelPredictor(self._runner, self._unseen, self._trees, limits)
         uniforms = uniforms.to(self._unseen.device)
         proposal = self._plan.propose(predictor, depth, self._warp, uniforms)
         self._proposed = proposal.tokens
@@ -78,19 +82,24 @@ class ModelTreeDrafter(TreeDrafter):
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         device = self._unseen.device
         following = to_device(next_tokens, device).unsqueeze(1)
-        if self._nodes is None:
+        if self._trees is None:
             self._unseen = torch.cat([self._unseen, following], dim=1)
             return
-        accepted = [
-            tokens[:count]
-            for tokens, count in zip(self._proposed.tolist(), num_accepted, strict=True)
-        ]
-        paths = self._nodes.paths(accepted)
-        self._runner.keep_path(to_device(paths, device), self._nodes.num_kept(num_accepted))
+        self._keep_path(self._trees, num_accepted)
+        self._trees = None
         decided = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
         last = decided.gather(1, to_device(num_accepted, device).unsqueeze(1))
         self._unseen = torch.cat([last, following], dim=1)
-        self._nodes = None
+
+    def _keep_path(self, trees: Sequence[_ReadTree], num_accepted: Sequence[int]) -> None:
+        """Keep the decided tokens in the cache, and the accepted ones but each row's last."""
+        paths = []
+        for tree, proposed, count in zip(trees, self._proposed.tolist(), num_accepted, strict=True):
+            paths.append(tree.path(proposed[:count]))
+        counts = [tree.root + count for tree, count in zip(trees, num_accepted, strict=True)]
+        longest = max(counts)
+        padded = [[*path, *[0] * longest][:longest] for path in paths]
+        self._runner.keep_path(to_device(padded, self._unseen.device), counts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)
@@ -98,80 +107,87 @@ class ModelTreeDrafter(TreeDrafter):
 
     def _catch_up(self) -> None:
         """Read all decided tokens but the last."""
-        if (missing := self._unseen.shape[1] - 1) > 0:
+        num_rows, num_unseen = self._unseen.shape
+        if num_unseen > 1:
             self._runner.extend(self._unseen[:, :-1])
-            self._runner.keep([missing] * len(self._unseen))
+            self._runner.keep([num_unseen - 1] * num_rows)
             self._unseen = self._unseen[:, -1:]
 
 
-class _ReadNodes:
-    """The tokens that a draft model has read of each row's tree: decided ones that it had not seen,
-    of which the last is the root of the proposal, then the nodes that are expanded.
+class _ReadTree:
+    """The tokens that a draft model has read of one row's tree, numbered from 0: decided ones that
+    it had not seen, of which the last is the root of the proposal, then the nodes that are expanded.
+
+    Sequences may expand nodes that are equal: the same token after the same path. Each is read, and
+    the first of them stands for all.
 
     Attributes:
-        first: [B, n], the decided tokens.
-        parents: of each row's tokens but the first, as in a `TreeShape`.
+        root: the number of the root.
+        parents: of all tokens but the first, as in a `TreeShape`.
     """
 
-    def __init__(self, first: Tensor) -> None:
-        self.first = first
-        self._root = first.shape[1] - 1
-        self.parents: list[Parents] = [chain_of(self._root)] * len(first)
-        # The number of a token by its parent's and its own; sequences may expand equal nodes.
-        self._numbers: list[dict[tuple[int, int], int]] = [{} for _ in first]
-        # Of the tokens that the last pass read, for each row: their numbers, and the numbers of the
-        # first tokens that were read after the same path.
-        self._level = [[self._root] for _ in first]
-        self._alike = [[self._root] for _ in first]
+    def __init__(self, num_decided: int) -> None:
+        self.root = num_decided - 1
+        self.parents: Parents = chain_of(self.root)
+        # The number of the first node with this token after this parent.
+        self._first_of: dict[tuple[int, int], int] = {}
+        # The nodes that the last pass read, and for each the first that is equal to it.
+        self._level = [self.root]
+        self._first_of_level = [self.root]
 
-    def append(self, tokens: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> None:
-        """Add a level: tokens [B, n], and the places of their parents in the level before."""
-        first = len(self.parents[0]) + 1
-        for row, (new, above) in enumerate(zip(tokens, places, strict=True)):
-            level, alike, numbers = self._level[row], self._alike[row], self._numbers[row]
-            self.parents[row] = (*self.parents[row], *(level[place] for place in above))
-            self._level[row] = list(range(first, first + len(new)))
-            self._alike[row] = [
-                numbers.setdefault((alike[place], token), number)
-                for number, token, place in zip(self._level[row], new, above, strict=True)
-            ]
+    def append(self, tokens: Sequence[int], places: Sequence[int]) -> None:
+        """Add the nodes of a level.
 
-    def num_kept(self, num_accepted: Sequence[int]) -> list[int]:
-        """Return how many tokens of `paths` stay in the cache."""
-        return [self._root + count for count in num_accepted]
-
-    def paths(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the numbers of the decided tokens and of each row's accepted tokens but the last.
-
-        All rows are filled up to the length of the longest.
+        Args:
+            tokens: of these nodes.
+            places: of their parents in the level before.
         """
-        longest = self._root + max(map(len, accepted))
-        paths: list[list[int]] = []
-        for tokens, numbers in zip(accepted, self._numbers, strict=True):
-            path = list(range(self._root + 1))
-            for token in tokens[:-1]:
-                path.append(numbers[path[-1], token])
-            path += [0] * (longest - len(path))
-            paths.append(path[:longest])
-        return paths
+        number = len(self.parents) + 1
+        level = list(range(number, number + len(tokens)))
+        first_of_level = []
+        for node, token, place in zip(level, tokens, places, strict=True):
+            parent = self._first_of_level[place]
+            first_of_level.append(self._first_of.setdefault((parent, token), node))
+        self.parents = (*self.parents, *[self._level[place] for place in places])
+        self._level = level
+        self._first_of_level = first_of_level
+
+    def path(self, accepted: Sequence[int]) -> list[int]:
+        """Return the numbers of the decided tokens, and of the accepted ones but the last."""
+        numbers = list(range(self.root + 1))
+        for token in accepted[:-1]:
+            numbers.append(self._first_of[numbers[-1], token])
+        return numbers
 
 
 class _ModelPredictor(Predictor):
-    """The levels of one iteration, whose nodes stay in the runner's cache."""
+    """The levels of one iteration, whose nodes stay in the runner's cache.
 
-    def __init__(self, runner: TreeRunner, nodes: _ReadNodes, limits: Sequence[int]) -> None:
+    Args:
+        unseen: [B, n], the decided tokens that each tree begins with.
+    """
+
+    def __init__(
+        self,
+        runner: TreeRunner,
+        unseen: Tensor,
+        trees: Sequence[_ReadTree],
+        limits: Sequence[int],
+    ) -> None:
         self._runner = runner
-        self._nodes = nodes
-        num_before = nodes.first.shape[1] - 1
+        self._unseen = unseen
+        self._trees = trees
+        num_before = unseen.shape[1] - 1
         self._limits = [limit + num_before for limit in limits]
 
     def root(self) -> Tensor:
-        return self._read(self._nodes.first)[:, -1:]
+        return self._read(self._unseen)[:, -1:]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        self._nodes.append(tokens.tolist(), parents.tolist())
+        for tree, new, places in zip(self._trees, tokens.tolist(), parents.tolist(), strict=True):
+            tree.append(new, places)
         return self._read(tokens)
 
     def _read(self, tokens: Tensor) -> Tensor:
-        shape = TreeShape(tuple(self._nodes.parents), self._limits)
+        shape = TreeShape(tuple(tree.parents for tree in self._trees), self._limits)
         return self._runner.extend_tree(tokens, shape).logits

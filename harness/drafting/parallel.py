@@ -26,7 +26,11 @@ _KEYS = ("pard_token", "ptd_token_id")
 
 def mask_token(config: PreTrainedConfig) -> int | None:
     """The mask that a draft model was trained with; None for one that drafts token by token."""
-    return next((token for key in _KEYS if (token := getattr(config, key, None)) is not None), None)
+    for key in _KEYS:
+        token = getattr(config, key, None)
+        if token is not None:
+            return token
+    return None
 
 
 def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
@@ -83,8 +87,9 @@ class ParallelDrafter(Drafter):
         """See `Drafter.add`."""
         self._runner.add(prompts)
         new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
-        width = max(1, self._unseen.shape[1])
-        before = filled_up(self._unseen, len(self._unseen), width)
+        num_before, num_unseen = self._unseen.shape
+        width = max(1, num_unseen)
+        before = filled_up(self._unseen, num_before, width)
         self._unseen = torch.cat([before, filled_up(new, len(new), width)])
         self._num_unseen = [*self._num_unseen, *[1] * len(prompts)]
         self._proposed = self._unseen[:, :0]
@@ -106,9 +111,11 @@ class ParallelDrafter(Drafter):
 
     def _with_masks(self, num_masks: int) -> Tensor:
         """The unseen tokens of each row, and at least so many masks behind them."""
-        num_rows, width = len(self._num_unseen), most(self._num_unseen)
-        unseen = filled_up(self._unseen[:, :width], num_rows, width + num_masks)
-        places = torch.arange(width + num_masks, device=unseen.device)
+        num_rows = len(self._num_unseen)
+        longest = most(self._num_unseen)
+        width = longest + num_masks
+        unseen = filled_up(self._unseen[:, :longest], num_rows, width)
+        places = torch.arange(width, device=unseen.device)
         counts = to_device(self._num_unseen, unseen.device).unsqueeze(1)
         return unseen.masked_fill(places >= counts, self._mask)
 
@@ -121,13 +128,14 @@ class ParallelDrafter(Drafter):
         decided = decided_tokens(self._proposed, num_accepted, next_tokens)
         # Numbers of an earlier verdict have reached the host by now.
         num_before = list(self._num_unseen)
-        if not any(num_before):
+        longest = max(num_before)
+        if longest == 0:
             self._unseen = decided
         else:
-            width = max(num_before) + decided.shape[1]
-            unseen = filled_up(self._unseen[:, : max(num_before)], len(decided), width)
+            num_rows, num_decided = decided.shape
+            unseen = filled_up(self._unseen[:, :longest], num_rows, longest + num_decided)
             starts = to_device(num_before, decided.device).unsqueeze(1)
-            places = starts + torch.arange(decided.shape[1], device=decided.device)
+            places = starts + torch.arange(num_decided, device=decided.device)
             self._unseen = unseen.scatter(1, places, decided)
         self._num_unseen = added(added(num_accepted, 1), num_before)
         self._proposed = self._proposed[:, :0]
@@ -136,5 +144,6 @@ class ParallelDrafter(Drafter):
         """See `Drafter.select`."""
         self._runner.select(rows)
         index = to_device(rows, self._unseen.device)
-        self._unseen, self._proposed = self._unseen[index], self._proposed[index]
+        self._unseen = self._unseen[index]
+        self._proposed = self._proposed[index]
         self._num_unseen = [self._num_unseen[row] for row in rows]

@@ -111,7 +111,8 @@ class TranslatedDrafter(Drafter):
         """See `Drafter.propose`."""
         has_news = [bool(row) for row in self._pending]
         tokens = self._feed_but_last()
-        self._fed = [tokens.shape[1] * is_fed for is_fed in has_news]
+        num_fed = tokens.shape[1]
+        self._fed = [num_fed if is_fed else 0 for is_fed in has_news]
         warp = drawing_warp(self._translation, self._warp)
         drawn, probabilities = self._runner.draw(tokens, uniforms.to(tokens.device), warp)
         self._drafted = drawn.tolist()
@@ -127,32 +128,33 @@ class TranslatedDrafter(Drafter):
         num_last = min(2, *map(len, rows)) if all(self._pending) else 1
         counts = [len(row) - num_last for row in rows]
         width = max(counts)
-        if width:
-            before = [
-                row[:count] + [0] * (width - count) for row, count in zip(rows, counts, strict=True)
-            ]
+        if width > 0:
+            before = []
+            for row, count in zip(rows, counts, strict=True):
+                padding = [0] * (width - count)
+                before.append(row[:count] + padding)
             self._runner.extend(to_device(before, self._own.device))
             self._runner.keep(counts)
         self._pending = [[] for _ in rows]
-        return to_device([row[-num_last:] for row in rows], self._own.device)
+        last = [row[-num_last:] for row in rows]
+        return to_device(last, self._own.device)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """See `Drafter.observe`."""
-        num_rows = len(next_tokens)
-        drafted = self._drafted or [[]] * num_rows
-        offered = self._offered or [[]] * num_rows
+        has_proposed = bool(self._drafted)
         kept: list[int] = []
         for row, (count, next_token) in enumerate(zip(num_accepted, next_tokens, strict=True)):
-            self._untranslated[row] += [*offered[row][:count], next_token]
+            accepted = self._offered[row][:count] if has_proposed else []
+            self._untranslated[row] += [*accepted, next_token]
             read = self._translation.into_draft(self._untranslated[row])
             if read:
                 self._untranslated[row] = []
             # Behind a token that only fills a row up nothing is kept.
-            fed = self._fed[row] if self._drafted else 0
-            same = _num_equal(read, drafted[row]) if fed else 0
-            kept.append(fed + same)
-            self._pending[row] += read[same:]
-        if self._drafted:
+            num_fed = self._fed[row] if has_proposed else 0
+            num_same = _num_equal(read, self._drafted[row]) if num_fed > 0 else 0
+            kept.append(num_fed + num_same)
+            self._pending[row] += read[num_same:]
+        if has_proposed:
             self._runner.keep(kept)
         self._drafted = []
         self._offered = []
@@ -182,10 +184,14 @@ class TranslatedDrafter(Drafter):
     def _offer(self, most: int, spread: Tensor | None, has_news: Sequence[bool]) -> Proposal:
         """The draft in the target's tokens; a row without news is offered none."""
         self._offered = []
+        padded = []
+        lengths = []
         for drafted, is_ready in zip(self._drafted, has_news, strict=True):
-            self._offered.append(self._into_target(drafted)[:most] if is_ready else [])
-        padded = [row + [0] * (most - len(row)) for row in self._offered]
-        lengths = [len(row) for row in self._offered]
+            offered = self._into_target(drafted)[:most] if is_ready else []
+            padding = [0] * (most - len(offered))
+            self._offered.append(offered)
+            padded.append(offered + padding)
+            lengths.append(len(offered))
         return Proposal(to_device(padded, self._device), spread, lengths)
 
     def _into_target(self, tokens: Sequence[int]) -> list[int]:

@@ -37,21 +37,27 @@ def how_to_translate(
     """
     if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
         return translation(target_tokenizer, draft_tokenizer, vocabulary_size(target.config))
-    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
-    number, whose = max(target_tokenizer.get_vocab().values()) + 1, f"model={target.settings.name}"
-    if size != other and min(size, other) < number:
-        rule = f"has {other} outputs against {size} of {whose}, for {number} tokens"
+    num_outputs = vocabulary_size(target.config)
+    num_draft_outputs = vocabulary_size(draft.config)
+    num_tokens = max(target_tokenizer.get_vocab().values()) + 1
+    if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
+        of_target = f"{num_outputs} of model={target.settings.name}"
+        rule = f"has {num_draft_outputs} outputs against {of_target}, for {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
     return None
 
 
 def check_local(target: Checkpoint, draft: Checkpoint) -> None:
     """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
-    places = [Path(source(checkpoint.settings)) for checkpoint in (target, draft)]
-    if all(any(place.glob("tokenizer*")) for place in places):
-        how_to_translate(
-            target, draft, load_tokenizer(target.settings), load_tokenizer(draft.settings, "draft")
-        )
+    if not (_has_tokenizer(target) and _has_tokenizer(draft)):
+        return
+    target_tokenizer = load_tokenizer(target.settings)
+    draft_tokenizer = load_tokenizer(draft.settings, "draft")
+    how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
+
+
+def _has_tokenizer(checkpoint: Checkpoint) -> bool:
+    return any(Path(source(checkpoint.settings)).glob("tokenizer*"))
 
 
 def translation(
@@ -73,8 +79,10 @@ def translation(
                 continue
             read += [*_read(draft, target, unknown), common[token]]
             unknown = []
-        if unknown and _text(target, unknown).endswith(_BROKEN) and len(unknown) < 4:
-            return []  # a character waits for its other bytes
+        # A character has at most four bytes, and each may be a token.
+        may_be_incomplete = 0 < len(unknown) < 4
+        if may_be_incomplete and _text(target, unknown).endswith(_BROKEN):
+            return []
         return read + _read(draft, target, unknown)
 
     def read_prompt(tokens: Sequence[int]) -> list[int]:
@@ -95,7 +103,9 @@ def _read(
 ) -> list[int]:
     """Tokens of one tokenizer as another's, whole characters only."""
     text = _text(writer, tokens).rstrip(_BROKEN)
-    return list(reader(text, add_special_tokens=False)["input_ids"]) if text else []
+    if not text:
+        return []
+    return list(reader(text, add_special_tokens=False)["input_ids"])
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
@@ -132,8 +142,7 @@ def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
 
 
 def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    return int(
-        tokenizer.bos_token_id
-        if tokenizer.bos_token_id is not None
-        else tokenizer.eos_token_id or 0
-    )
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0

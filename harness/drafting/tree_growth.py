@@ -5,6 +5,7 @@ sequences that are drawn independently.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,17 +117,19 @@ def grow_dynamic(
     for level in range(depth):
         confidence = (logits.float() / temperature).log_softmax(-1)
         children = confidence.topk(width, dim=-1)
-        scores.append((above.unsqueeze(2) + children.values).flatten(1))
         num_above = above.shape[1]
-        tokens.append(children.indices.expand(-1, num_above, -1).flatten(1))
+        level_scores = (above.unsqueeze(2) + children.values).flatten(1)
+        level_tokens = children.indices.expand(-1, num_above, -1).flatten(1)
+        scores.append(level_scores)
+        tokens.append(level_tokens)
         parents.append(numbers.repeat_interleave(width, dim=1))
         if level + 1 == depth:
             break
-        best = scores[-1].topk(width, dim=1).indices
-        above = scores[-1].gather(1, best)
+        best = level_scores.topk(width, dim=1).indices
+        above = level_scores.gather(1, best)
         numbers = best + 1 + num_found
-        num_found += scores[-1].shape[1]
-        logits = predictor.expand(tokens[-1].gather(1, best), best // width)
+        num_found += level_scores.shape[1]
+        logits = predictor.expand(level_tokens.gather(1, best), best // width)
     # Stable: a parent comes before a child that scores the same.
     order = torch.cat(scores, dim=1).sort(dim=1, descending=True, stable=True).indices
     chosen = order[:, :budget].sort(dim=1).values
@@ -144,44 +147,66 @@ def grow_static(
     """Draw trees of one shape, the children of each node without replacement; with a greedy warp the
     likeliest ones.
     """
-    shape = TreeShape([parents] * len(uniforms))
-    children = [
-        [node for node, parent in enumerate(parents, start=1) if parent == number]
-        for number in range(len(parents) + 1)
-    ]
-    is_greedy = _is_greedy(warp)
-    tokens = torch.zeros(len(uniforms), len(parents), dtype=torch.long, device=uniforms.device)
+    num_rows = len(uniforms)
+    num_nodes = len(parents)
+    children: list[list[int]] = [[] for _ in range(num_nodes + 1)]
+    for node, parent in enumerate(parents, start=1):
+        children[parent].append(node)
+    tokens = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=uniforms.device)
     logits = predictor.root()
     probabilities = None
-    if not is_greedy:
+    if not _is_greedy(warp):
         probabilities = logits.new_zeros(
-            len(uniforms), len(parents) + 1, logits.shape[-1], dtype=torch.float32
+            num_rows, num_nodes + 1, logits.shape[-1], dtype=torch.float32
         )
     level = [0]
-    while True:
-        for place, number in enumerate(level):
-            own = children[number]
-            columns = [child - 1 for child in own]
+    while level:
+        for place, node in enumerate(level):
             if probabilities is None:
-                num_known = min(len(own), logits.shape[-1])
-                likeliest = logits[:, place].topk(num_known, dim=-1).indices
-                tokens[:, columns[:num_known]] = likeliest
-                continue
-            probabilities[:, number] = warp(logits[:, place])
-            for child in own:
-                siblings = tokens[:, columns[: own.index(child)]]
-                after = probabilities[:, number]
-                tokens[:, child - 1] = draw_child(after, siblings, uniforms[:, child - 1])
-        following = [child for number in level for child in children[number] if children[child]]
-        if not following:
-            return TreeProposal(tokens, shape, probabilities)
-        above = torch.tensor(
-            [level.index(parents[node - 1]) for node in following], device=tokens.device
-        )
-        columns = [node - 1 for node in following]
-        logits = predictor.expand(tokens[:, columns], above.expand(len(tokens), -1))
-        logits = logits.expand(-1, len(following), -1)
+                _take_likeliest(tokens, children[node], logits[:, place])
+            else:
+                probabilities[:, node] = warp(logits[:, place])
+                _draw_children(tokens, children[node], probabilities[:, node], uniforms)
+        # Nodes of the next level that have children.
+        following: list[int] = []
+        for node in level:
+            following += [child for child in children[node] if children[child]]
+        if following:
+            logits = _expand(predictor, tokens, parents, level, following)
         level = following
+    return TreeProposal(tokens, TreeShape([parents] * num_rows), probabilities)
+
+
+def _take_likeliest(tokens: Tensor, siblings: Sequence[int], logits: Tensor) -> None:
+    """Set the tokens [B, N] of siblings to the likeliest ones by logits [B, V]."""
+    num_known = min(len(siblings), logits.shape[-1])
+    columns = [node - 1 for node in siblings[:num_known]]
+    tokens[:, columns] = logits.topk(num_known, dim=-1).indices
+
+
+def _draw_children(
+    tokens: Tensor, siblings: Sequence[int], probabilities: Tensor, uniforms: Tensor
+) -> None:
+    """Set the tokens [B, N] of siblings to draws from probabilities [B, V] without replacement."""
+    columns = [node - 1 for node in siblings]
+    for number, column in enumerate(columns):
+        drawn_before = tokens[:, columns[:number]]
+        tokens[:, column] = draw_child(probabilities, drawn_before, uniforms[:, column])
+
+
+def _expand(
+    predictor: Predictor,
+    tokens: Tensor,
+    parents: Parents,
+    level: Sequence[int],
+    following: Sequence[int],
+) -> Tensor:
+    """Return logits [B, n, V] after n nodes whose parents are in a level."""
+    above = [level.index(parents[node - 1]) for node in following]
+    places = torch.tensor(above, device=tokens.device)
+    columns = [node - 1 for node in following]
+    logits = predictor.expand(tokens[:, columns], places.expand(len(tokens), -1))
+    return logits.expand(-1, len(following), -1)
 
 
 def grow_sequences(
@@ -206,8 +231,9 @@ def grow_sequences(
         else:
             parents = torch.zeros_like(itself) if level == 1 else itself
             logits = predictor.expand(tokens[-1], parents)
-        distributions.append(warp(logits).expand(-1, num_sequences, -1))
-        tokens.append(existing_index(distributions[-1], numbers[:, level]))
+        probabilities = warp(logits).expand(-1, num_sequences, -1)
+        distributions.append(probabilities)
+        tokens.append(existing_index(probabilities, numbers[:, level]))
     return _merge(torch.stack(tokens, dim=2), torch.stack(distributions, dim=2))
 
 
@@ -282,7 +308,8 @@ def sequences_shape(num_sequences: int, depth: int) -> Parents:
 def _temperatures(warp: Any) -> list[float]:
     """Return the temperatures of a batch's rows, or the one that they share."""
     current = getattr(warp, "current", warp)
-    return [one.temperature for one in getattr(current, "rows", [current])]
+    rows = getattr(current, "rows", [current])
+    return [row.temperature for row in rows]
 
 
 def _is_greedy(warp: Any) -> bool:
@@ -303,7 +330,7 @@ def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
     programme.
     """
     # Falling rates: a later child is never accepted more often than an earlier one.
-    falling = [min(rates[: place + 1]) for place in range(len(rates))]
+    falling = list(itertools.accumulate(rates, min))
     parents: list[int] = []
     waiting: list[tuple[float, int, int, int, float]] = []
 

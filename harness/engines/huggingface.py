@@ -209,20 +209,15 @@ class _Recorder(BaseStreamer):
         proposed = proposed[: self.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
-        pairs = zip(proposed, tokens, strict=False)
-        count = next(
-            (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), len(proposed)
-        )
-        count = min(count, len(tokens))
-        last = (
-            Origin.TARGET
-            if not proposed
-            else Origin.RECOVERED
-            if count < len(proposed)
-            else Origin.BONUS
-        )
-        origins = [*[Origin.DRAFT] * count, last][: len(tokens)]
-        self.queue.put(Iteration([0], [tokens], [origins], [proposed], [count]))
+        num_accepted = _num_equal(proposed, tokens)
+        if not proposed:
+            last = Origin.TARGET
+        elif num_accepted < len(proposed):
+            last = Origin.RECOVERED
+        else:
+            last = Origin.BONUS
+        origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
+        self.queue.put(Iteration([0], [tokens], [origins], [proposed], [num_accepted]))
 
     def end(self) -> None:
         """Required of a streamer; the queue ends when `generate` returns."""
@@ -265,6 +260,16 @@ class _Recorder(BaseStreamer):
 
         model._get_candidate_generator = make_watched
         return lambda: delattr(model, "_get_candidate_generator")
+
+
+def _num_equal(proposed: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    count = 0
+    for ours, theirs in zip(proposed, tokens, strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count
 
 
 def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:

@@ -130,9 +130,8 @@ class SketchedPair:
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
-        limits = [
-            limit for one in self.checkpoints if (limit := max_context(one.config)) is not None
-        ]
+        contexts = [max_context(checkpoint.config) for checkpoint in self.checkpoints]
+        limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
 
     def check_context(

@@ -34,34 +34,33 @@ def energy_ratio_columns(
     seed: int,
 ) -> dict[str, Any]:
     """The columns of both arms' ratio, with a paired interval over units; none where one is not known."""
-    pairs = list(zip(regular, speculative, strict=False))
-    known = [
-        (unit, *energies)
-        for unit, pair in zip(units, pairs, strict=False)
-        if (energies := _per_token(pair)) is not None
-    ]
-    if not pairs or len(known) < len(pairs):
+    regular_joules: list[float] = []
+    speculative_joules: list[float] = []
+    for pair in zip(regular, speculative, strict=False):
+        first, second = map(_joules_per_token, pair)
+        if first is None or second is None:
+            return {}
+        regular_joules.append(first)
+        speculative_joules.append(second)
+    if not regular_joules:
         return {}
-    of_pairs = [unit for unit, _, _ in known]
-    found = ratio_of_totals(
-        totals_by_unit([first for _, first, _ in known], of_pairs),
-        totals_by_unit([second for _, _, second in known], of_pairs),
+    units_of_pairs = units[: len(regular_joules)]
+    ratio = ratio_of_totals(
+        totals_by_unit(regular_joules, units_of_pairs),
+        totals_by_unit(speculative_joules, units_of_pairs),
         num_resamples,
         seed,
     )
-    return found.columns("energy_ratio", "energy_ratio_low", "energy_ratio_high")
+    return ratio.columns("energy_ratio", "energy_ratio_low", "energy_ratio_high")
 
 
-def _per_token(pair: tuple[Generation, Generation]) -> tuple[float, float] | None:
-    """Joules per token of both arms; None where one is not known."""
-    found = []
-    for generation in pair:
-        joules = generation.gpu.joules if generation.gpu is not None else None
-        tokens = _num_tokens(generation)
-        if joules is None or not tokens:
-            return None
-        found.append(joules / tokens)
-    return found[0], found[1]
+def _joules_per_token(generation: Generation) -> float | None:
+    """None where it is not known."""
+    joules = None if generation.gpu is None else generation.gpu.joules
+    num_tokens = _num_tokens(generation)
+    if joules is None or num_tokens == 0:
+        return None
+    return joules / num_tokens
 
 
 def _num_tokens(generation: Generation) -> int:

@@ -11,7 +11,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.roofline import Roof, roofs
 from harness.engines.timing import Generation, generate
@@ -65,7 +65,10 @@ class Latency(Experiment):
     """
 
     def __init__(self, settings: LatencySettings) -> None:
-        self.settings, self.overridden = _shortened(settings) if settings.test else (settings, "")
+        self.settings = settings
+        self.overridden = ""
+        if settings.test:
+            self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
         self.prompts = self.prompt_set.take(min(self.settings.num_prompts, available))
@@ -89,6 +92,42 @@ class Latency(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = self.settings = session.settled(self.settings)
+        token_ids = self._encode(session)
+        conversations = Conversations(session, self.prompt_set)
+        indices = [prompt.index for prompt in self.prompts]
+        conversations.follow_ups(Question(token_ids, settings.decoding, settings.seed, indices))
+        lengths = [len(ids) for ids in token_ids]
+        longest = max(*lengths, conversations.longest)
+        batch_size = settings.batch_size
+        if not asks_again(settings, self.prompt_set):
+            # No more than are measured, where some were skipped.
+            batch_size = min(batch_size, len(token_ids))
+
+        placed = session.place(settings.batch_size, longest)
+        engine = session.open(batch_size, longest)
+        if settings.weights == "stored":
+            self.end_tokens = session.end_tokens()
+        course = self._plan(session, engine, token_ids, conversations)
+        if settings.engine.aa:
+            self._compare_identical(session, engine, course)
+        self._race(session, engine, course)
+        self._check_failures()
+        self._suspect(engine)
+        self._write_acceptance(session)
+
+        example = course.questions[0]
+        self.experts = experts_read(engine, example)
+        self.pass_ms = engine.pass_ms(example)
+        if placed is not None:
+            # On average half of the new tokens are there.
+            context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
+            self.roofs = roofs(placed, batch_size, round(context))
+            if settings.profile:
+                self.profiles = profile_arms(engine, example, session.directory)
+
+    def _encode(self, session: Session) -> list[list[int]]:
+        """Token ids of the prompts that are measured; says what else is not as it was asked for."""
+        settings = self.settings
         self.prompts, token_ids = session.encode_set(
             self.prompt_set, self.prompts, settings.decoding.max_new_tokens
         )
@@ -98,39 +137,23 @@ class Latency(Experiment):
         if asks_again(settings, self.prompt_set):
             again = f"the {len(self.prompts)} prompts of {self.prompt_set.name} are asked again"
             say(f"num_prompts={settings.num_prompts}: {again}, in another order each time")
-        # No more than are measured, where some were skipped.
-        batch_size = settings.batch_size
-        if not asks_again(settings, self.prompt_set):
-            batch_size = min(batch_size, len(token_ids))
-        lengths = [len(ids) for ids in token_ids]
-        conversations = Conversations(session, self.prompt_set)
-        indices = [prompt.index for prompt in self.prompts]
-        conversations.follow_ups(Question(token_ids, settings.decoding, settings.seed, indices))
-        longest = max(*lengths, conversations.longest)
-        placed = session.place(settings.batch_size, longest)
-        engine = session.open(batch_size, longest)
-        if settings.weights == "stored":
-            self.end_tokens = session.end_tokens()
-        asking = Asking(session, settings, self.prompt_set, self.prompts, token_ids)
+        return token_ids
+
+    def _plan(
+        self,
+        session: Session,
+        engine: Engine,
+        token_ids: list[list[int]],
+        conversations: Conversations,
+    ) -> _Course:
+        """Everything that the arms are asked."""
+        asking = Asking(session, self.settings, self.prompt_set, self.prompts, token_ids)
         asking.plan(engine, conversations)
-        self.units, self.moments = asking.units, asking.moments
-        self.share_prompts, self.salted = asking.share_prompts, engine.salts
-        questions = asking.questions
-        course = _Course(questions, asking.warmup(), conversations)
-        if settings.engine.aa:
-            self._compare_identical(session, engine, course)
-        self._race(session, engine, course)
-        self._check_failures()
-        self._suspect(engine)
-        self._write_acceptance(session)
-        self.experts = experts_read(engine, questions[0])
-        self.pass_ms = engine.pass_ms(questions[0])
-        if placed is not None:
-            # On average half of the new tokens are there.
-            context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
-            self.roofs = roofs(placed, batch_size, round(context))
-            if settings.profile:
-                self.profiles = profile_arms(engine, questions[0], session.directory)
+        self.units = asking.units
+        self.moments = asking.moments
+        self.share_prompts = asking.share_prompts
+        self.salted = engine.salts
+        return _Course(asking.questions, asking.warmup(), conversations)
 
     def _write_acceptance(self, session: Session) -> None:
         """Write what other tools read of the acceptance, where it was told."""
@@ -175,13 +198,16 @@ class Latency(Experiment):
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
         quietness = self.quietness = Quietness(on_gpus, say)
         conversations = course.conversations
-        watched = engine.watched()
-        for arm, phases in watched:
+        watched: list[Arm] = []
+        for arm, phases in engine.watched():
             self.measured[arm.name].phases = phases
-        watched_arms = [arm for arm, _ in watched]
-        arms, again = engine.arms, watched_arms
+            watched.append(arm)
+        # The arms of the timed runs, and those that run once more after them.
+        arms: Sequence[Arm] = engine.arms
+        again: Sequence[Arm] = watched
         if engine.watches_freely:
-            arms, again = watched_arms, []
+            arms = watched
+            again = []
 
         def warmed(name: str) -> None:
             self.measured[name].phases.clear()
@@ -287,12 +313,11 @@ class Latency(Experiment):
             self._compare_texts(session.engine, generations)
         number = self.units[len(self.measured["regular"].generations) - 1]
         complete = list(new) if "regular" not in new else list(generations)
-        rows = [
-            self._prompt_row(session, name, generations[name], request, number)
-            for name in self.measured
-            if name in complete
-            for request in generations[name].requests
-        ]
+        rows = []
+        for name in self.measured:
+            if name in complete:
+                for request in generations[name].requests:
+                    rows.append(self._prompt_row(session, name, generations[name], request, number))
         self.prompt_rows += rows
         session.append(PROMPTS_FILE, rows)
 
@@ -327,10 +352,11 @@ class Latency(Experiment):
         assert speculative.question is not None
         prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
         requests = zip(regular.requests, speculative.requests, strict=True)
-        for (prompt, same), (one, other) in zip(prompts, requests, strict=True):
-            if one.answered and other.answered and prompt == same:
-                tokens = one.token_ids, other.token_ids
-                divergences[one.index] = first_divergence(engine.reference, prompt, *tokens)
+        for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
+            if request.answered and other.answered and prompt == other_prompt:
+                divergences[request.index] = first_divergence(
+                    engine.reference, prompt, request.token_ids, other.token_ids
+                )
 
     def _prompt_row(
         self,
@@ -343,7 +369,18 @@ class Latency(Experiment):
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         prompt = self.prompt_set.at(request.index)
         asked = self.prompt_set.asked(request.index)
+        # A row of a batch takes as long as its batch.
+        seconds = request.seconds if generation.sent else generation.seconds
+        figures: dict[str, Any] = {}
+        if generation.gpu is not None:
+            figures["joules"] = generation.gpu.joules
+            figures["gpu_throttled"] = ", ".join(generation.gpu.throttled) or None
+        if request.error is not None:
+            figures["error"] = str(request.error)
         parted = self.measured[arm].divergences.get(request.index)
+        if parted is not None:
+            figures["divergence_position"] = parted.position
+            figures["logit_margin"] = parted.logit_margin
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
@@ -357,16 +394,11 @@ class Latency(Experiment):
             arm=arm,
             completion=session.tokenizer.decode(request.token_ids, skip_special_tokens=False),
             num_tokens=request.num_tokens,
-            # A row of a batch takes as long as its batch.
-            time_ms=1000 * (request.seconds if generation.sent else generation.seconds),
+            time_ms=1000 * seconds,
             time_to_first_token_ms=request.time_to_first_token_ms,
             cached_tokens=request.num_cached,
             unit=unit,
-            joules=generation.gpu and generation.gpu.joules,
-            gpu_throttled=(generation.gpu and ", ".join(generation.gpu.throttled)) or None,
-            error=request.error and str(request.error),
-            divergence_position=parted and parted.position,
-            logit_margin=parted and parted.logit_margin,
+            **figures,
         )
 
     def _figures(self, measured: MeasuredArm) -> dict[str, Any]:
@@ -382,7 +414,8 @@ class Latency(Experiment):
         figures |= energy_columns(measured.generations, self.units)
         resamples = self.settings.num_resamples, self.settings.seed
         figures |= rate_columns(measured.generations, self.units, *resamples)
-        if slo := self._slo:
+        slo = self._slo
+        if slo:
             figures |= goodput_columns(measured.generations, slo)
         if self.roofs:
             target = self.roofs[0]
@@ -397,11 +430,11 @@ class Latency(Experiment):
 
     def _repetition_columns(self, measured: MeasuredArm) -> dict[str, Any]:
         """The columns about prompts that were asked again."""
-        asked = [self.prompt_set.asked(request.index) for request in measured.requests]
-        return {
-            "num_different_prompts": len({(one.place, one.turn) for one in asked}),
-            "salted": self.salted,
-        }
+        prompts = set()
+        for request in measured.requests:
+            asked = self.prompt_set.asked(request.index)
+            prompts.add((asked.place, asked.turn))
+        return {"num_different_prompts": len(prompts), "salted": self.salted}
 
     @property
     def _slo(self) -> Mapping[str, float] | None:
@@ -438,7 +471,8 @@ class Latency(Experiment):
         }
         resamples = self.settings.num_resamples, self.settings.seed
         columns |= energy_ratio_columns(*arms, self.units, *resamples)
-        if slo := self._slo:
+        slo = self._slo
+        if slo:
             columns |= goodput_ratio_columns(*arms, self.units, slo, *resamples)
         if self.experts is not None:
             columns["num_experts"] = self.experts.num_experts

@@ -42,17 +42,22 @@ def paired_times(
     def times_of(generation: Generation) -> dict[int, float]:
         return generation.decode_times if decode_only else generation.times
 
-    others = {index: ms for generation in speculative for index, ms in times_of(generation).items()}
-    both = [
-        (number if units is None else units[number], ms, others[index])
-        for number, generation in enumerate(regular)
-        for index, ms in times_of(generation).items()
-        if index in others
-    ]
-    of_times = [unit for unit, _, _ in both]
+    speculative_ms: dict[int, float] = {}
+    for generation in speculative:
+        speculative_ms |= times_of(generation)
+    units_of_pairs: list[int] = []
+    regular_times: list[float] = []
+    speculative_times: list[float] = []
+    for number, generation in enumerate(regular):
+        unit = number if units is None else units[number]
+        for index, milliseconds in times_of(generation).items():
+            if index in speculative_ms:
+                units_of_pairs.append(unit)
+                regular_times.append(milliseconds)
+                speculative_times.append(speculative_ms[index])
     return PairedTimes(
-        totals_by_unit([ms for _, ms, _ in both], of_times),
-        totals_by_unit([ms for _, _, ms in both], of_times),
+        totals_by_unit(regular_times, units_of_pairs),
+        totals_by_unit(speculative_times, units_of_pairs),
         _unit(regular),
     )
 

@@ -105,13 +105,11 @@ class PromptSet:
             shuffler = random.Random(self.seed)
             for of_category in members.values():
                 shuffler.shuffle(of_category)
-        in_turn = (
-            prompt
-            for turn in itertools.zip_longest(*members.values())
-            for prompt in turn
-            if prompt is not None
-        )
-        return tuple(itertools.islice(in_turn, count))
+        taken: list[Prompt] = []
+        for turn in itertools.zip_longest(*members.values()):
+            # Categories with few prompts have none left in later turns.
+            taken += [prompt for prompt in turn if prompt is not None]
+        return tuple(taken[:count])
 
     def index(self, asked: Asked) -> int:
         """The index of a prompt, or of a turn of a conversation, for each time that it is asked."""

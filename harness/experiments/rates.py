@@ -18,29 +18,29 @@ def rate_columns(
     Args:
         units: the unit of each generation.
     """
-    answered = [
-        (generation, unit)
-        for generation, unit in zip(generations, units, strict=False)
-        if generation.times
-    ]
-    of_generations = [unit for _, unit in answered]
-
-    def rate(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
-        totals = totals_by_unit(tops, of_generations)
-        of = totals_by_unit(bottoms, of_generations)
-        return ratio_of_totals(totals, of, num_resamples, seed)
-
-    tokens = [
-        sum(request.num_tokens for request in generation.requests if request.answered)
-        for generation, _ in answered
-    ]
-    seconds = [generation.seconds for generation, _ in answered]
+    units_answered: list[int] = []
+    tokens: list[float] = []
+    seconds: list[float] = []
     # A reader gets a token in so many seconds, on average over batches or requests.
-    num_readers = [len(generation.times) for generation, _ in answered]
-    waits = [sum(generation.times.values()) / 1000 for generation, _ in answered]
-    return _ends("tokens_per_second", rate(tokens, seconds)) | _ends(
-        "tokens_per_second_per_user", rate(num_readers, waits)
-    )
+    num_readers: list[float] = []
+    waits: list[float] = []
+    for generation, unit in zip(generations, units, strict=False):
+        if generation.times:
+            answered = [request for request in generation.requests if request.answered]
+            units_answered.append(unit)
+            tokens.append(sum(request.num_tokens for request in answered))
+            seconds.append(generation.seconds)
+            num_readers.append(len(generation.times))
+            waits.append(sum(generation.times.values()) / 1000)
+
+    def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+        numerator = totals_by_unit(numerators, units_answered)
+        denominator = totals_by_unit(denominators, units_answered)
+        return ratio_of_totals(numerator, denominator, num_resamples, seed)
+
+    of_all = _ends("tokens_per_second", rate(tokens, seconds))
+    of_a_reader = _ends("tokens_per_second_per_user", rate(num_readers, waits))
+    return of_all | of_a_reader
 
 
 def _ends(name: str, interval: Interval) -> dict[str, float | None]:

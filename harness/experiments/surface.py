@@ -51,13 +51,9 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
     unknown = [cell for cell in cells_of(shape) if cell not in known]
     if not unknown:
         return None
-    corners = [
-        cell
-        for cell in unknown
-        if all(place in (0, size - 1) for place, size in zip(cell, shape, strict=True))
-    ]
-    if corners:
-        return corners[0]
+    for cell in unknown:
+        if _is_corner(shape, cell):
+            return cell
     values = interpolated(shape, known)
     places = _coordinates(shape, list(known))
 
@@ -87,6 +83,10 @@ def explore(
             break
         known[cell] = math.log(measure(cell))
     return known
+
+
+def _is_corner(shape: tuple[int, ...], cell: Cell) -> bool:
+    return all(place in (0, size - 1) for place, size in zip(cell, shape, strict=True))
 
 
 def _coordinates(shape: tuple[int, ...], cells: list[Cell]) -> Floats:

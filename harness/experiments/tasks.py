@@ -106,4 +106,8 @@ def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> froz
     """Every token whose text contains one of these; BPE vocabularies have many with a line break."""
     single_tokens = [[token] for token in range(len(tokenizer))]
     texts = tokenizer.batch_decode(single_tokens, clean_up_tokenization_spaces=False)
-    return frozenset(token for token, text in enumerate(texts) if any(end in text for end in ends))
+    tokens = set()
+    for token, text in enumerate(texts):
+        if any(end in text for end in ends):
+            tokens.add(token)
+    return frozenset(tokens)

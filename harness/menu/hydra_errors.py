@@ -100,19 +100,18 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
 
 def _names_draft(choice: str) -> bool:
     """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
-    given = [word.lstrip("+").partition("=") for word in sys.argv]
-    drafts = [
-        one
-        for key, _, value in given
-        if key == "draft"
-        for one in value.replace("'", "").split(",")
-    ]
-    drafts += [
-        pair.partition("+")[2]
-        for key, _, value in given
-        if key == "pair"
-        for pair in value.split(",")
-    ]
+    drafts: list[str] = []
+    for word in sys.argv:
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "draft":
+            drafts += value.replace("'", "").split(",")
+        elif key == "pair":
+            drafts += [_behind_plus(pair) for pair in value.split(",")]
     # The second part of a hybrid is one too.
-    drafts += [draft.partition("+")[2] for draft in drafts]
+    drafts += [_behind_plus(draft) for draft in drafts]
     return choice in map(without_suffixes, drafts)
+
+
+def _behind_plus(name: str) -> str:
+    _, _, second = name.partition("+")
+    return second

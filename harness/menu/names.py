@@ -168,14 +168,14 @@ def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
 def plain_settings(kind: type) -> list[str]:
     """The settings of a class outside groups."""
     hints = typing.get_type_hints(kind)
-    return [
-        field.name
-        for field in dataclasses.fields(kind)
-        if not any(
-            dataclasses.is_dataclass(part)
-            for part in (hints[field.name], *typing.get_args(hints[field.name]))
-        )
-    ]
+    names = []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        parts = (hint, *typing.get_args(hint))
+        is_group = any(dataclasses.is_dataclass(part) for part in parts)
+        if not is_group:
+            names.append(field.name)
+    return names
 
 
 def _plain_defaults(kind: type) -> dict[str, Any]:

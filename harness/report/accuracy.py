@@ -55,13 +55,10 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
     """Whether the arms' accuracies differ, over all runs; of a single run also what that covers."""
-    compared = [
-        row
-        for run in runs
-        if run.status == "ok"
-        for row in merged_rows(run.rows)
-        if row.difference is not None
-    ]
+    compared = []
+    for run in runs:
+        if run.status == "ok":
+            compared += [row for row in merged_rows(run.rows) if row.difference is not None]
     if not compared:
         return []
     if len(compared) == 1:

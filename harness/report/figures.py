@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.report.table import Column, Table
@@ -12,19 +12,17 @@ from harness.results.schema import RunRow
 def figures_table(command: str, rows: Sequence[RunRow]) -> Table:
     """One line per row that has figures, and a column for each of them."""
     rows = [row for row in rows if row.has_figures]
-    figures = {
-        name: about
-        for row in rows
-        for name, about in row.columns().items()
-        if about["kind"] == "figure"
-    }
+    described: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        described |= row.columns()
     columns = [
         Column("model", text=True, of="model"),
         Column("draft", text=True, of="draft", optional=True),
     ]
-    for name, about in figures.items():
-        heading = name.replace("_", " ")
-        columns.append(Column(heading, _in_short, name, text=about["type"] is str))
+    for name, about in described.items():
+        if about["kind"] == "figure":
+            heading = name.replace("_", " ")
+            columns.append(Column(heading, _in_short, name, text=about["type"] is str))
     return Table.of(command, f"Figures of {command}", rows, columns)
 
 

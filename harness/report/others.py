@@ -138,11 +138,12 @@ def _request(record: Mapping[str, Any]) -> _Request | None:
     started, ended = (_number(metadata, f"request_{end}_ns") for end in ("start", "end"))
     if started is None or ended is None or ended <= started:
         raise _Damaged("the request took no time")
-    failed = error if isinstance(error, dict) else {"type": str(error)} if error else None
+    if error and not isinstance(error, dict):
+        error = {"type": str(error)}
     return _Request(
         started_ns=started,
         ended_ns=ended,
-        error=failed,
+        error=error if isinstance(error, dict) else None,
         num_tokens=_metric(metrics, "output_sequence_length") or 0,
         milliseconds=_metric(metrics, "request_latency"),
         time_to_first_token=_metric(metrics, "time_to_first_token"),

@@ -80,9 +80,10 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         Table.of("plans", "", _named(rows), columns, look="plain"),
         Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
     ]
-    bandwidths = sorted({name for row in rows if (name := _slowest(row))})
+    bandwidths = {_slowest(row) for row in rows} - {None, ""}
     if bandwidths:
-        least = f"Times: the least that reading the weights takes on {' or '.join(bandwidths)}."
+        names = " or ".join(sorted(map(str, bandwidths)))
+        least = f"Times: the least that reading the weights takes on {names}."
         document.append(Line(least, "dim"))
     return document
 
@@ -174,10 +175,10 @@ def _devices(row: PlanRow) -> Table:
         amounts = f"{used} of {_gigabytes(free)} GB" if free else f"{used} GB"
         bar = f"{_bar(sizes, free, longest):{_BAR + 1}} {amounts}"
         lines.append((_device(name), "\n".join([bar, *_layers(row, name)])))
-    used_kinds = {kind for sizes in parts.values() for kind, size in sizes.items() if size}
-    legend = [
-        f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in used_kinds or kind == "free"
-    ]
+    used_kinds = {"free"}
+    for sizes in parts.values():
+        used_kinds |= {kind for kind, size in sizes.items() if size}
+    legend = [f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in used_kinds]
     return Table.of_lines("devices", [*lines, ("", "  ".join(legend))])
 
 

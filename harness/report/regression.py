@@ -313,11 +313,12 @@ def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[Lat
     """The rows of an arm by unit; units with a failed request are left out."""
     rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
     members = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
-    return {
-        tuple(sorted(row.prompt_index or 0 for row in of_unit)): of_unit
-        for of_unit in members.values()
-        if all(row.is_timed for row in of_unit)
-    }
+    units = {}
+    for of_unit in members.values():
+        if all(row.is_timed for row in of_unit):
+            places = sorted(row.prompt_index or 0 for row in of_unit)
+            units[tuple(places)] = of_unit
+    return units
 
 
 def ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:

@@ -146,8 +146,9 @@ def rates_by_rank(branches: Iterable[tuple[int, int | None]]) -> list[float]:
 
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
     """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
-    lengths = [length for one in requests if (length := one.mean_acceptance_length) is not None]
-    return sum(lengths) / len(lengths) if lengths else None
+    lengths = [request.mean_acceptance_length for request in requests]
+    known = [length for length in lengths if length is not None]
+    return sum(known) / len(known) if known else None
 
 
 class Rejection(NamedTuple):

@@ -200,13 +200,6 @@ class SlotForward:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
             places = _indices(written, slots)
             needs_masks = True
-        positions = written
-        if num_real is not None:
-            last_real = written[:, :1] + num_real - 1
-            positions = torch.minimum(written, last_real)
-        if tree is not None:
-            roots = written[:, :1] - (tree.num_nodes + 1 - num_tokens)
-            positions = roots + tree.depths_on(device)[:, -num_tokens:]
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         layers: list[Any] = [
             _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
@@ -217,7 +210,7 @@ class SlotForward:
             tokens,
             Cache(layers=layers),
             attention_mask=self._masks(written, slots, tree) if needs_masks else None,
-            position_ids=positions,
+            position_ids=_positions(written, num_real, tree),
             **arguments,
         )
 
@@ -241,6 +234,19 @@ class SlotForward:
                 seen = seen & (index > queries - window)
             masks[name] = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
         return masks.pop("") if "" in masks else masks
+
+
+def _positions(written: Tensor, num_real: Tensor | None, tree: TreeShape | None) -> Tensor:
+    """Return the positions [1 or B, n] of tokens in slots written [1 or B, n], see `SlotForward`."""
+    if tree is not None:
+        num_tokens = written.shape[1]
+        num_read = tree.num_nodes + 1 - num_tokens
+        roots = written[:, :1] - num_read
+        return roots + tree.depths_on(written.device)[:, -num_tokens:]
+    if num_real is None:
+        return written
+    last_real = written[:, :1] + num_real - 1
+    return torch.minimum(written, last_real)
 
 
 def tree_masks(
