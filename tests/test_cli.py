@@ -90,8 +90,9 @@ def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> Non
 
 
 def test_the_first_line_waits_for_no_library(tmp_path: Path) -> None:
-    """With a torch that ends the process when it is imported."""
+    """With libraries that end the process when they are imported, torch before pandas."""
     (tmp_path / "torch.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "pandas.py").write_text("raise SystemExit(8)\n")
     result = run("latency", "draft=lookup", cwd=tmp_path, code=7)
     assert result.stderr.splitlines() == [
         "tiny with draft lookup: importing torch and transformers"

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import filelock
-import pandas as pd
 
 from harness.config.errors import RunError, SettingError
 from harness.results.row import Row
@@ -348,14 +347,24 @@ def _reader(content: bytes) -> Any:
 
 def _csv(rows: Sequence[Row], header: Sequence[str] = ()) -> bytes:
     """Rows of one kind as CSV lines, to go below this header; without one they get theirs."""
-    # Objects, because pandas would turn a whole number next to an empty cell into a float.
-    frame = pd.DataFrame([row.cells() for row in rows], columns=list(header) or None, dtype=object)
+    lines = [row.cells() for row in rows]
+    names = list(header) or list(dict.fromkeys(name for cells in lines for name in cells))
+    table = [[_cell(cells.get(name)) for name in names] for cells in lines]
+    if not header:
+        table.insert(0, names)
     # Python's csv before 3.13 leaves a lone carriage return unquoted, and readers take it for the end of a row.
-    quoting = (
-        csv.QUOTE_NONNUMERIC
-        if any("\r" in str(cell) for cell in frame.to_numpy().flat)
-        else csv.QUOTE_MINIMAL
-    )
-    text = frame.to_csv(index=False, header=not header, lineterminator="\n", quoting=quoting)
+    has_return = any("\r" in str(cell) for cells in table for cell in cells)
+    text = io.StringIO()
+    if has_return:
+        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    else:
+        writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(table)
     # A path from the command line may hold bytes that are not text; a row must not be lost over one.
-    return str(text).encode("utf-8", errors="backslashreplace")
+    return text.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    """A value as it is written: nothing for what is not known."""
+    is_known = value is not None and value == value  # only nan differs from itself
+    return value if is_known else ""

@@ -108,11 +108,14 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
     _waiting = _waiting or []
     if must_go_on:
         _leave = None
-    # Importing makes millions of objects; looking through them for garbage takes seconds.
+    is_new = module not in sys.modules
+    # Importing makes millions of objects; looking through them for garbage takes seconds, now and later.
     gc.disable()
     try:
         return importlib.import_module(module)
     finally:
+        if is_new:
+            gc.freeze()
         gc.enable()
         _leave = leave
         obey()
