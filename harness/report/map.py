@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeGuard
 from harness.menu.records import is_elsewhere
 from harness.report.names import named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, grouped
+from harness.report.table import Column, Document, Line, Table, grouped, sentences
 from harness.report.words import settings_line, title
 from harness.results.schema import MapRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 
 class MapLine(NamedTuple):
@@ -41,7 +42,8 @@ def map_document(rows: Sequence[MapRow]) -> Document:
         schedule = schedule_of(cells)
         words = ", ".join(f"{k} from batch size {size} on" for size, k in schedule.items())
         document.append(Line(f"K by batch size, 0 where drafting does not pay: {words}."))
-    document.append(Line(f"{_how_many(cells)}, others interpolated.", "dim"))
+    document.append(Line(f"{_how_many(cells)}.", "dim"))
+    document += sentences("warning", _without_interval(cells))
     return document
 
 
@@ -87,6 +89,7 @@ def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
     return [
         Line(answer, "strong"),
         Line(_coverage(cells)),
+        *sentences("plain", _without_interval(cells)),
         Line(f"What would change it: {'; '.join(changes)}."),
     ]
 
@@ -100,7 +103,22 @@ def _coverage(cells: Sequence[MapRow]) -> str:
 
 def _how_many(cells: Sequence[MapRow]) -> str:
     num_measured = sum(bool(row.measured) for row in cells)
-    return f"{num_measured} of {len(cells)} cells were measured"
+    others = ", others interpolated" if num_measured < len(cells) else ""
+    return f"{num_measured} of {len(cells)} cells were measured{others}"
+
+
+def _without_interval(cells: Sequence[MapRow]) -> str | None:
+    """How many measured cells have no interval, and what would give them one; None where all have one."""
+    measured = [row for row in cells if row.measured]
+    missing = [row for row in measured if row.speedup_low is None]
+    if not missing:
+        return None
+    enough = FEWEST_FOR_INTERVAL * max(row.batch_size or 1 for row in missing)
+    return (
+        f"{len(missing)} of {len(measured)} measured cells have no interval, so that it is not"
+        f" certain whether speculation pays there: it takes {FEWEST_FOR_INTERVAL} batches (of a"
+        f" server, laps), here num_prompts={enough} of a set that has as many."
+    )
 
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
@@ -188,7 +206,9 @@ def _table(cells: Sequence[MapRow]) -> Table:
     ]
     columns = [Column(load_of(cells), str, "batch_size")]
     columns += [Column(_k_heading(k), of=partial(_cell, k=k)) for k in numbers]
-    notes = ("In brackets: interpolated between cells that were measured.",)
+    notes: tuple[str, ...] = ()
+    if not all(row.measured for row in cells):
+        notes = ("In brackets: interpolated between cells that were measured.",)
     return Table.of("map", heading_of(cells), lines, columns, notes=notes)
 
 

@@ -15,7 +15,7 @@ from harness.menu.command import Command
 from harness.menu.records import commands as menu_commands
 from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
-from harness.results.files import read_file
+from harness.results.files import read_file, read_kind
 from harness.results.row import Row
 from harness.results.schema import KINDS, CompareRow, LatencyPromptRow, LatencyRow, RunRow
 from harness.results.work import judged
@@ -204,13 +204,23 @@ class _Reader:
             run = _without_result(file, self._kinds.runs)
             if run is not None:
                 self.unfinished[file] = run
-            if file == path or self._kinds.is_file_name(file.name) or looks_like_other(file):
+            asked_for = file == path or self._kinds.is_file_name(file.name)
+            if asked_for or looks_like_other(file) or self._is_renamed(file, path):
                 has_any = True
                 is_ours = file in self.findings.files or self._read_file(file)
                 if file == path and not is_ours:
                     raise SettingError(str(path), f"is no CSV file of {commands}")
         if not has_any:
             raise SettingError(str(path), f"holds no CSV file of {commands}")
+
+    def _is_renamed(self, file: Path, directory: Path) -> bool:
+        """Whether a file in the directory itself has another name, as by `results.file`, and a command's columns."""
+        if file.parent != directory or file.suffix != ".csv":
+            return False
+        try:
+            return read_kind(file, self._kinds.all) in self._kinds.runs.values()
+        except OSError:
+            return False
 
     def _read_file(self, file: Path) -> bool:
         """Keep what a file holds; whether it is one of ours, or of a tool that we know."""

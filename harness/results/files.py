@@ -153,6 +153,18 @@ def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
     return Contents(kind, rows, torn, unread)
 
 
+def read_kind(path: Path, kinds: Iterable[type[Row]] = KINDS) -> type[Row] | None:
+    """The kind of row whose columns a CSV file has; None for a file that is not ours, or no file.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return kind_of(next(_reader(file.readline()), []), kinds)
+
+
 def read_answers(path: Path) -> list[AnswerRow]:
     """The answers in a store, in the order they were given; none where it does not exist.
 

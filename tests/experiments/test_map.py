@@ -134,6 +134,11 @@ def test_what_is_said_of_planted_rows() -> None:
     assert mentions(said, "K=5 pays up to a batch size of 5.6", "4.8", "6.7")
     assert mentions(said, "highest speed-up is 2.50×", "K=5", "batch size 1")
     assert schedule_of(ROWS) == {1: 5, 16: 1}
+    assert "no interval" not in said
+    two = [dataclasses.replace(ROWS[0], speedup_low=None, speedup_high=None), *ROWS[1:]]
+    few = " ".join(part.text for part in map_document(two) if isinstance(part, Line))
+    assert mentions(few, "1 of 4 measured cells have no interval")
+    assert mentions(few, "num_prompts=8")
     (table,) = [part for part in document if isinstance(part, Table)]
     _, cells = table.shown()
     assert cells == [

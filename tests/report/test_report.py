@@ -319,6 +319,17 @@ def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> 
     assert rows[1][7:] == ("1.90×", "1.80 to 2.00")
 
 
+def test_a_directory_is_read_whatever_results_file_was(tmp_path: Path) -> None:
+    """As after `results.file=results/before.csv`."""
+    write(tmp_path / "before.csv", latency_run(4, 1.9))
+    write(tmp_path / "after.csv", latency_run(4, 1.8))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    report = build([tmp_path])
+    files = {Path(row[0]).name for row in cells(report, "files")}
+    assert files == {"after.csv", "before.csv"}
+    assert not any("other.csv" in str(part) for part in report.parts)
+
+
 def test_a_protocol_is_compared_by_prompts_and_temperature(tmp_path: Path) -> None:
     pair = {"model": "qwen3-4b", "draft": "qwen3-4b-dflash", "num_draft_tokens": 15}
     # Theirs are of all iterations.
