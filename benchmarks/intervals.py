@@ -107,11 +107,11 @@ def report_best(options: argparse.Namespace) -> None:
         own = rng.normal(0.005, 0.1, (NUM_ALTERNATIVES, options.prompts))
         tops = np.broadcast_to(2 * hardness, own.shape)
         bottoms = hardness * np.exp(-own)
-        best = best_of_several(tops, bottoms, options.resamples, repetition)
+        best = best_of_several(tops, bottoms, repetition)
         naive.append(best.naive)
         honest.append(best.honest.estimate)
         held += best.honest.low <= 2 <= best.honest.high
-        ranked = ranking(tops, bottoms, options.resamples, repetition)
+        ranked = ranking(tops, bottoms)
         false_alarms += any(one.worse for one in ranked)
     show("best of 6 equal ones", "its own figure", "ours", "interval holds %", "false difference %")
     means = [f"{np.mean(values):.3f}" for values in (naive, honest)]

@@ -14,8 +14,6 @@ from harness.report.table import Line
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
 
-_NUM_RESAMPLES = 4000
-
 
 def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
     """Say which pairs cannot be told apart from the fastest, and which are slower.
@@ -29,7 +27,7 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
     times = _common_times(pairs)
     if times is None:
         return []
-    best, *others = ranking(*times, _NUM_RESAMPLES, seed=0)
+    best, *others = ranking(*times)
     name = pairs[best.index].method
     alike = [_in_words(pairs, one) for one in others if not one.worse]
     slower = [_in_words(pairs, one) for one in others if one.worse]
@@ -55,7 +53,7 @@ def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     if times is None:
         alike = _overlapping(bests, num_compared(pairs))
     else:
-        _, *others = ranking(*times, _NUM_RESAMPLES, seed=0)
+        _, *others = ranking(*times)
         alike = [bests[one.index] for one in others if not one.worse]
     if not alike:
         return [Line("All other pairs are significantly slower.")]
@@ -79,7 +77,7 @@ def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
     times = _common_times(measured)
     if times is None:
         return None
-    best = best_of_several(*times, _NUM_RESAMPLES, seed=0)
+    best = best_of_several(*times, seed=0)
     honest, pair = best.honest, measured[best.index]
     bounds = f"{honest.low:.2f} to {honest.high:.2f} over {honest.covers}"
     worth = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"

@@ -69,17 +69,17 @@ class Best:
 def ranking(
     numerators: ArrayLike,
     denominators: ArrayLike,
-    num_resamples: int,
-    seed: int,
     confidence: float = 0.95,
     unit: str = "prompt",
 ) -> list[Ranked]:
     """Alternatives by their ratios of totals, the best first, with simultaneous intervals.
 
-    All pairs share one critical value, the quantile of the largest |t| of any pair in a studentised
-    bootstrap whose resamples draw units for all alternatives together (max-t; Westfall and Young,
-    1993). As it holds for all pairs at once, it holds for those with whichever one came out best.
-    The intervals cover the choice of units, not runs.
+    Student's t on the logarithms of the pairs' ratios, with jackknife errors, at Šidák's level for
+    all pairs: so it holds for those with whichever one came out best. Six to ten equal alternatives
+    on 9 to 30 prompts of unlike lengths differed by chance in 4.4 to 5.2 % of simulated tables. A
+    studentised bootstrap (max-t) errs less often than it says there, and is up to twice as wide,
+    because resamples of nine units may hold hardly two different ones. The intervals cover the
+    choice of units, not runs.
 
     Args:
         numerators: [num_alternatives, num_units], positive, such as ms of each regular arm on the
@@ -90,24 +90,23 @@ def ranking(
         ValueError: for shapes that differ or hold nothing, and for values that are not positive.
     """
     tops, bottoms = _alternatives(numerators, denominators)
+    num_alternatives, num_units = tops.shape
     log_ratios = _log_ratios(tops, bottoms)
     order = np.argsort(-log_ratios, kind="stable")
     best = order[0]
-    added = _added(tops, bottoms)
-    first, second = np.triu_indices(len(added), k=1)
-    pairs = added[first] - added[second]
-    largest = _largest_t(pairs, num_resamples, np.random.default_rng(seed))
-    critical = float(np.quantile(largest, confidence)) if largest.size else NAN
-    covers = counted(tops.shape[1], unit)
+    influences = _influences(tops, bottoms)
+    num_pairs = num_alternatives * (num_alternatives - 1) // 2
+    covers = counted(num_units, unit)
     ranked = []
     for index in order:
         ratio = math.exp(log_ratios[index])
         change = float(log_ratios[index] - log_ratios[best])
-        error = float(stats.sem(added[index] - added[best])) if largest.size else NAN
+        error = _standard_error(influences[index] - influences[best])
         if error > 0:
-            low, high = math.exp(change - critical * error), math.exp(change + critical * error)
-            exceeding = int((largest >= abs(change) / error).sum())
-            p_value = (exceeding + 1) / (largest.size + 1)
+            half_width = _critical_t(num_pairs, num_units - 1, confidence) * error
+            low, high = math.exp(change - half_width), math.exp(change + half_width)
+            p_value_alone = 2 * stats.t.sf(-change / error, num_units - 1)
+            p_value = 1 - (1 - p_value_alone) ** num_pairs
         else:
             low = high = p_value = NAN
         of_best = Interval(math.exp(change), low, high, covers)
@@ -118,7 +117,6 @@ def ranking(
 def best_of_several(
     numerators: ArrayLike,
     denominators: ArrayLike,
-    num_resamples: int,
     seed: int,
     confidence: float = 0.95,
     unit: str = "prompt",
@@ -130,7 +128,7 @@ def best_of_several(
     1974): in simulations of six equal alternatives on 15 units this was 0.1 % off, where the
     chosen alternative's own ratio was 3.6 % too high. An interval from these totals alone would
     cover the chosen alternative's ratio in 80 % of the cases only; the bounds are those of the
-    chosen alternative from intervals that hold for all alternatives at once (max-t).
+    chosen alternative from intervals that hold for all alternatives at once.
 
     Args:
         numerators, denominators: as for `ranking`.
@@ -140,7 +138,6 @@ def best_of_several(
         two.
     """
     tops, bottoms = _alternatives(numerators, denominators)
-    rng = np.random.default_rng(seed)
     log_ratios = _log_ratios(tops, bottoms)
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
@@ -148,12 +145,11 @@ def best_of_several(
     covers = counted(num_units, unit)
     if num_units == 1:
         return Best(best, naive, Interval(covers=covers))
-    estimate = _cross_validated(tops, bottoms, rng)
-    added = _added(tops, bottoms)
-    largest = _largest_t(added, num_resamples, rng)
-    if not largest.size:
+    estimate = _cross_validated(tops, bottoms, np.random.default_rng(seed))
+    error = _standard_error(_influences(tops, bottoms)[best])
+    if not error > 0:
         return Best(best, naive, Interval(estimate, covers=covers))
-    half_width = float(np.quantile(largest, confidence) * stats.sem(added[best]))
+    half_width = _critical_t(len(tops), num_units - 1, confidence) * error
     low = min(naive * math.exp(-half_width), estimate)
     high = max(naive * math.exp(half_width), estimate)
     return Best(best, naive, Interval(estimate, low, high, covers))
@@ -164,17 +160,16 @@ def widened(
 ) -> Interval:
     """An interval of a ratio, so wide that it holds together with the others of a table.
 
-    Šidák's (1967) level for each makes all hold at once in `confidence` of the cases, however they
-    depend on each other. Of pairs on the same prompts `ranking` says more, because it knows how
-    they do.
+    They hold at once in `confidence` of the cases, however they depend on each other. Of pairs on
+    the same prompts `ranking` says more, because it compares them prompt by prompt.
 
     Args:
         interval: at `confidence`, Student's t on the logarithm.
         degrees_of_freedom: of that t; too few make the interval wider than it must be.
     """
-    level = confidence ** (1 / num_intervals)
-    own, wider = stats.t.ppf([(1 + confidence) / 2, (1 + level) / 2], max(degrees_of_freedom, 1))
-    factor = float(wider / own)
+    degrees_of_freedom = max(degrees_of_freedom, 1)
+    wider = _critical_t(num_intervals, degrees_of_freedom, confidence)
+    factor = wider / _critical_t(1, degrees_of_freedom, confidence)
     low = interval.estimate * (interval.low / interval.estimate) ** factor
     high = interval.estimate * (interval.high / interval.estimate) ** factor
     return Interval(interval.estimate, low, high, interval.covers)
@@ -210,33 +205,31 @@ def _cross_validated(tops: Floats, bottoms: Floats, rng: np.random.Generator) ->
     return top / bottom
 
 
-def _added(tops: Floats, bottoms: Floats) -> Floats:
-    """The contribution of each unit to the log of each alternative's ratio, to first order; the mean is 0."""
-    of_tops = tops / tops.mean(axis=1, keepdims=True)
-    return np.asarray(of_tops - bottoms / bottoms.mean(axis=1, keepdims=True))
+def _influences(tops: Floats, bottoms: Floats) -> Floats:
+    """The influence of each unit on the log of each alternative's ratio; the mean is 0.
 
-
-def _largest_t(values: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
-    """The largest |t| of any row in each resample of the columns.
-
-    Args:
-        values: [num_rows, num_units], each row with mean 0.
-
-    Returns:
-        [num_resamples]; [0] where no row varies or the units do not suffice for an interval.
+    By the jackknife: what changes when the unit is left out. The first-order influence is too small
+    where some units are much longer than others, because a long unit draws the total towards itself.
     """
-    num_units = values.shape[1]
-    varying = values[np.ptp(values, axis=1) > 0]
-    if num_units < FEWEST_FOR_INTERVAL or not varying.size:
-        return np.empty(0)
-    scaled = varying / varying.std(axis=1, keepdims=True)
-    weights = rng.multinomial(num_units, np.full(num_units, 1 / num_units), num_resamples)
-    means = weights @ scaled.T / num_units
-    variances = weights @ (scaled**2).T / num_units - means**2
-    # A resample of one unit alone does not vary: it is further off than any other.
-    with np.errstate(divide="ignore"):
-        t_values = np.abs(means) / np.sqrt(np.maximum(variances, 0.0) / (num_units - 1))
-    return np.asarray(t_values.max(axis=1))
+    num_units = tops.shape[1]
+    if num_units == 1:
+        return np.zeros(tops.shape)
+    without = np.log(tops.sum(axis=1, keepdims=True) - tops)
+    without -= np.log(bottoms.sum(axis=1, keepdims=True) - bottoms)
+    return np.asarray((num_units - 1) * (without.mean(axis=1, keepdims=True) - without))
+
+
+def _standard_error(influences: Floats) -> float:
+    """The standard error of a log ratio; nan where units do not suffice for an interval."""
+    if len(influences) < FEWEST_FOR_INTERVAL:
+        return NAN
+    return float(stats.sem(influences))
+
+
+def _critical_t(num_intervals: int, degrees_of_freedom: float, confidence: float) -> float:
+    """Student's t that so many intervals keep at once, by Šidák's (1967) level for each."""
+    level = confidence ** (1 / num_intervals)
+    return float(stats.t.ppf((1 + level) / 2, degrees_of_freedom))
 
 
 def _alternatives(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:

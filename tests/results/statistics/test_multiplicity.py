@@ -33,15 +33,16 @@ def alternatives(
 
 
 def test_intervals_of_a_table_hold_together() -> None:
-    """Six equal alternatives, over 400 tables: a false difference anywhere in at most 5 %.
+    """Six equal alternatives, over 400 tables: a false difference anywhere in about 5 %.
 
-    Intervals of each pair by itself raise a false alarm in far more tables.
+    It is 6.5 % with 15 prompts as unlike in length as these. Intervals of each pair by itself raise
+    a false alarm in far more tables.
     """
     rng = np.random.default_rng(0)
     wrong, wrong_apart = 0, 0
-    for table in range(400):
+    for _ in range(400):
         tops, bottoms = alternatives(rng, np.zeros(6))
-        ranked = ranking(tops, bottoms, num_resamples=400, seed=table)
+        ranked = ranking(tops, bottoms)
         wrong += any(one.worse for one in ranked)
         assert all(one.p_value < 0.055 if one.worse else one.p_value > 0.045 for one in ranked[1:])
         added = -bottoms / bottoms.mean(axis=1, keepdims=True)
@@ -51,7 +52,7 @@ def test_intervals_of_a_table_hold_together() -> None:
             logs[other] - logs[best] > 2.145 * stats.sem(added[other] - added[best])
             for other in others
         )
-    assert wrong / 400 <= 0.07
+    assert wrong / 400 <= 0.09
     assert wrong_apart / 400 > 0.2
 
 
@@ -59,8 +60,8 @@ def test_real_differences_are_found_and_covered() -> None:
     rng = np.random.default_rng(1)
     log_speedups = np.array([-0.3, 0.0, -0.02])
     covered, found = 0, 0
-    for table in range(300):
-        ranked = ranking(*alternatives(rng, log_speedups, spread=0.05), 400, seed=table)
+    for _ in range(300):
+        ranked = ranking(*alternatives(rng, log_speedups, spread=0.05))
         best = ranked[0].index
         truths = {one.index: log_speedups[one.index] - log_speedups[best] for one in ranked}
         covered += all(
@@ -76,7 +77,7 @@ def test_prompts_are_paired_between_alternatives() -> None:
     rng = np.random.default_rng(0)
     prompts = np.exp(rng.normal(0, 0.5, 15))
     noise = np.exp(rng.normal(0, 0.01, (2, 15)))
-    ranked = ranking([prompts, 0.95 * prompts] * noise, np.ones((2, 15)), 500, seed=0)
+    ranked = ranking([prompts, 0.95 * prompts] * noise, np.ones((2, 15)))
     assert [one.index for one in ranked] == [0, 1]
     assert ranked[1].worse
     assert ranked[1].p_value < 0.01
@@ -84,15 +85,34 @@ def test_prompts_are_paired_between_alternatives() -> None:
 
 
 def test_equal_single_and_few_alternatives_have_no_interval() -> None:
-    same = ranking(np.full((2, 15), 2.0), np.ones((2, 15)), 200, seed=0)
+    same = ranking(np.full((2, 15), 2.0), np.ones((2, 15)))
     assert [one.ratio for one in same] == pytest.approx([2, 2])
     assert not any(one.worse for one in same)
-    alone = ranking(np.full((1, 15), 2.0), np.ones((1, 15)), 200, seed=0)
+    alone = ranking(np.full((1, 15), 2.0), np.ones((1, 15)))
     assert math.isnan(alone[0].p_value)
     rng = np.random.default_rng(0)
-    few = ranking(*alternatives(rng, np.array([0.0, -1.0]), num_units=7), 200, seed=0)
+    few = ranking(*alternatives(rng, np.array([0.0, -1.0]), num_units=7))
     assert math.isnan(few[1].of_best.high)
     assert not few[1].worse
+
+
+def test_a_pair_alone_has_the_interval_of_students_t() -> None:
+    """With many units of one length, where every error is the same."""
+    rng = np.random.default_rng(0)
+    ratios = np.exp(rng.normal(0, 0.1, 400))
+    found = ranking([np.ones(400), ratios], np.ones((2, 400)))[1].of_best
+    half_width = stats.t.ppf(0.975, 399) * stats.sem(ratios / ratios.mean())
+    assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.005)
+    assert math.log(found.estimate / found.low) == pytest.approx(half_width, rel=0.005)
+
+
+def test_nine_prompts_tell_ten_methods_apart() -> None:
+    """As many as `+experiment=methods` has; a bootstrap of so few prompts found 74 % of these."""
+    rng = np.random.default_rng(4)
+    log_speedups = np.append(0, np.full(9, -0.4))
+    tables = [ranking(*alternatives(rng, log_speedups, num_units=9)) for _ in range(100)]
+    found = [one.worse for table in tables for one in table[1:]]
+    assert np.mean(found) > 0.88
 
 
 def test_the_best_of_several_is_not_flattered() -> None:
@@ -101,7 +121,7 @@ def test_the_best_of_several_is_not_flattered() -> None:
     naive, honest, covered, covered_naively = [], [], 0, 0
     for table in range(400):
         tops, bottoms = alternatives(rng, np.zeros(6))
-        best = best_of_several(tops, bottoms, num_resamples=300, seed=table)
+        best = best_of_several(tops, bottoms, seed=table)
         naive.append(best.naive)
         honest.append(best.honest.estimate)
         covered += best.honest.low <= 1 <= best.honest.high
@@ -117,11 +137,11 @@ def test_the_best_of_several_is_not_flattered() -> None:
 def test_a_clear_best_loses_nothing() -> None:
     rng = np.random.default_rng(0)
     tops, bottoms = alternatives(rng, np.array([0.0, 1.0, 0.2]), num_units=30)
-    best = best_of_several(tops, bottoms, num_resamples=300, seed=0)
+    best = best_of_several(tops, bottoms, seed=0)
     assert best.index == 1
     assert best.honest.estimate == pytest.approx(best.naive)
     assert best.honest.low < best.naive < best.honest.high
-    one_unit = best_of_several([[2.0], [3.0]], [[1.0], [1.0]], num_resamples=300, seed=0)
+    one_unit = best_of_several([[2.0], [3.0]], [[1.0], [1.0]], seed=0)
     assert one_unit.naive == pytest.approx(3)
     assert math.isnan(one_unit.honest.estimate)
 
