@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,11 @@ def at_most(numbers: Sequence[int], largest: int) -> Sequence[int]:
         tensor = numbers.tensor.clamp(max=largest)
         return Arriving(tensor, lambda: at_most(list(numbers), largest), min(numbers.most, largest))
     return [min(number, largest) for number in numbers]
+
+
+def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:
+    """Fill rows of tokens up to a width, on their right."""
+    return [[*row, *[0] * (width - len(row))] for row in rows]
 
 
 def first_columns(tensor: Tensor, count: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.transfer import Arriving, added, to_device, to_host
+from harness.decoding.transfer import Arriving, added, padded, to_device, to_host
 from harness.decoding.warp import AnyWarp
 
 
@@ -167,11 +167,8 @@ class ModelDrafter(Drafter):
             num_missing = [len(tokens) - 1 for tokens in unseen]
             width = min(max(num_missing), max(min(num_missing), self._most_drafted))
             counts = [min(number, width) for number in num_missing]
-            padded = []
-            for tokens, count in zip(unseen, counts, strict=True):
-                padding = [0] * (width - count)
-                padded.append(tokens[:count] + padding)
-            self._runner.extend(to_device(padded, device))
+            fed = [tokens[:count] for tokens, count in zip(unseen, counts, strict=True)]
+            self._runner.extend(to_device(padded(fed, width), device))
             self._runner.keep(counts)
             unseen = [tokens[count:] for tokens, count in zip(unseen, counts, strict=True)]
         last_tokens = [tokens[0] for tokens in unseen]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import AnyWarp
 from harness.drafting.tree_growth import Predictor, TreePlan
@@ -98,8 +98,9 @@ class ModelTreeDrafter(TreeDrafter):
             paths.append(tree.path(proposed[:count]))
         counts = [tree.root + count for tree, count in zip(trees, num_accepted, strict=True)]
         longest = max(counts)
-        padded = [[*path, *[0] * longest][:longest] for path in paths]
-        self._runner.keep_path(to_device(padded, self._unseen.device), counts)
+        # Where nothing is accepted the root is not kept: it is read again.
+        filled = padded([path[:longest] for path in paths], longest)
+        self._runner.keep_path(to_device(filled, self._unseen.device), counts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import padded, to_device
 from harness.decoding.warp import AnyWarp, BatchWarp, CommonWarp, Warp
 
 
@@ -129,11 +129,8 @@ class TranslatedDrafter(Drafter):
         counts = [len(row) - num_last for row in rows]
         width = max(counts)
         if width > 0:
-            before = []
-            for row, count in zip(rows, counts, strict=True):
-                padding = [0] * (width - count)
-                before.append(row[:count] + padding)
-            self._runner.extend(to_device(before, self._own.device))
+            before = [row[:count] for row, count in zip(rows, counts, strict=True)]
+            self._runner.extend(to_device(padded(before, width), self._own.device))
             self._runner.keep(counts)
         self._pending = [[] for _ in rows]
         last = [row[-num_last:] for row in rows]
@@ -184,15 +181,11 @@ class TranslatedDrafter(Drafter):
     def _offer(self, most: int, spread: Tensor | None, has_news: Sequence[bool]) -> Proposal:
         """The draft in the target's tokens; a row without news is offered none."""
         self._offered = []
-        padded = []
-        lengths = []
         for drafted, is_ready in zip(self._drafted, has_news, strict=True):
             offered = self._into_target(drafted)[:most] if is_ready else []
-            padding = [0] * (most - len(offered))
             self._offered.append(offered)
-            padded.append(offered + padding)
-            lengths.append(len(offered))
-        return Proposal(to_device(padded, self._device), spread, lengths)
+        tokens = to_device(padded(self._offered, most), self._device)
+        return Proposal(tokens, spread, [len(offered) for offered in self._offered])
 
     def _into_target(self, tokens: Sequence[int]) -> list[int]:
         if self._translation.name == "text":

@@ -30,18 +30,19 @@ from harness.models.tokenizers import vocabulary_size
 def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
     drafting = planned.drafting
-    name = drafting and drafting.name
+    name = None
     if drafting is not None:
+        name = drafting.name
         method_of(drafting).check_huggingface(planned, drafting, schedule)
-    stateful = [
-        one.settings.name for one in planned.checkpoints if recurrent_kind(one.config) is not None
-    ]
+    stateful = []
+    hows = {}
+    for checkpoint in planned.checkpoints:
+        settings = checkpoint.settings
+        hows[checkpoint.role] = planned.placement.strategy_for(checkpoint.role, settings)
+        if recurrent_kind(checkpoint.config) is not None:
+            stateful.append(settings.name)
     rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
     require(drafting is None or not stateful, "draft", rule, name)
-    hows = {
-        one.role: planned.placement.strategy_for(one.role, one.settings)
-        for one in planned.checkpoints
-    }
     rule = "must be tensor_parallel like the other model: copies may round differently, and ranks hang in generate()"
     for role, how in hows.items():
         require(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
+from harness.decoding.transfer import padded
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
 from harness.engines.pair_runners import Demanded, PairRunners, open_runners
@@ -84,8 +85,7 @@ class ModelReference:
         longest = max(map(len, texts))
         if longest == 1:
             return first
-        filled = [[*text, *[0] * (longest - len(text))] for text in texts]
-        tokens = torch.tensor(filled, device=first.device)
+        tokens = torch.tensor(padded(texts, longest), device=first.device)
         following = self._runners.target.extend(tokens[:, :-1]).logits
         return torch.cat([first, self._allowed(following)], dim=1)
 

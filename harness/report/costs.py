@@ -85,9 +85,11 @@ def proposed_per_iteration(row: LatencyRow) -> float | None:
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
     """Measured costs; None where one of them is unknown."""
-    step_ms = regular and regular.target_step_ms
+    if regular is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    step_ms = regular.target_step_ms
     proposed = proposed_per_iteration(row)
-    if not step_ms or row.draft_ms is None or row.verify_ms is None or not proposed:
+    if not step_ms or not proposed:
         return None
     return Costs(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 

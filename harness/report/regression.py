@@ -118,8 +118,10 @@ class Compared:
     @property
     def interval(self) -> str | None:
         """The 95 % interval of the change."""
-        change = self.comparison and self.comparison.change
-        if not change or math.isnan(change.low):
+        if self.comparison is None:
+            return None
+        change = self.comparison.change
+        if math.isnan(change.low):
             return None
         return f"{self._in_words(change.low)} to {self._in_words(change.high)}"
 
@@ -132,8 +134,10 @@ class Compared:
     @property
     def visible(self) -> float | None:
         """The smallest change that such a comparison finds in 80 % of the cases."""
-        estimate = self.comparison and self.comparison.estimate
-        if not estimate or not estimate.has_interval:
+        if self.comparison is None:
+            return None
+        estimate = self.comparison.estimate
+        if estimate is None or not estimate.has_interval:
             return None
         return visible_difference(estimate)
 

@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.report.table import Column, Document, Line, Table, visible
+from harness.report.table import Column, Document, Line, Table, TableRow, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -121,9 +121,10 @@ def _print_parts(
     table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
 ) -> None:
     """A table with headings, in as many parts below each other as the console's width takes."""
-    wants = [
-        _widths(column, [cells[place] for cells in rows]) for place, column in enumerate(columns)
-    ]
+    wants = []
+    for place, column in enumerate(columns):
+        cells_of_column = [cells[place] for cells in rows]
+        wants.append(_widths(column, cells_of_column))
     room = console.width - 1
     for part in _parts(columns, [least for least, _ in wants], room):
         drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
@@ -133,9 +134,14 @@ def _print_parts(
             justify: JustifyMethod = "left" if column.text else "right"
             drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
         for row, cells in zip(table.rows, rows, strict=True):
-            style = "bold" if row.strong else "dim" if row.faint else None
-            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
+            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=_style(row))
         console.print(drawn)
+
+
+def _style(row: TableRow) -> str | None:
+    if row.strong:
+        return "bold"
+    return "dim" if row.faint else None
 
 
 def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:

@@ -158,5 +158,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def _look_up(settings: Any, path: str) -> Any:
     value = settings
     for name in path.split("."):
-        value = value and getattr(value, name, None)
+        if value is None:
+            return None
+        value = getattr(value, name, None)
     return value

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import padded, to_device
 from harness.runners.base import right_aligned
 from harness.runners.graphs import filled_up, first_rows
 from harness.runners.slots import SlotForward, Slots
@@ -71,10 +71,10 @@ def inputs(
     prompts: Sequence[Sequence[int]], num_rows: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return prompts as inputs of a `PromptPass` of so many rows and tokens."""
-    padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
+    tokens = to_device(padded(prompts, width), device)
     missing = num_rows - len(prompts)
     lengths = [*map(len, prompts), *[1] * missing]
-    return filled_up(to_device(padded, device), num_rows), to_device(lengths, device)
+    return filled_up(tokens, num_rows), to_device(lengths, device)
 
 
 def outputs(results: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:

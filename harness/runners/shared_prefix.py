@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from harness.decoding.protocols import Runner, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import padded, to_device
 from harness.runners.base import right_aligned
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.wrapped import WrappedRunner
@@ -30,11 +30,9 @@ class SharedPrefixRunner(WrappedRunner):
         shared = self._runner.start([beginning] * len(prompts))
         device = shared.logits.device
 
-        ends = [list(prompt[num_shared:]) for prompt in prompts]
+        ends = [prompt[num_shared:] for prompt in prompts]
         lengths = [len(end) for end in ends]
-        longest = max(lengths)
-        padded = [end + [0] * (longest - len(end)) for end in ends]
-        step = self._runner.extend(to_device(padded, device))
+        step = self._runner.extend(to_device(padded(ends, max(lengths)), device))
         self._runner.keep(lengths)
 
         rows = torch.arange(len(prompts), device=device)

@@ -23,7 +23,7 @@ from transformers import Cache, PreTrainedModel
 
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner, Step
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import padded, to_device
 from harness.runners.base import (
     Options,
     RollbackError,
@@ -345,14 +345,13 @@ class SnapshotRunner(Runner):
             return self._extended
         longest = max(map(len, self._unread))
         width = longest + self._extended.shape[1]
-        padded = []
         places = []
         for unread in self._unread:
             count = len(unread)
-            padded.append(unread + [0] * (longest - count))
             # The padding goes behind the extended tokens.
             places.append([*range(count), *range(longest, width), *range(count, longest)])
-        tokens = torch.cat([to_device(padded, self._device), self._extended], dim=1)
+        filled = to_device(padded(self._unread, longest), self._device)
+        tokens = torch.cat([filled, self._extended], dim=1)
         return tokens.gather(1, to_device(places, self._device))
 
     def _shorten_unread(self) -> None:
