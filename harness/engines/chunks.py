@@ -58,8 +58,9 @@ def read_chunk(event: Any) -> Chunk:
     """Raises AnswerError for an event that says what cannot be, and RunError for one that reports a failure."""
     if not isinstance(event, Mapping):
         raise AnswerError("an event of the stream is no JSON object")
-    if event.get("error"):
-        raise RunError(str(event["error"]))
+    if error := event.get("error"):
+        message = error.get("message") if isinstance(error, Mapping) else None
+        raise RunError(str(message or error))
     text, finished = "", False
     token_ids: list[int] = []
     for choice in _list(event.get("choices"), "choices"):

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
+from harness.engines.requests import acceptance_columns
 from harness.engines.timing import Generation
 from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
@@ -41,6 +42,8 @@ def outcome(
     return {
         **_speedup(regular, speculative),
         "acceptance": speculative.acceptance,
+        # Some servers tell it without iterations.
+        "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,

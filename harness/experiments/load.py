@@ -22,7 +22,7 @@ from harness.engines.divergence import (
     text_divergence,
 )
 from harness.engines.protocol import Arm, Reference
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.timing import Generation, quick_collections
 from harness.experiments.lossless import (
     REQUIRED_POWER,
@@ -180,6 +180,8 @@ class LoadTest:
         if taken:
             acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
             self._add_places(scores, taken, refused, acceptance)
+            # Some servers tell it without iterations.
+            self.checks[-1]["acceptance_rate"] = acceptance_columns(answers)["acceptance_rate"]
 
     @property
     def _mean_length(self) -> float:

@@ -39,8 +39,9 @@ def verdict(row: CompareRow) -> Document:
         accepted = "the server does not tell how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
-        tokens = row.tokens_per_iteration or row.mean_acceptance_length
-        accepted += f", {tokens:.2f} tokens per iteration"
+        # Some servers tell no iterations.
+        if tokens := row.tokens_per_iteration or row.mean_acceptance_length:
+            accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
         Line(_identity(row), "dim"),

@@ -55,8 +55,9 @@ def test_what_cannot_be_is_refused(event: Any) -> None:
 
 
 def test_a_reported_failure_is_one() -> None:
-    with pytest.raises(RunError, match="out of memory"):
-        read_chunk({"error": {"message": "out of memory"}})
+    for error in ({"message": "out of memory", "type": "x", "param": None}, "out of memory"):
+        with pytest.raises(RunError, match=r"^out of memory$"):
+            read_chunk({"error": error})
 
 
 def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:

@@ -117,3 +117,12 @@ def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
         assert message["role"] == "user"
     asked = {body["messages"][0]["content"] for body in servers[0].bodies[-2:]}
     assert asked == set(pd.read_csv(only("latency_prompts.csv"))["prompt"])
+
+
+def test_compare_shows_an_acceptance_that_is_told_without_iterations(harness: Harness) -> None:
+    """llama.cpp's answers have sums alone."""
+    servers = (EchoServer(dialect="llama.cpp", num_draft_tokens=n) for n in (None, 4))
+    asked = ["model=tiny", "engine=server", "prompt=a", "decoding.max_new_tokens=8"]
+    with ExitStack() as stack:
+        outcome = harness("compare", *asked, *addresses(stack, *servers))
+    assert mentions(outcome.stdout, "33% of the draft tokens accepted")
