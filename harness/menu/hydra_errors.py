@@ -24,6 +24,9 @@ _EXTRAS = {
 # Begins the message about a list for a mapping, or a mapping for a list.
 _UNMERGED = "Error merging override "
 
+# Groups whose presets are added to a run, which has none of them by default.
+_ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
+
 
 def explained(error: Exception, command: str, settings: type) -> SettingError | None:
     """The mistake in one line; None for an error that is no mistake in the overrides.
@@ -88,8 +91,7 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
             file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8")
         )
         return SettingError(key, f"needs {group}={' or '.join(having)}")
-    if key == "pair" or (names.CONF / key).is_dir():
-        # Presets of this group are added to a run, which has none of them by default.
+    if key in _ADDED_GROUPS:
         return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
     last = "num_draft_tokens" if own in ("K", "k") else own
