@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
+from hydra._internal.hydra import Hydra
 
 from harness import cli
+
+_composed_mode = Hydra.get_mode
+
+
+def _get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """The mode of a run. For it Hydra composes the whole configuration once more, although few presets set one."""
+    if any(re.match(r"\+|hydra", override) for override in overrides):
+        return _composed_mode(hydra, config_name, overrides)
+    return None
 
 
 class Outcome(NamedTuple):
@@ -30,6 +40,7 @@ class Harness:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
+        monkeypatch.setattr(Hydra, "get_mode", _get_mode)
 
     def __call__(self, *arguments: str, code: int | None = 0) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["harness", *arguments])
