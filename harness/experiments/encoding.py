@@ -77,7 +77,8 @@ def encode_set(
             token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
         counts["num_truncated"] = len(long)
     else:
-        advice = "; prompts.too_long=skip leaves them out, truncate reads their last tokens"
+        skipping = "leaves none" if too_long == "skip" else "leaves them out"
+        advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
         said = f"{problem}; the longest has {{}} tokens; "
         planned.check_context(token_ids, new_tokens, said=said, advice=advice)
     if described := prompt_set.described(prompts):

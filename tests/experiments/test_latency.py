@@ -237,6 +237,11 @@ def test_mistakes_that_only_the_files_reveal(
     assert harness.refused("latency", *pair, *QUICK, *settings).startswith(complaint)
 
 
+def test_skipping_every_prompt_leaves_none(harness: Harness, pair: list[str]) -> None:
+    all_too_long = [*QUICK, "decoding.max_new_tokens=4800", "prompts.too_long=skip"]
+    assert "too_long=skip leaves none" in harness.refused("latency", *pair, *all_too_long)
+
+
 def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     assert "config.json" in harness.refused("latency", "model=./nothing", *QUICK)
