@@ -162,7 +162,8 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
 def _dispatch(arguments: Sequence[str]) -> None:
     command, *others = arguments or ["help"]
     if command in ("-h", "--help", "help") and others and others[0] in _names():
-        command, others = others[0], ["--help"]
+        command = others[0]
+        others = ["--help"]
     elif others == ["help"]:
         others = ["--help"]
     if command in ("-h", "--help", "help"):
@@ -189,7 +190,8 @@ def _complete(arguments: Sequence[str]) -> None:
     ):
         rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
         raise SettingError("-sc", rule)
-    command, line = "latency", os.environ.get("COMP_LINE", "")
+    command = "latency"
+    line = os.environ.get("COMP_LINE", "")
     if arguments[0].startswith("query="):
         _, _, typed = line.lstrip().partition(" ")
         command, space, settings = typed.lstrip().partition(" ")
@@ -245,7 +247,8 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     GlobalHydra.instance().clear()
     # With this set Hydra raises exceptions instead of printing them over many lines.
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
-    argv, sys.argv = sys.argv, words
+    argv = sys.argv
+    sys.argv = words
     try:
         with _reporting(command), env_override(variables):
             main = hydra.main(
@@ -284,7 +287,8 @@ def _finish_sweep(command: str) -> None:
     """Print the table of the sweep that this process started, if it did."""
     from harness.sweep.manifest import SweepCallback
 
-    directory, SweepCallback.directory = SweepCallback.directory, None
+    directory = SweepCallback.directory
+    SweepCallback.directory = None
     if directory is None or not COMMANDS[command].sweeps:
         return
     from harness.sweep import jobs

@@ -32,7 +32,9 @@ class SettingError(HarnessError):
 
     def __init__(self, setting: str, rule: str, value: object = ...) -> None:
         super().__init__(setting, rule, value)
-        self.setting, self.rule, self.value = setting, rule, value
+        self.setting = setting
+        self.rule = rule
+        self.value = value
 
     def __str__(self) -> str:
         if self.value is ...:

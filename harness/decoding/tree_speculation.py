@@ -151,7 +151,8 @@ class TreeTurn(Turn):
             self.shape.branches(row, tree.path[: tree.num_accepted])
             for row, tree in enumerate(self.trees)
         ]
-        accepted, verdict = self.num_accepted, self.verdict
+        accepted = self.num_accepted
+        verdict = self.verdict
         return Iteration(rows.numbers, taken, origins, proposed, accepted, verdict, branches)
 
 

@@ -78,7 +78,9 @@ class Turn:
         origins: list[list[Origin]] = []
         proposed: list[list[int]] = []
         for place in places:
-            row, figures, length = rows.members[place], self.figures[place], self.lengths[place]
+            row = rows.members[place]
+            figures = self.figures[place]
+            length = self.lengths[place]
             accepted = figures.draft_tokens[: figures.num_accepted]
             tokens = row.take([*accepted, figures.next_token])
             from_draft = [Origin.DRAFT] * len(accepted)
@@ -102,7 +104,8 @@ class Turn:
         # A rule need not look at the target's probability of a token to accept it.
         width = max(self.lengths)
         for place in places:
-            row, figures = rows.members[place], self.figures[place]
+            row = rows.members[place]
+            figures = self.figures[place]
             position = row.num_generated
             if figures.num_finite < width:
                 raise NonFiniteError("model", position + figures.num_finite)

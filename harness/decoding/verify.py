@@ -92,7 +92,8 @@ def verify(offer: Offer) -> Verdict:
     """Keep a prefix of the draft tokens and draw the token after it: the rows follow the target's
     distribution.
     """
-    target_probability, draft_probability = offer.target_probability, offer.draft_probability
+    target_probability = offer.target_probability
+    draft_probability = offer.draft_probability
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always
     # accept.
     accepted = offer.accept_uniforms * (offer.lenience * draft_probability) < target_probability

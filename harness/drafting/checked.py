@@ -109,7 +109,8 @@ class CheckedDrafter(Drafter):
 
     def _broken_draw(self, proposal: Proposal, uniforms: Tensor) -> str | None:
         """Probabilities must be distributions, and the tokens drawn from them by the given uniforms."""
-        tokens, probabilities = proposal.tokens, proposal.probabilities
+        tokens = proposal.tokens
+        probabilities = proposal.probabilities
         if probabilities is None:
             return None
         wanted = [*tokens.shape, self._vocabulary_size]

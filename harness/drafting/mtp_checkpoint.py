@@ -56,8 +56,10 @@ class MtpCheckpoint(HeadCheckpoint):
             if module_name.startswith(("layers", "shared_post_norm")):
                 for name, tensor in own_tensors(module, module_name):
                     tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
-        cache, head = SlotCache(), MtpHead(self.config, model)
-        cache.positions, cache.num_slots = torch.zeros(1, 1, dtype=torch.long, device="meta"), 1
+        cache = SlotCache()
+        head = MtpHead(self.config, model)
+        cache.positions = torch.zeros(1, 1, dtype=torch.long, device="meta")
+        cache.num_slots = 1
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         for layer in range(len(self.numbers)):
             head(states, states, cache, layer)

@@ -175,7 +175,8 @@ class PreparedHead:
         # Rounding may draw another token, behind which nothing is equal.
         are_same = (actual.tokens == expected.tokens).long().cumprod(1)
         may_compare = torch.nn.functional.pad(are_same[:, :-1], (1, 0), value=1).bool()
-        logits, reference = actual.logits[may_compare], expected.logits[may_compare]
+        logits = actual.logits[may_compare]
+        reference = expected.logits[may_compare]
         # A head may keep the likeliest tokens alone; rounding may exchange the last of them.
         is_kept = ~reference.isneginf()
         is_kept_by_both = is_kept & ~logits.isneginf()

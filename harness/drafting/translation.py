@@ -122,7 +122,8 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
 
 def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The bytes that each token stands for, the end of a text as none at all; other special tokens are left out."""
-    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
+    vocabulary = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
     by_bytes = not any("\N{LOWER ONE EIGHTH BLOCK}" in token for token in vocabulary)
     texts: dict[bytes, int] = {}
     for token, number in vocabulary.items():

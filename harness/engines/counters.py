@@ -156,7 +156,9 @@ def counted_acceptance(counted: Counted, num_requests: int) -> dict[str, Any]:
     Args:
         num_requests: answers, whose first tokens come without a verification.
     """
-    drafts, proposed, accepted = counted.drafts, counted.proposed, counted.accepted
+    drafts = counted.drafts
+    proposed = counted.proposed
+    accepted = counted.accepted
     if accepted is None and drafts and counted.generated is not None:
         accepted = max(0.0, counted.generated - num_requests - drafts)
     if accepted is None or not (proposed or drafts):

@@ -106,7 +106,8 @@ def text_divergence(
         return text.startswith(longer) or longer.startswith(text)
 
     while len(own := written.text_with()) < len(text):
-        position, before = len(written.tokens), [*prompt, *written.tokens]
+        position = len(written.tokens)
+        before = [*prompt, *written.tokens]
         if position == num_tokens:
             return Divergence(position, -1, -1)
         logits = reference.logits([before])[0]

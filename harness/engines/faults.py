@@ -222,7 +222,8 @@ class StalePrefix(RollbackOffByOne):
         self._hits: list[int] = []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        self._prefixes, self._hits = [], []
+        self._prefixes = []
+        self._hits = []
         self._note(prompts)
         return super().start(prompts)
 

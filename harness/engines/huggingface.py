@@ -205,7 +205,8 @@ class _Recorder(BaseStreamer):
         if self.num_generated is None:
             self.num_generated = 0
             return
-        tokens, proposed = value.reshape(-1).tolist(), self.proposed
+        tokens = value.reshape(-1).tolist()
+        proposed = self.proposed
         # Prompt lookup may propose more than the limit leaves room for; what comes after it is never looked at.
         proposed = proposed[: self.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)

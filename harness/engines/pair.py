@@ -152,7 +152,9 @@ class SketchedPair:
         """
         longest = max(map(len, token_ids))
         for checkpoint in self.checkpoints:
-            own, new, limit = longest, new_tokens, max_context(checkpoint.config)
+            own = longest
+            new = new_tokens
+            limit = max_context(checkpoint.config)
             if checkpoint.role == "draft" and self.translation is not None:
                 own = max(len(self.translation.read_prompt(tokens)) for tokens in token_ids)
                 new = -(-new_tokens * own // longest)  # as many for each token as in the prompt

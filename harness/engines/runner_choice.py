@@ -73,7 +73,8 @@ def build_runner(
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
     """
-    name, chosen = loaded.settings.name, resolve(runner, [loaded.input_device])
+    name = loaded.settings.name
+    chosen = resolve(runner, [loaded.input_device])
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
     common["hidden_layers"] = hidden_layers
     if recurrent_kind(loaded.model.config) is not None:
@@ -116,7 +117,8 @@ def prepare_head(
         warp: the target's.
     """
     assert pair.drafting is not None
-    model, chosen = pair.target.model, resolve(runner, [pair.target.input_device])
+    model = pair.target.model
+    chosen = resolve(runner, [pair.target.input_device])
 
     def build(chosen: RunnerName) -> PreparedHead | None:
         if chosen in ("static", "eager"):
@@ -193,7 +195,9 @@ def _eager_runner(
     loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
     """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
-    num_rows, num_slots, role = shapes[0], shapes[1], "draft" if drafts else "model"
+    num_rows = shapes[0]
+    num_slots = shapes[1]
+    role = "draft" if drafts else "model"
     runner = EagerRunner(loaded.model, **common)
     try:
         runner.check(num_rows, num_slots)
@@ -208,7 +212,8 @@ def _snapshot_runner(
 ) -> Runner:
     """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or padding, wrongly."""
     num_rows, num_slots, widths, role = *shapes[:3], "draft" if drafts else "model"
-    takes_back, name = max(widths) > 1, loaded.settings.name
+    takes_back = max(widths) > 1
+    name = loaded.settings.name
     runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=not drafts, **common)
     try:
         runner.check(1, num_slots)

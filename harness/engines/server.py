@@ -67,7 +67,8 @@ class ServerEngine(Engine):
         batch_size: int = 1,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
-        openai, key = _client_library(), _api_key(settings)
+        openai = _client_library()
+        key = _api_key(settings)
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
@@ -342,7 +343,9 @@ class ServerArm(Arm):
         self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals
     ) -> None:
         """Send all requests: `batch_size` at a time, or at random times, the same ones for both arms."""
-        rate, drawn, requests = self.settings.rate, random.Random(seed), self.last_requests
+        rate = self.settings.rate
+        drawn = random.Random(seed)
+        requests = self.last_requests
         gaps = [0.0, *(drawn.expovariate(rate) if rate else 0.0 for _ in bodies[1:])]
         in_flight = asyncio.Semaphore(len(bodies) if rate else self.batch_size)
 
@@ -398,7 +401,9 @@ class ServerArm(Arm):
         self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
     ) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
-        finished, usage, max_tokens = False, None, body["max_tokens"]
+        finished = False
+        usage = None
+        max_tokens = body["max_tokens"]
         _sent.set(request)
         request.started_ns, started = time.time_ns(), time.perf_counter()
         try:

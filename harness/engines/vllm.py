@@ -53,7 +53,8 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, opening: Opening) -> None:
-        settings, planned = opening.settings, opening.planned
+        settings = opening.settings
+        planned = opening.planned
         _check(settings, planned)
         for sketch in planned.sketches:
             if sketch.about_cache:
@@ -324,7 +325,8 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
 
 def _arguments(opening: Opening) -> dict[str, Any]:
     """The `EngineArgs` of vLLM that both arms have."""
-    settings, planned = opening.settings, opening.planned
+    settings = opening.settings
+    planned = opening.planned
     model = settings.model
     engine: Any = settings.engine
     length = _longest_sequence(opening)
@@ -355,7 +357,8 @@ def _arguments(opening: Opening) -> dict[str, Any]:
 
 def _longest_sequence(opening: Opening) -> int:
     """The most tokens of a prompt with its answer and what is drafted beyond it, within the models' contexts."""
-    decoding, planned = opening.decoding, opening.planned
+    decoding = opening.decoding
+    planned = opening.planned
     length = opening.longest_prompt + decoding.max_new_tokens + 1
     if opening.settings.draft is not None:
         length += decoding.most_draft_tokens

@@ -97,7 +97,8 @@ def _checkpoint(model: ModelSettings) -> dict[str, Any]:
 
 
 def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any]:
-    decoding, draft = settings.decoding, settings.draft
+    decoding = settings.decoding
+    draft = settings.draft
     return {
         "dataset": settings.prompts.name,
         "osl": decoding.max_new_tokens,

@@ -92,7 +92,8 @@ class Asking:
 
     def _parts(self, engine: Engine) -> list[Part]:
         """The prompts as batches or laps."""
-        settings, number = self._settings, len(self._prompts)
+        settings = self._settings
+        number = len(self._prompts)
         num_asked = settings.num_prompts if self._again else number
         if engine.queues:
             laps = functools.partial(self._num_laps, engine)

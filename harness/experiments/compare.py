@@ -145,7 +145,8 @@ class Compare(Experiment):
             "prompt": prompt,
             "num_prompt_tokens": len(token_ids),
         }
-        session.status, session.error = "ok", None
+        session.status = "ok"
+        session.error = None
         try:
             with session.watch():
                 engine = self._engine(session)

@@ -52,7 +52,8 @@ class Distill(Experiment):
         self._claim()
 
     def measure(self, session: Session) -> None:
-        settings, before = self.settings, self.stages["before"]
+        settings = self.settings
+        before = self.stages["before"]
         token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
         measured = session.encode(before.prompts)
         longest = max(map(len, (*token_ids, *measured)))
@@ -128,7 +129,8 @@ class Distill(Experiment):
         self, session: Session, token_ids: Sequence[Sequence[int]], longest: int
     ) -> list[TrainingText]:
         """Every prompt with the target's answer at each temperature; answers that are stored already are read."""
-        settings, file = self.settings, self.work / "answers.jsonl"
+        settings = self.settings
+        file = self.work / "answers.jsonl"
         places = in_batches(range(len(token_ids)), settings.texts_per_step)
         batches = [
             (temperature, batch) for temperature in settings.temperatures for batch in places
@@ -191,7 +193,8 @@ class Distill(Experiment):
 
     def _claim(self) -> None:
         """Take the output directory, or go on with the same training that it holds."""
-        output, settings = self.output, self.settings
+        output = self.output
+        settings = self.settings
         for path in (output, *output.parents):
             if path.is_file():
                 raise SettingError("output", f"must be a directory; {path} is a file", str(output))

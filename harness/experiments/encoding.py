@@ -57,7 +57,8 @@ def encode_set(
         SettingError: a prompt that does not fit into a model's context with the `new_tokens` that follow it, where
             `prompts.too_long` does not say what to do, or nothing would be left.
     """
-    too_long, template = settings.prompts.too_long, settings.chat_template
+    too_long = settings.prompts.too_long
+    template = settings.chat_template
     counts = {"num_skipped": 0, "num_truncated": 0}
     token_ids = encode(planned.tokenizer, prompts, template)
     room = planned.room(new_tokens)

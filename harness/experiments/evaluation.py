@@ -65,7 +65,8 @@ class Evaluation(Experiment):
         self.smallest_batch: int | None = None
 
     def measure(self, session: Session) -> None:
-        settings, problems = self.settings, self.problems
+        settings = self.settings
+        problems = self.problems
         if self.task.origin is not None:
             say(self.task.origin)
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")

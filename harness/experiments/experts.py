@@ -46,7 +46,8 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
     generation = run_lap(engine, arm, question)
     verifications = list(_verifications(question.prompts, generation.iterations))
     every = -(-len(verifications) * len(question.prompts) // _MOST_PASSES)
-    steps, wholes = [], []
+    steps = []
+    wholes = []
     for rows in verifications[:: max(1, every)]:
         step, whole = _count(reference, rows)
         steps += step

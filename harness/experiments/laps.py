@@ -16,7 +16,8 @@ from harness.engines.requests import RequestRecord
 
 # A lap begins and ends with fewer requests in flight than it should have. With enough prompts for
 # so many laps, each is up to so many times as long as the requests that are in flight at once.
-_MANY_LAPS, _LONGEST_LAP = 16, 4
+_MANY_LAPS = 16
+_LONGEST_LAP = 4
 # Requests of a lap that are sent at random times.
 _OPEN_LOOP_LAP = 8
 

@@ -44,7 +44,8 @@ from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
-TEST_PROMPTS, TEST_TOKENS = 2, 16
+TEST_PROMPTS = 2
+TEST_TOKENS = 16
 
 PROMPTS_FILE = "latency_prompts.csv"
 
@@ -272,7 +273,8 @@ class Latency(Experiment):
         self.identical = ratio.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
 
     def _ratio(self, times: PairedTimes) -> Interval:
-        resamples, seed = self.settings.num_resamples, self.settings.seed
+        resamples = self.settings.num_resamples
+        seed = self.settings.seed
         return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
 
     def _covers(self, speedup: Interval) -> str:
@@ -289,7 +291,8 @@ class Latency(Experiment):
                 " draft.shared=true, which finds its own answer to a prompt that is asked again"
             )
             raise SettingError("num_prompts", rule, self.settings.num_prompts)
-        size, number = self.settings.batch_size, len(self.prompts)
+        size = self.settings.batch_size
+        number = len(self.prompts)
         if again:
             number = self.settings.num_prompts
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
@@ -492,7 +495,8 @@ class Latency(Experiment):
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     """Settings of a short trial, and a message about those that it changes."""
-    prompts, tokens = settings.num_prompts, settings.decoding.max_new_tokens
+    prompts = settings.num_prompts
+    tokens = settings.decoding.max_new_tokens
     fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
     shorter = min(TEST_TOKENS, tokens)
     changes = []

@@ -185,7 +185,8 @@ class SampledTest:
     def check(self, generations: Iterable[Generation], outcomes: Outcomes) -> SampledCheck:
         """Compare continuations of one prompt, `num_tokens` new tokens per row, with `outcomes`, the exact ones."""
         outcomes = outcomes.first(self.num_tokens)
-        counts, acceptance = outcomes.count([]), Acceptance()
+        counts = outcomes.count([])
+        acceptance = Acceptance()
         for generation in generations:
             counts += outcomes.count(generation.tokens)
             acceptance += generation.acceptance
@@ -213,7 +214,8 @@ class SampledTest:
         self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance
     ) -> SampledCheck:
         """Test one sample, or two whose common distribution is in `outcomes`."""
-        exact, num_draws = outcomes.probabilities, round(np.sum(counts[-1]))
+        exact = outcomes.probabilities
+        num_draws = round(np.sum(counts[-1]))
         results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
         others = (
             outcomes.cached_probabilities,

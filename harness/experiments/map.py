@@ -166,7 +166,8 @@ class Map(Experiment):
         return measured.speedup.estimate
 
     def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> Measured:
-        regular, speculative = answers["regular"], answers["speculative"]
+        regular = answers["regular"]
+        speculative = answers["speculative"]
         times = paired_times(regular, speculative)
         settings = self.settings
         resampling = settings.num_resamples, settings.seed
@@ -222,7 +223,8 @@ class Map(Experiment):
 
 def _refuse_what_the_grid_has(settings: MapSettings) -> None:
     """Raise a SettingError for settings of a single cell, which the grid replaces."""
-    k, batch_size = settings.decoding.num_draft_tokens, settings.batch_size
+    k = settings.decoding.num_draft_tokens
+    batch_size = settings.batch_size
     rule = "changes nothing: draft_tokens=[...] has the K of the grid"
     require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
     rule = "changes nothing: batch_sizes=[...] has those of the grid"

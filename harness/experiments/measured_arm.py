@@ -93,7 +93,8 @@ class MeasuredArm:
 
     def _length_columns(self) -> dict[str, Any]:
         """How much was asked and answered."""
-        requests, answered = self.requests, self.answered
+        requests = self.requests
+        answered = self.answered
         batches = [len(one.requests) for one in self.generations if not one.sent]
         lengths = [request.num_tokens for request in answered]
         return {

@@ -172,11 +172,13 @@ def _grouped(masses: Floats, least: float) -> list[NDArray[np.intp]]:
     order = np.argsort(-masses, kind="stable")[:_MOST_GROUPED]
     sums = masses[order].cumsum()
     found: list[NDArray[np.intp]] = []
-    begin, before = 0, 0.0
+    begin = 0
+    before = 0.0
     while total - before >= 2 * least > 0 and sums[-1] - before >= least:
         end = int(np.searchsorted(sums, before + least)) + 1
         found.append(order[begin:end])
-        begin, before = end, float(sums[end - 1])
+        begin = end
+        before = float(sums[end - 1])
     return found
 
 

@@ -267,7 +267,8 @@ def _limits(
     demand = case.demand
     num_draft_tokens = demand.num_draft_tokens
     bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
-    target, target_placement = case.models[0], placements[0]
+    target = case.models[0]
+    target_placement = placements[0]
     target_step = _step_bytes(demand, target, target_placement)
     figures: dict[str, Any] = {
         "read_bytes": round(target_step),
@@ -276,7 +277,8 @@ def _limits(
     }
     if num_draft_tokens == 0:
         return figures
-    draft, draft_placement = case.models[-1], placements[-1]
+    draft = case.models[-1]
+    draft_placement = placements[-1]
     draft_step = 0.0
     has_weights = len(case.models) > 1 or case.shared
     if has_weights:

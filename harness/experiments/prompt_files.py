@@ -37,7 +37,8 @@ def local_files(settings: PromptSettings) -> list[Path]:
 
 
 def _fetched(settings: PromptSettings, file: str) -> Path:
-    repository, revision = settings.repository, settings.revision
+    repository = settings.repository
+    revision = settings.revision
     assert repository is not None
     try:
         ask_for(repository, file, revision, "dataset")
@@ -131,7 +132,8 @@ def _table(path: Path, source: str | None) -> Iterator[NumberedRow]:
     read: Callable[..., Any] = pandas.read_parquet
     options: dict[str, Any] = {"engine": "pyarrow"}
     if path.suffix == ".csv":
-        read, options = pandas.read_csv, {"dtype": str, "keep_default_na": False}
+        read = pandas.read_csv
+        options = {"dtype": str, "keep_default_na": False}
     try:
         table = read(path, **options)
     except ImportError:

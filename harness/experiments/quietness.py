@@ -114,7 +114,8 @@ class Quietness:
         now = processor_time()
         if now is None or self._first is None:
             return None
-        ran, waited = now.ran - self._first.ran, now.waited - self._first.waited
+        ran = now.ran - self._first.ran
+        waited = now.waited - self._first.waited
         # Threads that ended took their times with them.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None
 

@@ -91,7 +91,8 @@ class Recovery(Experiment):
         test.run(session)
 
     def _measure_one_by_one(self, session: Session) -> None:
-        settings, decoding = self.settings, self.settings.decoding
+        settings = self.settings
+        decoding = self.settings.decoding
         num_counted = num_counted_tokens(decoding.num_draft_tokens)
         new_tokens = max(decoding.max_new_tokens, num_counted)
         self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
@@ -287,7 +288,8 @@ class Recovery(Experiment):
         tests: Sequence[SampledTest],
     ) -> int:
         """Draws after each context for each test. Known before the first one, as is the bar's end."""
-        asked, parts = self.settings.num_draws, len(contexts) * len(tests)
+        asked = self.settings.num_draws
+        parts = len(contexts) * len(tests)
         if asked != "auto":
             return asked // parts
         fewest = _FEWEST_DRAWS // parts

@@ -39,7 +39,8 @@ from harness.results.schema import OF_A_PAIR_HERE, PromptedRow, RunRow
 from harness.results.weights import weights_identity
 
 # The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
-REFERENCE_BATCH, REFERENCE_TOKENS = 64, 128
+REFERENCE_BATCH = 64
+REFERENCE_TOKENS = 128
 # Seconds before each lap of an engine that keeps requests in flight. What is written between two laps is not the same
 # before both arms, and slows the first requests after it: without a rest the first tokens of one of two identical
 # arms came 0.25 ms later (`benchmarks/identical_arms.py`).
@@ -192,7 +193,8 @@ class Session:
         Raises:
             RunError: the pair does not fit.
         """
-        settings, decoding = self.settings, self.settings.decoding
+        settings = self.settings
+        decoding = self.settings.decoding
         # Configurations have been read, so that a hub's commit is known, and no server was asked.
         self._measurement = self.measurement
         engine = engine_of(settings)

@@ -122,7 +122,8 @@ def _fitting(kinds: Sequence[Any], value: Any) -> Any:
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """`value` as the type `hint`, or a SettingError."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if type(None) in arguments:
         return None if value is None else _convert(_fitting(arguments, value), value, setting)
     if origin in (typing.Union, types.UnionType):

@@ -64,7 +64,8 @@ def _examples(command: Command) -> list[str]:
 
 def _chosen(config: DictConfig) -> list[tuple[str, list[Setting]]]:
     """The settings of the way to draft and of the engine that the configuration names."""
-    draft, engine = config.draft, config.engine
+    draft = config.draft
+    engine = config.engine
     method = METHODS[str(draft.get("method", "model"))]
     title = f"draft={draft.name}: {method.summary}"
     chosen = []

@@ -70,7 +70,8 @@ def _no_such_preset(error: Any, command: str, group: str, choice: str) -> Settin
     known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
     if group == "model" and _names_draft(choice):
         # Every model is a draft, so Hydra looked there.
-        group, known = "draft", [*known, *names.drafts()]
+        group = "draft"
+        known = [*known, *names.drafts()]
     presets = (
         f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
     )

@@ -18,7 +18,8 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
     Args:
         own_loop: whether its engine has this project's own loop.
     """
-    draft, decoding = run.draft, run.decoding
+    draft = run.draft
+    decoding = run.decoding
     tree = getattr(draft, "tree", "chain")
     if decoding.rule == "eagle":
         rule = "is for draft.tree=dynamic"

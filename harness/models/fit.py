@@ -240,8 +240,10 @@ def _place_on_ranks(case: Case, sketch: Sketch, room: Memory, num_ranks: int) ->
         device: int | str = world().rank
     else:
         # Main memory holds what all ranks have.
-        names, device = ["cpu"], "cpu"
-        weights, cache = num_ranks * weights, num_ranks * cache
+        names = ["cpu"]
+        device = "cpu"
+        weights = num_ranks * weights
+        cache = num_ranks * cache
     bytes_per_device = dict.fromkeys(names, weights)
     cache_per_device = dict.fromkeys(names, cache)
     placement = Placement({"": device}, bytes_per_device, cache_per_device, num_ranks, split)
@@ -286,7 +288,8 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
     Returns:
         For each load the index of its room; empty if they do not fit.
     """
-    index, left = 0, rooms[0]
+    index = 0
+    left = rooms[0]
     places = []
     for load in loads:
         while load > left:

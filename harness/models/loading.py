@@ -57,7 +57,8 @@ class PlacedModel:
 
     def describe(self) -> str:
         """The model's format and devices, in one line."""
-        placement, settings = self.placement, self.sketch.settings
+        placement = self.placement
+        settings = self.sketch.settings
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
             facts.append(self.sketch.quantization)
@@ -93,12 +94,14 @@ class PlacedModel:
         )
 
     def _from_pretrained(self) -> PreTrainedModel:
-        checkpoint, settings = self.checkpoint, self.checkpoint.settings
+        checkpoint = self.checkpoint
+        settings = self.checkpoint.settings
         factory: Any = AutoModelForCausalLM
         repository: str | None = source(settings)
         arguments = source_arguments(settings)
         if checkpoint.random:
-            repository, arguments = None, {}
+            repository = None
+            arguments = {}
             factory, arguments["state_dict"] = random_state(
                 checkpoint, self.placement.device_map, self.dtype
             )

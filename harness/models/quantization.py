@@ -84,7 +84,9 @@ def check_quantization(checkpoint: Checkpoint) -> None:
 
 def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
     """Raise a RunError if the library for quantized weights is missing or fails on `device`."""
-    role, settings, config = checkpoint.role, checkpoint.settings, checkpoint.config
+    role = checkpoint.role
+    settings = checkpoint.settings
+    config = checkpoint.config
     stored = stored_quantization(config)
     quantization = stored or settings.quantization
     if quantization in ("8bit", "4bit"):

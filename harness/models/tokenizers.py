@@ -38,7 +38,8 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
 
     Raises SettingError or RunError if it is absent, gated or out of reach.
     """
-    place, setting = settings, role
+    place = settings
+    setting = role
     if settings.tokenizer is not None:
         # Another repository has other revisions and files.
         place = dataclasses.replace(
@@ -60,7 +61,8 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise a SettingError if the vocabularies differ by more than one family's padding."""
-    size, other = vocabulary_size(target.config), vocabulary_size(draft.config)
+    size = vocabulary_size(target.config)
+    other = vocabulary_size(draft.config)
     if abs(size - other) > PADDING * max(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}"
         rule = f"{rule}: {other} outputs against {size}"

@@ -163,7 +163,8 @@ def _percent(share: float) -> str:
 
 def _with_margin(line: Named) -> str | None:
     """`42.5 ± 3.1`, in percent."""
-    rate, high = line.row.accuracy, line.row.wald_high
+    rate = line.row.accuracy
+    high = line.row.wald_high
     if rate is None or high is None:
         return None
     return f"{_percent(rate)} ± {_percent(high - rate)}"

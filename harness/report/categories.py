@@ -66,7 +66,9 @@ def _category(
         _NUM_RESAMPLES,
         seed=0,
     )
-    num_iterations, num_proposed, num_accepted = 0, 0.0, 0
+    num_iterations = 0
+    num_proposed = 0.0
+    num_accepted = 0
     for prompt in speculative:
         histogram = prompt.acceptance_histogram or []
         # Older files have only those that proposed something.

@@ -103,7 +103,8 @@ def _synthetic(row: LatencyRow) -> str:
 
 def _as_asked(row: LatencyRow) -> str:
     """Whether a server accepted as often as asked, as far as it tells."""
-    length, proposed = row.mean_acceptance_length, row.mean_proposed
+    length = row.mean_acceptance_length
+    proposed = row.mean_proposed
     if length is None or not proposed:
         return "; whether it was, it does not tell"
     asked: Any = row.synthetic_acceptance

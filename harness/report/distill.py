@@ -15,7 +15,8 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
     drafting = _drafting(rows)
     if not drafting:
         return []
-    last, said = drafting[-1], []
+    last = drafting[-1]
+    said = []
     if last.num_learned_tokens:
         said = [
             Line(

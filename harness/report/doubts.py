@@ -45,7 +45,8 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     """How small a difference would show, and what the interval does not cover."""
     if row.speedup_low is None or not row.speedup_covers:
         return
-    visible, enough = row.visible_difference, row.units_for_half
+    visible = row.visible_difference
+    enough = row.units_for_half
     if visible:
         sentence = (
             f"Over {row.speedup_covers}, a difference of {_percent(visible)} between the arms shows in"
@@ -99,7 +100,8 @@ def _after_the_end(row: LatencyRow) -> str | None:
     share = row.share_after_end
     if not row.ignore_eos or share is None or share <= _MOST_AFTER_END:
         return None
-    before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
+    before = row.acceptance_rate_before_end
+    after = row.acceptance_rate_after_end
     rates = ""
     if before is not None and after is not None:
         rates = f"; acceptance is {before:.1%} before the end and {after:.1%} after it"
@@ -215,7 +217,8 @@ def _impossible(row: LatencyRow) -> str | None:
 
 
 def _identical_arms_differ(row: LatencyRow) -> str | None:
-    low, high = row.aa_ratio_low, row.aa_ratio_high
+    low = row.aa_ratio_low
+    high = row.aa_ratio_high
     if low is None or high is None or low <= 1 <= high:
         return None
     return (

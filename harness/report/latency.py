@@ -74,7 +74,8 @@ def latency_document(
 
 def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
     """Whether speculation pays and why; or why that cannot be told."""
-    regular, last = rows[0], rows[-1]
+    regular = rows[0]
+    last = rows[-1]
     if no_verdict is not None:
         return [Line(f"No verdict: {no_verdict}.", "warning"), reason(regular, last)]
     told = last.mean_acceptance_length is not None or was_served(last)
@@ -182,7 +183,8 @@ def no_interval(row: LatencyRow) -> str:
 
 def finding(row: LatencyRow) -> str | None:
     """`does not pay`, or that there is no significant difference; None for a pair that gains."""
-    low, high = row.speedup_low, row.speedup_high
+    low = row.speedup_low
+    high = row.speedup_high
     if low is not None and high is not None and low <= 1 <= high:
         return "makes no significant difference"
     return None if (row.speedup or 0) > 1 else "does not pay"

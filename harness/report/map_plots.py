@@ -23,10 +23,15 @@ _MOST_PANELS = 12
 _ROW_HEIGHT = 0.42
 # A speed-up by this factor, up or down, has the full colour.
 _FULL_COLOUR = 3.0
-_FAINTEST, _STRONGEST = 0.12, 0.65
+_FAINTEST = 0.12
+_STRONGEST = 0.65
 # Points of text in a cell; with more columns it gets smaller, and below the least there is none.
-_LARGEST_TEXT, _TEXT_BY_COLUMN, _LEAST_TEXT = 9.0, 66.0, 5.5
-_PAYS, _CANNOT_TELL, _DOES_NOT_PAY = "pays", "cannot tell", "does not pay"
+_LARGEST_TEXT = 9.0
+_TEXT_BY_COLUMN = 66.0
+_LEAST_TEXT = 5.5
+_PAYS = "pays"
+_CANNOT_TELL = "cannot tell"
+_DOES_NOT_PAY = "does not pay"
 _COLOURS = {_PAYS: "C0", _CANNOT_TELL: "C5", _DOES_NOT_PAY: "C1"}
 _LINE = {"color": "C3", "linewidth": 2.4}
 _END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}

@@ -130,7 +130,9 @@ def _aiperf(file: Path, text: str) -> Others | None:
 
 def _request(record: Mapping[str, Any]) -> _Request | None:
     """A line; None for one of the warm-up."""
-    metadata, metrics, error = record.get("metadata"), record["metrics"], record.get("error")
+    metadata = record.get("metadata")
+    metrics = record["metrics"]
+    error = record.get("error")
     if not isinstance(metadata, dict) or not isinstance(metrics, dict):
         raise _Damaged("metadata or metrics are missing")
     if metadata.get("benchmark_phase", "profiling") != "profiling":
@@ -233,7 +235,8 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     # Without a limit the rate is `inf`, as text or as a number.
     rate = saved.get("request_rate")
     limited = rate not in ("inf", math.inf)
-    num_prompts, completed = _count(saved, "num_prompts"), _count(saved, "completed")
+    num_prompts = _count(saved, "num_prompts")
+    completed = _count(saved, "completed")
     failed = _count(saved, "failed")
     if failed is None and num_prompts is not None and completed is not None:
         failed = num_prompts - completed

@@ -79,7 +79,8 @@ def _days(runs: Sequence[Run]) -> str:
     days = {run.last.timestamp[:10] for run in runs if run.last.timestamp}
     if not days:
         return ""
-    first, last = min(days), max(days)
+    first = min(days)
+    last = max(days)
     return first if first == last else f"{first} to {last}"
 
 

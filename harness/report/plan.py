@@ -207,7 +207,8 @@ def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
         if not last.isdecimal():
             series.append(_Modules(last))
             continue
-        name, number = parent.rpartition(".")[2], int(last)
+        name = parent.rpartition(".")[2]
+        number = int(last)
         if series and series[-1].goes_on_with(name, number):
             series[-1].numbers.append(number)
         else:
@@ -228,7 +229,8 @@ class _Modules:
     def __str__(self) -> str:
         if not self.numbers:
             return self.name
-        first, last = self.numbers[0], self.numbers[-1]
+        first = self.numbers[0]
+        last = self.numbers[-1]
         return f"{self.name} {first}" if first == last else f"{self.name} {first}–{last}"
 
 
@@ -244,7 +246,8 @@ def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
 
 def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
     """Marks, `_BAR` of them for `longest` bytes; a stroke where the memory ends, if more than that is needed."""
-    marks, end = "", 0.0
+    marks = ""
+    end = 0.0
     for kind, size in parts.items():
         end += size
         marks += _MARKS[kind] * (round(_BAR * end / longest) - len(marks))

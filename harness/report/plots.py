@@ -192,7 +192,8 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
 def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
     """Measured points, the predicted curve, and `auto` as a line across; None with nothing to compare."""
     predicted = [Point(speedup, x=k) for k, speedup in predicted_curve(series)]
-    measured, autos = [], []
+    measured = []
+    autos = []
     for pair in series:
         if isinstance(pair.name.num_draft_tokens, int):
             measured.append(_measured(pair, pair.name.k_order))

@@ -121,8 +121,10 @@ class Checks:
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
-    row, checks = rows[0], Checks(rows)
-    status, findings = rows[-1].status or "ok", checks.findings()
+    row = rows[0]
+    checks = Checks(rows)
+    status = rows[-1].status or "ok"
+    findings = checks.findings()
     if status != "ok":
         sentence = f"{status}: these checks were finished, and no verdict follows from them."
         return Summary(status, sentence, status)

@@ -20,7 +20,8 @@ from harness.report.table import Column, Document, Line, Table, sentences
 from harness.report.terminal import WIDE, plain_console, print_document
 from harness.report.words import pair_name, short_commit
 
-WORSE, CANNOT_TELL = 1, 3
+WORSE = 1
+CANNOT_TELL = 3
 
 _HELP = """\
 usage: python -m harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]

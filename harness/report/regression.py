@@ -219,7 +219,8 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
 def change_of_accuracy(sides: Sides) -> Compared:
     """The accuracy of `eval` over the questions that both sides were asked."""
     pair = sides.compared(_ACCURACY)
-    first, second = _correct(sides.before), _correct(sides.after)
+    first = _correct(sides.before)
+    second = _correct(sides.after)
     questions = sorted(set(first) & set(second))
     if not questions:
         return replace(pair, reason="no question was answered on both sides")
@@ -232,7 +233,8 @@ def change_of_accuracy(sides: Sides) -> Compared:
 
 def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     """One figure of one pair; None where a side does not have it."""
-    before, after = _by_run(sides.before, figure), _by_run(sides.after, figure)
+    before = _by_run(sides.before, figure)
+    after = _by_run(sides.after, figure)
     if not before or not after:
         return None
     same_draws = _by_common_seed(sides, figure)
@@ -242,7 +244,8 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     units = _common_units([*before, *after])
     if not units:
         return replace(pair, reason="no prompt was answered on both sides")
-    first, second = _matrix(before, units), _matrix(after, units)
+    first = _matrix(before, units)
+    second = _matrix(after, units)
     means = float(first.mean()), float(second.mean())
     if same_draws:
         # Runs differ by their seeds, and so do those of the other side: that is no noise.

@@ -78,7 +78,8 @@ def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
     if times is None:
         return None
     best = best_of_several(*times, seed=0)
-    honest, pair = best.honest, measured[best.index]
+    honest = best.honest
+    pair = measured[best.index]
     bounds = f"{honest.low:.2f} to {honest.high:.2f} over {honest.covers}"
     worth = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
     return f"{pair.name.pair}: the best of {len(measured)} K is {best.naive:.2f}×, and {worth}."

@@ -291,7 +291,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     for run in runs:
         pooled.update(getattr(run.last, "pooled_runs", None) or ())
     counted = [run for run in _each_once(runs) if run.id not in pooled]
-    kept, failures = [], []
+    kept = []
+    failures = []
     for same in grouped(counted, _measurement).values():
         succeeded = [run for run in same if run.status == "ok"]
         failed = same
@@ -325,7 +326,9 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if not isinstance(row, LatencyRow):
             continue
-        speedup, low, high = row.speedup, row.speedup_low, row.speedup_high
+        speedup = row.speedup
+        low = row.speedup_low
+        high = row.speedup_high
         if speedup is None or low is None or high is None or low <= speedup <= high:
             continue
         notes.append(

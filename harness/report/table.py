@@ -99,7 +99,8 @@ class Table:
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
-        columns, texts = [], []
+        columns = []
+        texts = []
         for place, column in enumerate(self.columns):
             values = [row.cells[place] for row in self.rows]
             cells = ["" if value is None else column.form(value) for value in values]

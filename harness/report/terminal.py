@@ -26,7 +26,8 @@ _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
 # The longest cell of numbers that must not be broken, and of text.
-_UNBROKEN, _LEAST_TEXT = 24, 14
+_UNBROKEN = 24
+_LEAST_TEXT = 14
 # A table draws so much around each column.
 _FRAME = 3
 

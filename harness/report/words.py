@@ -90,7 +90,8 @@ def lossy_warning(row: Any) -> str | None:
 
 def smaller_batch(row: Any) -> str | None:
     """A note that the last batch was smaller; None where all batches were full."""
-    smallest, full = row.smallest_batch, row.batch_size
+    smallest = row.smallest_batch
+    full = row.batch_size
     if not smallest or not full or smallest >= full:
         return None
     return f"The last batch had {smallest} row{'' if smallest == 1 else 's'} instead of {full}."

@@ -162,7 +162,8 @@ def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | N
 def _departures(settings: Any, told: Collection[str], prefix: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        name, value = prefix + field.name, getattr(settings, field.name)
+        name = prefix + field.name
+        value = getattr(settings, field.name)
         if name in told or name in _NOT_MEASURED:
             continue
         if dataclasses.is_dataclass(value):

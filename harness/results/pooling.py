@@ -153,7 +153,8 @@ def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
         for row in read_file(file).rows:
             if isinstance(row, LatencyPromptRow) and row.unit is not None and row.is_timed:
                 arms.setdefault(row.arm, []).append(row)
-    regular, speculative = arms["regular"], arms["speculative"]
+    regular = arms["regular"]
+    speculative = arms["speculative"]
     in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
     was_served = rows[-1].requests_per_second is not None
     return UnitTimes(

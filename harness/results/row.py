@@ -138,7 +138,8 @@ def _parsed(
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a column's type, entries of lists and mappings included; numbers must be finite."""
-    origin, entries = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    entries = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, part) for part in entries)
     if origin is list:

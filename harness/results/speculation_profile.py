@@ -228,7 +228,8 @@ def _intervals(measured: Measured) -> dict[str, Any]:
 
 def _bounds(interval: Interval) -> list[float] | None:
     ends = interval.columns("", "low", "high")
-    low, high = ends["low"], ends["high"]
+    low = ends["low"]
+    high = ends["high"]
     return None if low is None or high is None else _rounded([low, high])
 
 

@@ -72,7 +72,8 @@ def why_no_verdict(rows: Sequence[LatencyRow]) -> str | None:
 
 def why_no_verdict_of_race(row: CompareRow) -> str | None:
     """Why the arms of a race cannot be compared; None where they can, or where one is missing."""
-    regular, speculative = row.regular_num_tokens, row.speculative_num_tokens
+    regular = row.regular_num_tokens
+    speculative = row.speculative_num_tokens
     if regular is None or speculative is None or row.num_compared is not None:
         return None
     return no_verdict(Work("regular", 1, 0, regular), Work("speculative", 1, 0, speculative))

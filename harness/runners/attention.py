@@ -18,7 +18,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Names of attention in transformers: torch's own, and the function below.
-PLAIN, PACKED = "sdpa", "sdpa_packed"
+PLAIN = "sdpa"
+PACKED = "sdpa_packed"
 
 
 def pack_heads(model: PreTrainedModel) -> int:

@@ -26,7 +26,8 @@ from harness.runners.slots import UnsupportedModelError
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
 # coarser types.
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
+_TOLERANCE = 1e-3
+_COARSE_TOLERANCE = 0.1
 
 # Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")

@@ -320,7 +320,8 @@ class PreparedRunner(StaticRunner):
         if not self._longest_prompt:
             return
         assert self._prepared is not None
-        size, num_slots = self._prepared.num_rows, self._prepared.num_slots
+        size = self._prepared.num_rows
+        num_slots = self._prepared.num_slots
         takes_places = "logits_to_keep" in self._parameters
         call = PromptPass(self._forward, self._prepared, takes_places=takes_places)
         self._buckets = prompt_passes.buckets(self._longest_prompt, size, num_slots)

@@ -27,7 +27,8 @@ from harness.runners.graphs import Call
 
 # A product of more rows than this is left to a library. Matrices of so many numbers stay in a
 # core's cache.
-_FEW_ROWS, _CACHED = 8, 1 << 17
+_FEW_ROWS = 8
+_CACHED = 1 << 17
 
 # Compiled parts, by what they compute: models of the same sizes share them.
 _compiled: dict[str, Callable[..., Any]] = {}

@@ -23,7 +23,8 @@ from harness.runners.attention import PACKED, PLAIN, pack_heads
 from harness.runners.base import Options, run_model
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 
 
 class UnsupportedModelError(RuntimeError):
@@ -163,7 +164,8 @@ class SlotForward:
     """
 
     def __init__(self, model: PreTrainedModel, options: Options) -> None:
-        self._model, self._options = model, options
+        self._model = model
+        self._options = options
         self._windows = attention_windows(model)
         self._heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
@@ -188,7 +190,8 @@ class SlotForward:
             tree: the tokens are the last ones of a tree's root and nodes for each row. None: a text.
             arguments: more of them for the model.
         """
-        num_tokens, device = tokens.shape[1], tokens.device
+        num_tokens = tokens.shape[1]
+        device = tokens.device
         # A single query sees all slots that attention reads, unless rows differ, and kernels are
         # faster without a mask.
         needs_masks = self._needs_masks or num_tokens > 1

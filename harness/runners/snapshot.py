@@ -46,7 +46,8 @@ _MOST_UNREAD = 16
 
 # The error that is allowed in the influence of earlier tokens on the logits, and the error that is
 # rounding in the logits themselves: in float32, and in all coarser types.
-_TOLERANCE, _COARSE_TOLERANCE = (0.01, 2e-6), (0.1, 0.02)
+_TOLERANCE = (0.01, 2e-6)
+_COARSE_TOLERANCE = (0.1, 0.02)
 
 
 @dataclass(frozen=True)

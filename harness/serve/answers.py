@@ -73,7 +73,8 @@ class Answer:
         if finish_reason:
             text += self._detokenizer.flush()
         if found := [text.index(stop) for stop in self.stops if stop in text]:
-            text, finish_reason = text[: min(found)], "stop"
+            text = text[: min(found)]
+            finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]
         self.put(Piece(self.choice, text, list(tokens), finish_reason))

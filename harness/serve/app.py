@@ -37,7 +37,8 @@ _GONE = "the client went away"
 
 def make_app(service: Service, key: str | None) -> FastAPI:
     """The application; `key` is what requests must bring, None for none."""
-    settings, registry = service.settings, CollectorRegistry()
+    settings = service.settings
+    registry = CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
     max_bytes = round(settings.max_body_mb * 1e6)
     app.add_middleware(
@@ -165,7 +166,9 @@ class _Shape:
     def __init__(
         self, model: str, body: GenerationBody, answers: Sequence[Answer], chat: bool
     ) -> None:
-        self._body, self._answers, self._chat = body, answers, chat
+        self._body = body
+        self._answers = answers
+        self._chat = chat
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
         self._head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
@@ -175,10 +178,8 @@ class _Shape:
         choices = []
         for number in range(len(self._answers)):
             own = [piece for piece in pieces if piece.choice == number]
-            text, tokens = (
-                "".join(piece.text for piece in own),
-                [token for piece in own for token in piece.token_ids],
-            )
+            text = "".join(piece.text for piece in own)
+            tokens = [token for piece in own for token in piece.token_ids]
             choices.append(
                 self._choice(
                     Piece(number, text, tokens, own[-1].finish_reason), "message", is_first=True

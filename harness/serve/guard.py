@@ -29,7 +29,10 @@ class Guard:
         max_bytes: int,
         registry: CollectorRegistry,
     ) -> None:
-        self._app, self._local, self._key, self._max_bytes = app, local, key, max_bytes
+        self._app = app
+        self._local = local
+        self._key = key
+        self._max_bytes = max_bytes
         self._requests = Counter(
             "harness_requests", "Requests answered.", ["path", "status"], registry=registry
         )

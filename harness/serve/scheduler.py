@@ -61,7 +61,10 @@ class _Batch:
         """Give back the caches."""
         if self._records is not None:
             self._records.close()
-        self._records, self.arm, self._left, self._num_joined = None, None, [], 0
+        self._records = None
+        self.arm = None
+        self._left = []
+        self._num_joined = 0
 
     def _decode(self, joining: list[Answer]) -> None:
         assert self.arm is not None
@@ -105,7 +108,8 @@ class Scheduler:
         max_waiting: int,
         before_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self._max_rows, self._max_waiting = max_rows, max_waiting
+        self._max_rows = max_rows
+        self._max_waiting = max_waiting
         self._before_turn = before_turn
         self._batch = _Batch(find_arm)
         self._waiting: list[Answer] = []
@@ -144,8 +148,10 @@ class Scheduler:
         """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
         with self._changed:
             self._closing = True
-            waiting, self._waiting = self._waiting, []
-            alone, self._alone = self._alone, deque()
+            waiting = self._waiting
+            self._waiting = []
+            alone = self._alone
+            self._alone = deque()
             self._changed.notify()
         for answer in waiting:
             answer.fail(_ENDING)

@@ -43,7 +43,8 @@ class Service:
         self, keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]
     ) -> None:
         pair = keeper.load()
-        self.settings, self.tokenizer = settings, pair.tokenizer
+        self.settings = settings
+        self.tokenizer = pair.tokenizer
         self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
         self._keeper = keeper
         self._pair = pair
@@ -143,7 +144,9 @@ class Service:
         return self.scheduler.alone(run)
 
     def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
-        settings, default, num_prompt = self.settings, self.settings.decoding, len(prompt)
+        settings = self.settings
+        default = self.settings.decoding
+        num_prompt = len(prompt)
         if body.model not in (None, self.name, settings.model.repository):
             raise HTTPException(404, f"model: {body.model} is not served here; {self.name} is")
         if num_prompt > settings.max_prompt_tokens:

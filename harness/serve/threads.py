@@ -49,7 +49,9 @@ class ThreadChoice:
         apply: Callable[[int], None] = torch.set_num_threads,
         period_s: float = 2.0,
     ) -> None:
-        self._say, self._read, self._apply = say, read, apply
+        self._say = say
+        self._read = read
+        self._apply = apply
         self._most = self._current = most
         self._num_cores = num_cores or os.cpu_count() or most
         self._last = read()
@@ -65,7 +67,8 @@ class ThreadChoice:
     def choose(self) -> None:
         """Choose by what has been used since the last choice."""
         self._due = time.monotonic() + self._period_s
-        now, last = self._read(), self._last
+        now = self._read()
+        last = self._last
         self._last = now
         seconds = max(now.clock - last.clock, 1e-9)
         others = max(0.0, (now.machine - last.machine) - (now.own - last.own)) / seconds

@@ -118,7 +118,8 @@ def _run_in_sweep(job: Job, hydra: HydraConf) -> Sequence[Any]:
     if "LocalLauncher" in hydra.launcher._target_:
         jobs_at_once = hydra.sweeper.get("max_batch_size")
     share_cores(_num_ranks(job) * (jobs_at_once or 1))
-    number, overrides = int(hydra.job.num), tuple(hydra.overrides.task)
+    number = int(hydra.job.num)
+    overrides = tuple(hydra.overrides.task)
     return run_job(dataclasses.replace(job, number=number, overrides=overrides), command.measures)
 
 

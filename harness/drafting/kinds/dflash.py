@@ -220,7 +220,8 @@ class BlockDrafter(HeadDrafter):
         self, head: BlockHead, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> None:
         super().__init__(head, target, warp)
-        self._config, self._confidence = head.config, confidence
+        self._config = head.config
+        self._confidence = confidence
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         """See `HeadDrafter.draft`."""

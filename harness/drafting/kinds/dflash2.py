@@ -28,7 +28,10 @@ from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
 # The settings of a new head, as of those that are published.
-_NUM_TAPS, _GROUP_SIZE, _RANK, _NUM_CANDIDATES = 2, 16, 256, 16
+_NUM_TAPS = 2
+_GROUP_SIZE = 16
+_RANK = 256
+_NUM_CANDIDATES = 16
 # Settings that some heads have and this file does not know; null and 1 change nothing.
 _UNKNOWN = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
@@ -60,7 +63,8 @@ class Convolutions(nn.Module):
     def __init__(self, config: SelectorConfig) -> None:
         super().__init__()
         width = config.transformer.hidden_size
-        self._num_taps, self._group_size = config.num_taps, config.group_size
+        self._num_taps = config.num_taps
+        self._group_size = config.group_size
         num_groups = width // config.group_size
         self.base_kernel = nn.Parameter(torch.empty(2, config.num_taps, width))
         self.kernel_projection = nn.Linear(width, 2 * config.num_taps * num_groups, bias=False)

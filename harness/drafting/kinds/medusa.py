@@ -82,7 +82,8 @@ class MedusaHead(Head):
         """Head h predicts the token h + 2 after the state that it reads."""
         losses = []
         for number in range(self.config.num_heads):
-            states, blocks = lesson.features(), self.parts(number)
+            states = lesson.features()
+            blocks = self.parts(number)
             own_output = blocks.pop() if self.config.own_outputs else output
             for block in blocks:
                 states = block(states)
@@ -114,7 +115,8 @@ class MedusaDrafter(HeadDrafter):
         last = unread.features[unread.last()]
         logits: list[Tensor] = []
         for number in range(min(count, self.head.config.num_heads)):
-            states, blocks = last, self.head.parts(number)
+            states = last
+            blocks = self.head.parts(number)
             output = blocks.pop() if self.head.config.own_outputs else None
             for block in blocks:
                 states = block(states)
@@ -174,7 +176,8 @@ class Medusa(HeadKind):
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """See `HeadKind.new`: one block per head, with output matrices."""
-        width, size = text.hidden_size, text.vocab_size
+        width = text.hidden_size
+        size = text.vocab_size
         shapes: dict[str, tuple[int, ...]] = {}
         for number in range(NUM_TOKENS):
             shapes[f"{number}.0.linear.weight"] = (width, width)

@@ -86,7 +86,8 @@ class DistillSettings(LatencySettings):
         own = self.draft.repository != self.model.repository
         require(own, "draft", "must not be the target itself", self.draft.name)
         require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
-        hottest, temperatures = max(self.temperatures, default=-1), list(self.temperatures)
+        hottest = max(self.temperatures, default=-1)
+        temperatures = list(self.temperatures)
         least = min(self.temperatures, default=-1)
         require(
             0 <= least <= hottest,

@@ -48,7 +48,8 @@ class EvalSettings(RunSettings):
         self._check_task()
         require_at_least(self, num_prompts=1)
         require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
-        operands, seeds = list(self.operands), list(self.seeds)
+        operands = list(self.operands)
+        seeds = list(self.seeds)
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
         require(
             len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,

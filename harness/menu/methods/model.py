@@ -228,7 +228,8 @@ def drafters_of_head(
     settings: DrawnSettings, pair: LoadedPair, confidence: float = 0.0
 ) -> MakeDrafter:
     """A function from the target's warp to a drafter with the pair's head; see `Head.drafter`."""
-    head, target = pair.head, pair.target.model
+    head = pair.head
+    target = pair.target.model
     assert head is not None
     return lambda warp: head.drafter(target, settings.warp(warp), confidence)
 

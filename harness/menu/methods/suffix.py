@@ -101,13 +101,17 @@ class SuffixTrie:
         At most as many as the match is long, which is the default of the authors' own code, and while their joint
         probability, estimated from the counts, is at least `threshold`.
         """
-        node, position, probability, expected = matches[-1], 0, 1.0, 0.0
+        node = matches[-1]
+        position = 0
+        probability = 1.0
+        expected = 0.0
         found: list[int] = []
         while len(found) < min(most, len(matches) - 1):
             if node.best is not None:
                 probability *= node.best.count / node.followed
                 node = node.best
-                token, position = node.token, node.end
+                token = node.token
+                position = node.end
             else:
                 # It occurred once, or is too long to be counted: what followed the last time, also if that is a loop.
                 missing = position - len(self.tokens)

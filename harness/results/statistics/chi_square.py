@@ -43,16 +43,15 @@ def chi_square_test(
     Raises:
         ValueError: for shapes that differ, no draws, negative numbers, or probabilities that do not sum to 1.
     """
-    counts, probabilities = (
-        np.asarray(observed_counts, dtype=np.float64),
-        _distribution(expected_probabilities),
-    )
+    counts = np.asarray(observed_counts, dtype=np.float64)
+    probabilities = _distribution(expected_probabilities)
     if counts.shape != probabilities.shape or (counts < 0).any() or counts.sum() == 0:
         raise ValueError(
             "there must be as many counts as probabilities, none negative and at least one draw"
         )
     cells = _pooled_cells(probabilities * counts.sum(), min_expected)
-    observed, expected = _merge(counts, cells), _merge(probabilities * counts.sum(), cells)
+    observed = _merge(counts, cells)
+    expected = _merge(probabilities * counts.sum(), cells)
     impossible = bool(counts[probabilities == 0].any())
     statistic = math.inf if impossible else float(((observed - expected) ** 2 / expected).sum())
     return ChiSquare(statistic if impossible or expected.size > 1 else 0.0, expected.size - 1)
@@ -87,9 +86,11 @@ def chi_square_distance(
     min_expected: float = 5,
 ) -> float:
     """Σ (other − p)² / p over the cells that `chi_square_test` would pool them into."""
-    null, other = _distribution(probabilities), _distribution(other_probabilities)
+    null = _distribution(probabilities)
+    other = _distribution(other_probabilities)
     cells = _pooled_cells(null * num_draws, min_expected)
-    merged, merged_other = _merge(null, cells), _merge(other, cells)
+    merged = _merge(null, cells)
+    merged_other = _merge(other, cells)
     return float(((merged_other - merged) ** 2 / merged).sum())
 
 

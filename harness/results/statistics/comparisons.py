@@ -74,7 +74,8 @@ def noise_of_runs(groups: Sequence[ArrayLike]) -> Noise:
     Raises:
         ValueError: no group has two runs.
     """
-    freedom, squares = 0, 0.0
+    freedom = 0
+    squares = 0.0
     for group in groups:
         means = _logs(group).mean(axis=1)
         freedom += means.size - 1
@@ -119,12 +120,15 @@ def compare(
     estimate = change_between(before, after, noise, unit)
     change = estimate.interval(confidence)
     one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
-    lowest, highest = 1 - margin, 1 + margin
+    lowest = 1 - margin
+    highest = 1 + margin
     if better == "lower":
-        improved, worsened = change.high < 1, change.low > 1
+        improved = change.high < 1
+        worsened = change.low > 1
         within = one_sided.high < highest
     else:
-        improved, worsened = change.low > 1, change.high < 1
+        improved = change.low > 1
+        worsened = change.high < 1
         within = one_sided.low > lowest
     equivalent = lowest < one_sided.low and one_sided.high < highest
     verdict = _verdict(improved, within, worsened)
@@ -193,7 +197,9 @@ def change_between(
 def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> tuple[float, float, int]:
     """Variance of one run's mean, variance within runs, and the degrees of freedom of the first."""
     num_units = sides[0].shape[1]
-    freedom, of_runs, of_residual = 0, 0.0, 0.0
+    freedom = 0
+    of_runs = 0.0
+    of_residual = 0.0
     for side in sides:
         squares = MeanSquares.of(side)
         left = len(side) - 1

@@ -104,7 +104,8 @@ def ranking(
         error = _standard_error(influences[index] - influences[best])
         if error > 0:
             half_width = _critical_t(num_pairs, num_units - 1, confidence) * error
-            low, high = math.exp(change - half_width), math.exp(change + half_width)
+            low = math.exp(change - half_width)
+            high = math.exp(change + half_width)
             p_value_alone = 2 * stats.t.sf(-change / error, num_units - 1)
             p_value = 1 - (1 - p_value_alone) ** num_pairs
         else:
@@ -195,7 +196,8 @@ def _cross_validated(tops: Floats, bottoms: Floats, rng: np.random.Generator) ->
     """Ratio of totals of each part of the units with what is best on the others."""
     num_units = tops.shape[1]
     part_of_unit = rng.permutation(num_units) % min(_NUM_PARTS, num_units)
-    top, bottom = 0.0, 0.0
+    top = 0.0
+    bottom = 0.0
     for part in range(part_of_unit.max() + 1):
         left_out = part_of_unit == part
         ratios = tops[:, ~left_out].sum(axis=1) / bottoms[:, ~left_out].sum(axis=1)

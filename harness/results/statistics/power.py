@@ -18,7 +18,8 @@ def chance_to_see(estimate: RatioEstimate, ratio: float, confidence: float = 0.9
 
     Both sides count. nan without an interval.
     """
-    error, freedom = estimate.standard_error, estimate.degrees_of_freedom
+    error = estimate.standard_error
+    freedom = estimate.degrees_of_freedom
     if error == 0:
         return float(ratio != 1)
     quantile = stats.t.isf((1 - confidence) / 2, freedom)
@@ -65,7 +66,8 @@ def units_needed(estimate: RatioEstimate, difference: float) -> int | None:
 
     if not shows(_MOST_UNITS):
         return None
-    too_few, enough = FEWEST_FOR_INTERVAL - 1, _MOST_UNITS
+    too_few = FEWEST_FOR_INTERVAL - 1
+    enough = _MOST_UNITS
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         if shows(middle):

@@ -131,7 +131,8 @@ def ratio_of_rates(
             confidence_level=_expanded(confidence, size),
             rng=np.random.default_rng(seed),
         ).confidence_interval
-    low, high = float(bounds.low), float(bounds.high)
+    low = float(bounds.low)
+    high = float(bounds.high)
     return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
 
 

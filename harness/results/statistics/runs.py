@@ -76,7 +76,8 @@ class RatioEstimate:
         """The ratio with its interval; bounds are nan below `FEWEST_FOR_INTERVAL` units."""
         quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = float(quantile * self.standard_error)
-        low, high = math.exp(self.log_ratio - half_width), math.exp(self.log_ratio + half_width)
+        low = math.exp(self.log_ratio - half_width)
+        high = math.exp(self.log_ratio + half_width)
         return Interval(self.ratio, low, high, self.covers)
 
     def p_value(self, ratio: float = 1.0) -> float:
@@ -122,7 +123,8 @@ def ratio_over_runs(
     Raises:
         ValueError: for shapes that differ or have no units, and for values that are not positive.
     """
-    tops, bottoms = _by_run_and_unit(numerators), _by_run_and_unit(denominators)
+    tops = _by_run_and_unit(numerators)
+    bottoms = _by_run_and_unit(denominators)
     if np.shape(numerators) != np.shape(denominators):
         raise ValueError(
             f"numerators {np.shape(numerators)}, denominators {np.shape(denominators)}"
@@ -163,7 +165,8 @@ class MeanSquares:
         runs = centred.mean(axis=1, keepdims=True)
         units = centred.mean(axis=0, keepdims=True)
         rest = centred - runs - units
-        runs_left, units_left = max(num_runs - 1, 1), max(num_units - 1, 1)
+        runs_left = max(num_runs - 1, 1)
+        units_left = max(num_units - 1, 1)
         return cls(
             num_units * float((runs**2).sum()) / runs_left,
             num_runs * float((units**2).sum()) / units_left,
