@@ -23,6 +23,8 @@ _OPTIONS = {
 }  # fmt: skip
 # They choose a preset, which null is not.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# What Hydra reads as a number, a truth or a list, where a name is asked for.
+_NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 
 
 def check(arguments: Sequence[str], command: str, known: Collection[str]) -> None:
@@ -69,12 +71,12 @@ def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> 
 
 def _check_group(argument: str) -> None:
     group, _, value = argument.partition("=")
-    if group not in _GROUPS or value != "null":
+    if group not in _GROUPS or not _NO_NAME.fullmatch(value):
         return
     rule = "must be a preset"
     if group == "draft":
         rule += "; draft=none measures the target alone"
-    raise SettingError(group, rule, "null")
+    raise SettingError(group, rule, value)
 
 
 def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:

@@ -163,7 +163,8 @@ def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
 def _group(kind: type, value: Any, setting: str) -> Any:
     """A group of settings; None for `draft=none`, which arrives as a mapping whose name says so."""
     if not isinstance(value, Mapping):
-        raise SettingError(setting, "must be a group of settings", value)
+        rule = f"must be a group of settings, such as {setting}.{_names_of(kind)[0]}=..."
+        raise SettingError(setting, rule, value)
     if issubclass(kind, ModelSettings) and value.get("name") == "none":
         return None
     if kind is DraftSettings:
