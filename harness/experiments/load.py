@@ -126,6 +126,8 @@ class LoadTest:
             [record] = arm.under_load([asked.request(self._settings.seed)], 1)
         except SettingError:
             return False
+        except RunError as error:
+            raise RunError(f"{asked.sampling.name}: {error}") from error
         if record.error is not None and record.error.code not in _REFUSALS:
             raise RunError(f"{asked.sampling.name}: {record.error}")
         return record.error is None

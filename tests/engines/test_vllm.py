@@ -276,6 +276,15 @@ def test_recovery_finds_that_the_cpu_build_samples_from_a_wrong_distribution(
 
 @vllm
 @pytest.mark.vllm
+def test_greedy_texts_under_load_are_the_models_own(harness: Harness) -> None:
+    few = ["num_prompts=2", "decoding=greedy", "decoding.max_new_tokens=8"]
+    harness("recovery", "engine=vllm", "runner=eager", "load=4", *few)
+    [row] = results("recovery").to_dict("records")
+    assert (row["verdict"], row["identical_prompts"]) == ("lossless", row["num_prompts"])
+
+
+@vllm
+@pytest.mark.vllm
 def test_a_crash_is_a_row(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from echo_questions import TOKENIZER
 from faulty_service import faulty_service
+from harness.config.errors import RunError
 from harness.config.settings import (
     FAULTS_UNDER_LOAD,
     DecodingSettings,
@@ -17,7 +21,10 @@ from harness.config.settings import (
 )
 from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair
+from harness.engines.protocol import Arm
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_collections
+from harness.experiments.load import LoadTest
 from harness.experiments.samplings import samplings
 from harness.experiments.workload import Asked, Workload
 from harness.menu.methods.model import ModelDraftSettings
@@ -108,6 +115,18 @@ def honest_texts(pair: Pair) -> list[list[int]]:
 def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: Fault) -> None:
     faulty = open_arm(pair, fault)
     assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
+
+
+def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
+    class Dying(Arm):
+        def under_load(self, requests: object, num_in_flight: int) -> Iterator[RequestRecord]:
+            raise RunError("vLLM: max(): Expected reduction dim")
+            yield
+
+    settings: Any = SimpleNamespace(load=2, seed=0)
+    [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
+    with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
+        LoadTest(settings, PROMPTS)._is_taken(Dying(), Asked((1, 2), sampling, 1, 0))
 
 
 def test_the_requests_are_mixed() -> None:
