@@ -59,8 +59,8 @@ def test_recovery_judges_a_hybrid(
 ) -> None:
     target, draft, prompts = save_talkative_pair(tmp_path_factory.mktemp("pair"), 8)
     hybrid = [draft.replace("draft=", "draft=suffix+"), "draft.least_text=1"]
-    few = ["num_prompts=2", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "shift=0.2"]
-    draws = ["batch_size=500", "num_draws=10000"]
+    few = ["num_prompts=2", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "shift=0.3"]
+    draws = ["batch_size=500", "num_draws=5000"]
     lossless = fault == "none"
     chosen = [] if lossless else [f"fault={fault}"]
     code = 0 if lossless else 1

@@ -37,8 +37,8 @@ GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_
 DRAWN = [
     "num_prompts=3",
     "decoding.max_new_tokens=8",
-    "num_draws=20000",
-    "shift=0.2",
+    "num_draws=9000",
+    "shift=0.3",
     "batch_size=500",
 ]
 EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
