@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import json
-import os
 import random
-import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import RunError, SettingError, from_outside
+from harness.config.errors import RunError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, joined_surrogates, read_chunk
+from harness.engines.connection import (
+    api_key,
+    client_library,
+    closed_by_server,
+    events,
+    new_client,
+    sent,
+)
 from harness.engines.counters import Counted, CounterPage
-from harness.engines.dialects import in_words_of, past_the_cache, penalises_prompts
+from harness.engines.dialects import penalises_prompts
 from harness.engines.identity import told_name
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.request_form import RequestForm
 from harness.engines.requests import RequestError, RequestRecord, as_records
 
 # Ways to send a prompt, the first that a server understands is taken: as token ids or as text, with or without the
@@ -35,8 +40,6 @@ from harness.engines.requests import RequestError, RequestRecord, as_records
 _WAYS = ((True, True), (False, True), (False, False))
 Message = TypeVar("Message")
 
-# The request that the current task sends.
-_sent: ContextVar[RequestRecord] = ContextVar("_sent")
 # Seconds without a token from any request after which a line says so.
 QUIET_S = 20.0
 
@@ -67,14 +70,14 @@ class ServerEngine(Engine):
         batch_size: int = 1,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
-        openai = _client_library()
-        key = _api_key(settings)
+        openai = client_library()
+        key = api_key(settings)
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         urls = [url for url in (settings.regular_url, settings.url) if url]
-        clients = [_client(openai, url, key, settings.timeout_s) for url in urls]
+        clients = [new_client(openai, url, key, settings.timeout_s) for url in urls]
         self.arms: list[ServerArm] = [
             ServerArm(name, client, tokenizer, settings, batch_size, self._loop, say)
             for name, client in zip(("regular", "speculative"), clients, strict=False)
@@ -117,10 +120,6 @@ class ServerArm(Arm):
     penalises_prompts: bool = False
     _last_event: float = 0.0
     _before: Counted | None = None
-    # The owner in the server's list of models.
-    _owner: str | None = None
-    # No earlier run had the same.
-    _salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         key = self.client.api_key if self.settings.api_key_variable else None
@@ -143,7 +142,7 @@ class ServerArm(Arm):
         row come at its end: the tokens of a piece of text depend on where it was cut.
         """
         pairs = list(zip(question.indices, question.prompts, strict=True))
-        bodies = [self._body(question, row) for row in range(len(pairs))]
+        bodies = [self._form.body(question, row) for row in range(len(pairs))]
         self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
         arrivals = _Arrivals(self.loop)
         self._before = self._page.read()
@@ -159,7 +158,7 @@ class ServerArm(Arm):
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         """See `Arm.under_load`."""
-        bodies = [self._body(one.question, 0, one.parameters) for one in requests]
+        bodies = [self._form.body(one.question, 0, one.parameters) for one in requests]
         self.last_requests = [
             RequestRecord(place, len(one.question.prompts[0]), leave_after=one.leave_after)
             for place, one in enumerate(requests)
@@ -229,115 +228,43 @@ class ServerArm(Arm):
 
     async def connect(self, model: str) -> None:
         """Find the model's name, and how the server takes a prompt. Raises RunError if it completes none."""
-        self._model = model
+        owner = None
         try:
             models = [found async for found in self.client.models.list()]
-            self._model = model if model in [found.id for found in models] else models[0].id
-            self._owner = models[0].owned_by
-            self.penalises_prompts = penalises_prompts(self._owner)
-            self.server = await told_name(self.client, self._owner)
-        except (
-            Exception
-        ):  # some servers have no such list; the request below shows whether this one works
-            pass
+            if model not in [found.id for found in models]:
+                model = models[0].id
+            owner = models[0].owned_by
+            self.penalises_prompts = penalises_prompts(owner)
+            self.server = await told_name(self.client, owner)
+        except Exception:
+            pass  # some servers have no such list; the request below shows whether this one works
+        chat = self.settings.chat
         ids = self.tokenizer("a")["input_ids"]
         question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
-        for self._takes_ids, self._takes_extensions in _WAYS:
+        for takes_ids, takes_extensions in _WAYS:
+            self._form = RequestForm(
+                self.tokenizer, model, owner, chat, takes_ids, takes_extensions
+            )
             request = RequestRecord(0, len(ids))
-            await self._ask(self._body(question, 0), request, lambda tokens: None)
+            await self._ask(self._form.body(question, 0), request, lambda tokens: None)
             if request.error is None:
-                takes_ids = self._takes_ids or self.settings.chat
-                self.tells_tokens = takes_ids and not request.from_text
+                self.tells_tokens = (takes_ids or chat) and not request.from_text
                 self.never_drawn = request.never_drawn
                 return
             if request.error.code not in (400, 404, 422):
                 break
-        setting = (
-            "engine.regular_url"
-            if self.name == "regular" and self.settings.regular_url
-            else "engine.url"
-        )
+        is_regular = self.name == "regular" and self.settings.regular_url
+        setting = "engine.regular_url" if is_regular else "engine.url"
         raise RunError(f"{setting}={self.client.base_url}: {request.error}")
-
-    def _body(
-        self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The client's arguments. Every parameter is set that a server may have a default for.
-
-        Args:
-            parameters: further ones, which take the place of those that are set.
-        """
-        decoding = question.decoding
-        body: dict[str, Any] = {
-            "model": self._model,
-            **self._prompt(question, row),
-            "max_tokens": decoding.max_new_tokens,
-            "temperature": decoding.temperature,
-            "top_p": decoding.top_p,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        extra = dict(parameters or {})
-        if self._takes_extensions:
-            extra = self._extensions(question, row) | extra
-            longest = len(question.prompts[row]) + decoding.max_new_tokens
-            extra = in_words_of(self._owner, extra, longest)
-        elif decoding.top_k:
-            raise SettingError(
-                "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
-            )
-        return body | {"extra_body": extra} if extra else body
-
-    def _extensions(self, question: Question, row: int) -> dict[str, Any]:
-        """Parameters that OpenAI does not have, by vLLM's names."""
-        decoding = question.decoding
-        extensions = {
-            "top_k": decoding.top_k or -1,  # keeps all; not every server takes 0 for that
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "ignore_eos": not question.stop_tokens,
-            "stop_token_ids": sorted(question.stop_tokens),
-            "return_token_ids": True,
-            "return_spec_tokens_details": True,
-        }
-        if self._owner == "harness":
-            # The random numbers of `engine=local`.
-            extensions |= {"seed": question.seed, "index": question.indices[row]}
-        if question.repeats:
-            extensions |= self._past_the_cache(question.repeats[row]) or {}
-        return extensions
 
     @property
     def salts(self) -> bool:
         """Whether a prompt that is asked again is none that a prefix cache knows."""
-        return self._takes_extensions and self._past_the_cache(0) is not None
-
-    def _past_the_cache(self, repeat: int) -> dict[str, Any] | None:
-        """Parameters that differ each time that all prompts are asked."""
-        return past_the_cache(self._owner, f"{self._salt}-{repeat}")
-
-    def _prompt(self, question: Question, row: int) -> dict[str, Any]:
-        """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
-        ids = list(question.prompts[row])
-        if not self.settings.chat and self._takes_ids:
-            return {"prompt": ids}
-        text = self._as_text(ids)
-        if not self.settings.chat:
-            return {"prompt": text}
-        if question.chats:
-            return {"messages": [dict(message) for message in question.chats[row]]}
-        return {"messages": [{"role": "user", "content": text}]}
-
-    def _as_text(self, prompt: Sequence[int]) -> str:
-        # The server's own tokenizer adds the first token.
-        ids = prompt[1:] if prompt[0] == self.tokenizer.bos_token_id else prompt
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self.settings.chat))
+        return self._form.salts
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         """See `Arm.as_read`."""
-        if self._takes_ids:
-            return prompt
-        return list(self.tokenizer(self._as_text(prompt))["input_ids"])
+        return self._form.as_read(prompt)
 
     async def _ask_all(
         self, seed: int, bodies: Sequence[dict[str, Any]], arrivals: _Arrivals
@@ -370,7 +297,7 @@ class ServerArm(Arm):
                     await self._read(body, request, add)
                 except Exception as error:
                     # A server that died of a request does not get it twice.
-                    if request.on_new_connection or not _closed_by_server(error):
+                    if request.on_new_connection or not closed_by_server(error):
                         raise
                     request.sent_again = True
                     await self._read(body, request, add)
@@ -404,14 +331,14 @@ class ServerArm(Arm):
         finished = False
         usage = None
         max_tokens = body["max_tokens"]
-        _sent.set(request)
+        sent.set(request)
         request.started_ns, started = time.time_ns(), time.perf_counter()
         try:
             completions = (
                 self.client.chat.completions if self.settings.chat else self.client.completions
             )
             async with completions.with_streaming_response.create(**body) as response:
-                async for event in _events(response):
+                async for event in events(response):
                     self._last_event = time.perf_counter()
                     chunk = read_chunk(event)
                     request.note(chunk, time.perf_counter() - started)
@@ -438,67 +365,6 @@ class ServerArm(Arm):
             message = message.replace(self.client.api_key, "***")
         code = getattr(error, "status_code", 0)
         return RequestError(code, type(error).__name__, from_outside(message))
-
-
-def _client_library() -> Any:
-    try:
-        import openai
-    except ImportError as error:
-        rule = "needs the openai package: pip install 'harness[server]'"
-        raise SettingError("engine", rule, "server") from error
-    return openai
-
-
-def _client(openai: Any, url: str, key: str, timeout_s: float) -> Any:
-    """A client of one server. A failed request is a result: it is counted, not repeated."""
-    hooks = {"request": [_note_new_connection]}
-    http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
-    options = {"api_key": key, "timeout": timeout_s, "max_retries": 0}
-    return openai.AsyncOpenAI(base_url=url, http_client=http_client, **options)
-
-
-def _api_key(settings: Any) -> str:
-    """The key from the environment; `none`, which the client sends, for servers without one."""
-    variable = settings.api_key_variable
-    key = os.environ.get(variable) if variable else "none"
-    if not key:
-        rule = "must name a variable of the environment"
-        raise SettingError("engine.api_key_variable", rule, variable)
-    return key
-
-
-async def _note_new_connection(message: Any) -> None:
-    """Have the HTTP library note in the request's record that it opens a connection."""
-    request = _sent.get(None)
-    if request is None:  # a question about the server itself
-        return
-    request.on_new_connection = False
-
-    async def note(event: str, _: object) -> None:
-        if event == "connection.connect_tcp.started":
-            request.on_new_connection = True
-
-    message.extensions = {**message.extensions, "trace": note}
-
-
-def _closed_by_server(error: Exception) -> bool:
-    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
-    import openai
-
-    # By name: which library has these depends on the version of the client.
-    cause = type(error.__cause__).__name__
-    closed = cause in ("RemoteProtocolError", "ReadError", "WriteError")
-    return isinstance(error, openai.APIConnectionError) and closed
-
-
-async def _events(response: Any) -> AsyncIterator[Any]:
-    """The JSON of each server-sent event. The client's own reader takes ten times as long, and drops unknown fields."""
-    rest = b""
-    async for data in response.iter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
-                yield json.loads(line[5:])
 
 
 class _Arrivals:

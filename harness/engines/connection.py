@@ -1,0 +1,77 @@
+"""The connection to a server that speaks the OpenAI API: its client, and the events of an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any
+
+from harness.config.errors import SettingError
+from harness.engines.requests import RequestRecord
+
+# The request that the current task sends.
+sent: ContextVar[RequestRecord] = ContextVar("sent")
+
+
+def client_library() -> Any:
+    """Import the client. Raises SettingError where it is not installed."""
+    try:
+        import openai
+    except ImportError as error:
+        rule = "needs the openai package: pip install 'harness[server]'"
+        raise SettingError("engine", rule, "server") from error
+    return openai
+
+
+def new_client(openai: Any, url: str, key: str, timeout_s: float) -> Any:
+    """A client of one server. A failed request is a result: it is counted, not repeated."""
+    hooks = {"request": [_note_new_connection]}
+    http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
+    options = {"api_key": key, "timeout": timeout_s, "max_retries": 0}
+    return openai.AsyncOpenAI(base_url=url, http_client=http_client, **options)
+
+
+def api_key(settings: Any) -> str:
+    """The key from the environment; `none`, which the client sends, for servers without one."""
+    variable = settings.api_key_variable
+    key = os.environ.get(variable) if variable else "none"
+    if not key:
+        rule = "must name a variable of the environment"
+        raise SettingError("engine.api_key_variable", rule, variable)
+    return key
+
+
+async def _note_new_connection(message: Any) -> None:
+    """Have the HTTP library note in the request's record that it opens a connection."""
+    request = sent.get(None)
+    if request is None:  # a question about the server itself
+        return
+    request.on_new_connection = False
+
+    async def note(event: str, _: object) -> None:
+        if event == "connection.connect_tcp.started":
+            request.on_new_connection = True
+
+    message.extensions = {**message.extensions, "trace": note}
+
+
+def closed_by_server(error: Exception) -> bool:
+    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
+    import openai
+
+    # By name: which library has these depends on the version of the client.
+    cause = type(error.__cause__).__name__
+    closed = cause in ("RemoteProtocolError", "ReadError", "WriteError")
+    return isinstance(error, openai.APIConnectionError) and closed
+
+
+async def events(response: Any) -> AsyncIterator[Any]:
+    """The JSON of each server-sent event. The client's own reader takes ten times as long, and drops unknown fields."""
+    rest = b""
+    async for data in response.iter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
+                yield json.loads(line[5:])
