@@ -57,14 +57,19 @@ async def _note_new_connection(message: Any) -> None:
     message.extensions = {**message.extensions, "trace": note}
 
 
-def closed_by_server(error: Exception) -> bool:
-    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
+def is_about_connections(error: Exception) -> bool:
+    """Whether no answer came, because a connection could not be made or ended."""
     import openai
 
+    return isinstance(error, openai.APIConnectionError)
+
+
+def closed_by_server(error: Exception) -> bool:
+    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
     # By name: which library has these depends on the version of the client.
     cause = type(error.__cause__).__name__
     closed = cause in ("RemoteProtocolError", "ReadError", "WriteError")
-    return isinstance(error, openai.APIConnectionError) and closed
+    return is_about_connections(error) and closed
 
 
 async def events(response: Any) -> AsyncIterator[Any]:

@@ -25,6 +25,7 @@ from harness.engines.connection import (
     client_library,
     closed_by_server,
     events,
+    is_about_connections,
     new_client,
     sent,
 )
@@ -361,6 +362,9 @@ class ServerArm(Arm):
     def _explained(self, error: Exception) -> RequestError:
         """A failure without the API key, in one short line."""
         message = str(error)
+        if is_about_connections(error) and error.__cause__ is not None:
+            # The client says "Connection error." of all of them.
+            message = str(error.__cause__) or message
         if self.settings.api_key_variable:
             message = message.replace(self.client.api_key, "***")
         code = getattr(error, "status_code", 0)
