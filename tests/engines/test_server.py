@@ -270,7 +270,9 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
 
 def test_a_server_that_does_not_answer_is_named() -> None:
     settings = ServerSettings(name="server", url="http://127.0.0.1:9/v1")
-    with pytest.raises(RunError, match=r"engine.url=http://127.0.0.1:9/v1/: .*refused"):
+    with pytest.raises(
+        RunError, match=r"engine.url=http://127.0.0.1:9/v1/: .*connection attempts failed"
+    ):
         ServerEngine(settings, TOKENIZER, "served")
 
 
