@@ -96,8 +96,8 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
             file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
-    """Replace those rows of a shared CSV file that have the same `key`, and return how many keys it then has.
+def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> list[RunRow]:
+    """Replace those rows of a shared CSV file that have the same `key`, and return all that it then has.
 
     Raises:
         RunError: when writing fails; what the file held is then unharmed.
@@ -107,8 +107,9 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> int:
         kind = type(rows[0])
         old = read_file(target, [*KINDS, kind]).rows if target.exists() else []
         kept = [row for row in old if isinstance(row, kind) and getattr(row, key) not in new]
-        _replace(target, _csv([*kept, *rows]))
-        return len({getattr(row, key) for row in kept} | new)
+        written = [*kept, *rows]
+        _replace(target, _csv(written))
+        return written
 
 
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:

@@ -194,13 +194,17 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
     assert job.sweep is not None
     file = job.sweep / job.file.name
     numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
-    num_done = replace_rows(file, numbered, "job")
+    rows_of_sweep = replace_rows(file, numbered, "job")
     manifest = Manifest.read(job.sweep)
+    num_done = len({row.job for row in rows_of_sweep})
     time_text = "measured before" if seconds is None else _duration(seconds)
     num_left = max(0, manifest.num_jobs - num_done)
     if num_left:
-        seconds_per_job = (time.time() - manifest.started) / num_done
-        time_text += f"; {num_left} left, about {_duration(num_left * seconds_per_job)}"
+        time_text += f"; {num_left} left"
+        num_measured = len({row.job for row in rows_of_sweep if manifest.has_measured(row)})
+        if num_measured:
+            seconds_per_job = (time.time() - manifest.started) / num_measured
+            time_text += f", about {_duration(num_left * seconds_per_job)}"
     texts = [_label(job, manifest), job_line(job.command, rows)]
     text = ": ".join(filter(None, texts))
     # One write, so that lines of jobs side by side do not mix.

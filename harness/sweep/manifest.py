@@ -7,8 +7,9 @@ import json
 import math
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +18,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from harness.config.errors import RunError
+
+if TYPE_CHECKING:
+    from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
 
@@ -42,6 +46,12 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """The manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
+
+    def has_measured(self, row: RunRow) -> bool:
+        """Whether a row was measured in this sweep, not taken over from an earlier one."""
+        if row.timestamp is None:
+            return True
+        return datetime.fromisoformat(row.timestamp).timestamp() >= self.started
 
 
 class SweepCallback(Callback):

@@ -39,6 +39,8 @@ def test_it_sweeps_and_is_not_measured_twice(harness: Harness) -> None:
     assert "longest answer" in " ".join(swept.stdout.split())
     again = harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
     assert again.stderr.count("measured before") == 2
+    # How long the rest takes is not known from jobs that took no time.
+    assert "(measured before; 1 left)" in again.stderr
     with Path("own_command.py").open("a") as file:
         file.write("# Another version.\n")
     changed = harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
