@@ -33,7 +33,7 @@ FEW = (
 
 
 class Combination(NamedTuple):
-    """What is tested."""
+    """One draft with one tree and one rule."""
 
     draft: str
     tree: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -16,23 +16,32 @@ from harness.config.errors import RunError
 from harness.sweep import worker
 
 
-def test_a_rank_that_goes_on_after_the_failure_of_another_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It waits for the other one where no signal reaches it; the job has no limit."""
+def start_ranks(monkeypatch: pytest.MonkeyPatch, failure: Callable[[str], RunError]) -> None:
+    """Workers start ranks that take a job and answer with `failure` of their number, if it returns."""
 
     def start(
         connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
     ) -> Forked:
         def rank() -> None:
             connection.recv()
-            if environment["RANK"] == "0":
-                time.sleep(3600)
-            connection.send(worker._Answer(RunError("rank 1: no memory"), spent=True))
+            connection.send(worker._Answer(failure(environment["RANK"]), spent=True))
 
         return Forked(rank, environment=environment, kept=[connection.fileno()])
 
     monkeypatch.setattr(worker, "start_process", start)
+
+
+def test_a_rank_that_goes_on_after_the_failure_of_another_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for the other one where no signal reaches it; the job has no limit."""
+
+    def failure(rank: str) -> RunError:
+        if rank == "0":
+            time.sleep(3600)
+        return RunError("rank 1: no memory")
+
+    start_ranks(monkeypatch, failure)
     monkeypatch.setattr(worker, "_RANKS_GRACE_S", 0.1)
     monkeypatch.setattr(worker, "_GRACE_S", 0.1)
     error = worker.Worker(2).run(("any", "job"))  # type: ignore[arg-type]
@@ -44,22 +53,16 @@ def test_the_death_of_a_rank_explains_the_errors_of_the_others(
 ) -> None:
     """Also on a busy machine, where both are there when the sweep looks."""
 
-    def start(
-        connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
-    ) -> Forked:
-        def rank() -> None:
-            connection.recv()
-            if environment["RANK"] == "1":
-                os.kill(os.getpid(), signal.SIGKILL)
-            connection.send(worker._Answer(RunError("connection closed by peer"), spent=True))
-
-        return Forked(rank, environment=environment, kept=[connection.fileno()])
+    def failure(rank: str) -> RunError:
+        if rank == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return RunError("connection closed by peer")
 
     def wait_long(*arguments: Any) -> list[Any]:
         time.sleep(1)
         return wait(*arguments)
 
-    monkeypatch.setattr(worker, "start_process", start)
+    start_ranks(monkeypatch, failure)
     monkeypatch.setattr(worker, "wait", wait_long)
     ranks = worker.Worker(2)
     try:
