@@ -220,6 +220,21 @@ class Rows:
         rows = torch.arange(len(positions), device=device).unsqueeze(1)
         return uniforms[rows, index]
 
+    def unused_uniforms(
+        self, num_iterations: Sequence[int], count: int, num_per_iteration: int
+    ) -> Tensor:
+        """Return `count` uniforms per row that no other iteration takes: [B, count, len(Purpose)].
+
+        A row's stream begins with max_new_tokens + 1 entries for the positions of its tokens. Behind
+        them are blocks of `num_per_iteration` entries: one that stays unused, then one for each
+        iteration.
+        """
+        starts: list[int] = []
+        for row, iteration in zip(self.members, num_iterations, strict=True):
+            num_positions = row.request.max_new_tokens + 1
+            starts.append(num_positions + (1 + iteration) * num_per_iteration)
+        return self.uniforms_from(starts, count)
+
     def _append_uniforms(self, joining: list[Tensor]) -> None:
         streams = [self.uniforms, *joining] if self.members else joining
         length = max(stream.shape[1] for stream in streams)

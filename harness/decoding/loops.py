@@ -15,7 +15,7 @@ from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itse
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.speculation import Speculation
 from harness.decoding.transfer import added
-from harness.decoding.turns import Turn, Turns, decode_batch, regular_turn
+from harness.decoding.turns import Turn, Turns, decode_batch, regular_turn, undrafted_turn
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp
 
@@ -81,7 +81,7 @@ def speculative(
     def draft_and_verify(progress: Progress) -> Turn:
         limits = steps.limits(draft_length.choose(len(rows.members)), progress)
         if not max(limits):
-            return steps.regular(limits, progress)
+            return undrafted_turn(target, rows, limits, progress)
         uniforms = steps.uniforms(limits, progress)
         proposal = steps.propose(limits, uniforms.draft)
         return steps.verify(proposal, uniforms, limits, progress)

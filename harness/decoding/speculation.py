@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,13 +11,10 @@ from torch import Tensor
 
 from harness.decoding.batch import Progress, Rows
 from harness.decoding.decisions import Figures, Judge
-from harness.decoding.protocols import (
-    Drafter,
-    Proposal,
-    Runner,
-)
+from harness.decoding.protocols import Drafter, Proposal, Runner
+from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, first_columns, to_device, to_host
-from harness.decoding.turns import Turn, regular_turn
+from harness.decoding.turns import Turn, undrafted_turn
 from harness.decoding.verify import Offer, Verdict
 
 
@@ -58,18 +55,16 @@ class Speculation:
         ]
 
     def uniforms(self, limits: Sequence[int], progress: Progress) -> TurnUniforms:
-        """Return the rows' next random numbers, or with `redraw` such as no iteration has used
-        before.
+        """Return the random numbers of the rows' next positions.
+
+        With `redraw`, those for drafting and accepting are numbers that no other iteration takes.
         """
         rows = self.rows
         most = max(limits)
         draft, accept, target = rows.uniforms_from(progress.num_generated, most + 1).unbind(-1)
         if self.redraw and most:
-            unused = [
-                row.request.max_new_tokens + 1 + (1 + count) * self.most_draft_tokens
-                for row, count in zip(rows.members, progress.num_iterations, strict=True)
-            ]
-            draft, accept, _ = rows.uniforms_from(unused, most).unbind(-1)
+            unused = rows.unused_uniforms(progress.num_iterations, most, self.most_draft_tokens)
+            draft, accept = unused[..., Purpose.DRAFT], unused[..., Purpose.ACCEPT]
         return TurnUniforms(first_columns(draft, most), first_columns(accept, most), target)
 
     def propose(self, limits: Sequence[int], uniforms: Tensor) -> Proposal:
@@ -102,7 +97,7 @@ class Speculation:
         lengths = proposal.lengths or [0]
         width = max(lengths)
         if width == 0:
-            return self.regular(limits, progress)
+            return undrafted_turn(self.target, rows, limits, progress)
         inputs = [
             proposal.tokens,
             first_columns(uniforms.accept, width),
@@ -135,11 +130,3 @@ class Speculation:
             lambda: [Figures.unpack(numbers) for numbers in read()],
             verdict,
         )
-
-    def regular(self, limits: Sequence[int], progress: Progress) -> Turn:
-        """Queue a turn in which no row is offered a token, at the cost of regular decoding."""
-        turn = regular_turn(self.target, self.rows, progress)
-        drawn = turn.next_tokens
-        none = torch.zeros_like(drawn)
-        empty = torch.empty(len(drawn), 0, device=drawn.device)
-        return replace(turn, limits=limits, verdict=Verdict(none, drawn, empty, empty))

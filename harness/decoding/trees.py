@@ -26,8 +26,8 @@ class Branch(NamedTuple):
     """The children of a node that a verification reached.
 
     Attributes:
-        num_children: that were offered, at least one.
-        accepted: which of them, from 0; None if none was.
+        num_children: the number of children that were offered, at least one.
+        accepted: the index of the accepted child, from 0; None if none was accepted.
     """
 
     num_children: int
@@ -41,8 +41,9 @@ class TreeShape:
     Attributes:
         parents: the parent of each node of each row: 0 is the root, j the j-th node. A parent comes
             before its children.
-        limits: the level that each row may reach; deeper nodes fill the batch up, and take the
-            position of that level, so that none is outside of the model's context. None: any.
+        limits: the deepest level that each row may use; None: any. Deeper nodes only fill up the
+            batch. They take the position of that level, so that none is outside of the model's
+            context.
     """
 
     parents: Sequence[Parents]
@@ -62,17 +63,25 @@ class TreeShape:
     def depths(self) -> NDArray[np.int64]:
         """The depth of the root and of each node, [B, N + 1], at most the row's limit."""
         depths = np.stack([_depths(parents) for parents in self.parents])
-        return depths if self.limits is None else np.minimum(depths, self._most)
+        return depths if self.limits is None else np.minimum(depths, self._limit_column)
 
     @property
-    def _most(self) -> NDArray[np.int64]:
+    def _limit_column(self) -> NDArray[np.int64]:
         return np.array(self.limits).reshape(-1, 1)
 
     def offered_on(self, device: torch.device) -> Tensor:
         """Return which nodes [B, N] are within their row's limit, on a device."""
+        return torch.from_numpy(self._is_offered).to(device)
+
+    @property
+    def num_offered(self) -> list[int]:
+        """How many nodes of each row are within its limit."""
+        return [int(count) for count in self._is_offered.sum(1)]
+
+    @cached_property
+    def _is_offered(self) -> NDArray[np.bool_]:
         depths = np.stack([_depths(parents) for parents in self.parents])[:, 1:]
-        within = depths <= (depths if self.limits is None else self._most)
-        return torch.from_numpy(within).to(device)
+        return depths <= (depths if self.limits is None else self._limit_column)
 
     def depths_on(self, device: torch.device) -> Tensor:
         """Return `depths` on a device."""
@@ -90,15 +99,15 @@ class TreeShape:
     def branches(self, row: int, path: Sequence[int]) -> list[Branch]:
         """Return what became of the children of the root and of each node on a row's path."""
         parents = self.parents[row]
-        found: list[Branch] = []
+        branches: list[Branch] = []
         for level, node in enumerate([0, *path]):
             if self.limits is not None and level >= self.limits[row]:
                 break
             children = [child for child, parent in enumerate(parents, start=1) if parent == node]
             if children:
                 accepted = children.index(path[level]) if level < len(path) else None
-                found.append(Branch(len(children), accepted))
-        return found
+                branches.append(Branch(len(children), accepted))
+        return branches
 
     def select(self, rows: Sequence[int]) -> TreeShape:
         """Return the shapes of these rows."""
@@ -127,8 +136,8 @@ def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one more child of a node for each row -> tokens [B].
 
     Args:
-        parent: [B, V], what the children are drawn from without replacement.
-        siblings: [B, n], those that were drawn before.
+        parent: [B, V], the distribution from which the children are drawn without replacement.
+        siblings: [B, n], the children that were drawn before.
         uniforms: [B].
     """
     return existing_index(parent.scatter(1, siblings, 0.0), uniforms)
@@ -145,10 +154,10 @@ class TreeProposal:
 
     Attributes:
         tokens: [B, N], N >= 1.
-        shape: of the trees.
-        probabilities: [B, N + 1, V] float32, from which the children of the root and of each node
-            were drawn, in the order of their numbers and without replacement. None if the trees
-            follow from the texts alone.
+        shape: the shapes of the trees.
+        probabilities: [B, N + 1, V] float32, the distributions from which the children of the root
+            and of each node were drawn, in the order of their numbers and without replacement. None
+            if nothing was drawn: the trees are functions of the texts.
     """
 
     tokens: Tensor

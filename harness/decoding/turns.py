@@ -6,9 +6,10 @@ A turn is queued on the device first, and read by the host later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from harness.decoding.batch import Progress, Records, Request, Rows
@@ -124,6 +125,18 @@ def regular_turn(target: Runner, rows: Rows, progress: Progress) -> Turn:
     read = to_host(drawn)
     none = [0] * len(next_tokens)
     return Turn(step, none, none, drawn, lambda: [Figures(0, token, 0, 0, []) for token in read()])
+
+
+def undrafted_turn(target: Runner, rows: Rows, limits: Sequence[int], progress: Progress) -> Turn:
+    """Queue a turn of a speculative loop in which no row is offered a draft token.
+
+    It costs as much as a turn of regular decoding, and its verdict accepts nothing.
+    """
+    turn = regular_turn(target, rows, progress)
+    drawn = turn.next_tokens
+    none = torch.zeros_like(drawn)
+    empty = torch.empty(len(drawn), 0, device=drawn.device)
+    return replace(turn, limits=limits, verdict=Verdict(none, drawn, empty, empty))
 
 
 def _last_origin(num_accepted: int, num_offered: int) -> Origin:
