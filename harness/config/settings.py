@@ -304,7 +304,8 @@ class PromptSettings:
         name: as rows and tables call it.
         file: its file; of `{a,b}.jsonl` both files are read, and `a` and `b` are categories.
         repository: data set on the hub that has the file; None for a file on this machine.
-        revision: branch, tag or commit of the repository; None for its main branch.
+        revision: branch, tag or commit of the repository; None for its main branch. A branch is read
+            as it was last fetched.
         columns: names of a table's columns, by what they are here: `{turns: prompt}`. What they can be
             here: `prompt`, `turns`, `messages`, `conversations`, `question`, `instruction`,
             `category`. None for columns that have these names.

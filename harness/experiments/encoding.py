@@ -11,6 +11,7 @@ from harness.config.run import ChatTemplate, PromptedSettings
 from harness.config.settings import PromptSettings
 from harness.engines.pair import PlannedPair
 from harness.experiments.progress import say
+from harness.experiments.prompt_files import fetched_commit
 from harness.experiments.prompts import Prompt, PromptSet, listed
 from harness.models.tokenizers import encode_prompts
 
@@ -37,11 +38,19 @@ def origin(settings: PromptSettings) -> str | None:
     """Where a prompt set comes from and under which licence, in one line; None for a file that tells neither."""
     parts = []
     if settings.repository is not None:
-        place = settings.revision or "its main branch, which may change"
-        parts.append(f"from {settings.repository} on the hub, at {place}")
+        parts.append(f"from {settings.repository} on the hub, at {_revision(settings)}")
     if settings.licence is not None:
         parts.append(f"licence: {settings.licence}")
     return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
+
+
+def _revision(settings: PromptSettings) -> str:
+    """The revision of a set on the hub in words, with the commit of a branch."""
+    asked = settings.revision or "its main branch"
+    commit = fetched_commit(settings)
+    if commit is None or commit == settings.revision:
+        return asked
+    return f"{asked} as last fetched (commit {commit[:12]})"
 
 
 def encode_set(

@@ -27,6 +27,8 @@ class BadFile(Exception):
 def local_files(settings: PromptSettings) -> list[Path]:
     """The files of a prompt set on this machine; those on the hub are fetched unless they are in its cache.
 
+    A branch is taken as it was last fetched: asking whether it has changed takes half a minute without a network.
+
     Raises:
         SettingError: the repository has no such file or revision.
         RunError: the hub is out of reach.
@@ -40,6 +42,9 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
+    cached = _cached(settings, file)
+    if cached is not None:
+        return cached
     try:
         ask_for(repository, file, revision, "dataset")
         found = huggingface_hub.hf_hub_download(
@@ -53,6 +58,26 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         error = explain(exception, "prompts", place)
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
     return Path(found)
+
+
+def _cached(settings: PromptSettings, file: str) -> Path | None:
+    """A file of a set on the hub as it was last fetched; None if it never was."""
+    assert settings.repository is not None
+    found = huggingface_hub.try_to_load_from_cache(
+        settings.repository, file, revision=settings.revision, repo_type="dataset"
+    )
+    return Path(found) if isinstance(found, str) else None
+
+
+def fetched_commit(settings: PromptSettings) -> str | None:
+    """The commit at which a set on the hub was fetched; None for one that never was."""
+    file = settings.files[0]
+    cached = _cached(settings, file)
+    if cached is None:
+        return None
+    # The cache has it as snapshots/COMMIT/FILE.
+    num_parts = len(Path(file).parts)
+    return cached.parents[num_parts - 1].name
 
 
 def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import PromptSettings
+from harness.experiments.encoding import origin
 from harness.experiments.prompts import PromptSet, load_prompts
 from harness.menu import names
 from harness.menu.conversion import from_config
@@ -263,6 +264,25 @@ def test_without_pyarrow_a_parquet_file_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'harness\[parquet\]'"):
         load_prompts(PromptSettings(name="mine", file=str(file)))
+
+
+def test_a_branch_is_read_as_last_fetched_without_asking_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*arguments: object, **options: object) -> None:
+        raise AssertionError("the hub is asked")
+
+    commit = "0123456789abcdef" + 24 * "0"
+    fetched = preset("math500", revision=commit)
+    fill_cache(monkeypatch, tmp_path, fetched)
+    refs = tmp_path / f"datasets--{str(fetched.repository).replace('/', '--')}" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", ask)
+    settings = preset("math500", revision=None)
+    assert len(load_prompts(settings).prompts) == NUM_ROWS
+    assert "its main branch as last fetched (commit 0123456789ab)" in str(origin(settings))
 
 
 def test_without_a_network_a_set_is_refused_without_tries_again(
