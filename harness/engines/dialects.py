@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Servers whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
 _SALTED = ("vllm", "sglang", "tensorrt_llm")
 _LLAMA_CPP = "llamacpp"
+# Servers that end an answer at any of `stop_token_ids`.
+_STOP_AT_TOKENS = (*_SALTED, "harness")
+# OpenAI's API takes no more texts to stop at.
+_MOST_STOPS = 4
 # llama.cpp's own names.
 _LLAMA_CPP_NAMES = {"repetition_penalty": "repeat_penalty"}
 _LLAMA_CPP_PARAMETERS: Mapping[str, Any] = {
@@ -46,6 +50,13 @@ def in_words_of(
     renamed = {_LLAMA_CPP_NAMES.get(name, name): value for name, value in parameters.items()}
     # Penalties would reach back over 64 tokens alone.
     return {**_LLAMA_CPP_PARAMETERS, "repeat_last_n": num_tokens, **renamed}
+
+
+def stops(owned_by: str | None, ends: Sequence[str]) -> dict[str, Any]:
+    """Parameters for texts that end an answer, where a server knows no tokens that do."""
+    if not ends or owned_by in _STOP_AT_TOKENS:
+        return {}
+    return {"stop": list(ends[:_MOST_STOPS])}
 
 
 def penalises_prompts(owned_by: str | None) -> bool:

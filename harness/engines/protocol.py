@@ -30,6 +30,7 @@ class Question:
         chats: the messages behind each prompt, for servers that apply the template themselves; none where they are
             not known.
         repeats: how often each prompt was asked before; none in a run that asks each only once.
+        ends: texts that end an answer, for servers that know no `stop_tokens`; they may be left out of it.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -39,6 +40,7 @@ class Question:
     stop_tokens: frozenset[int] = frozenset()
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
     repeats: Sequence[int] = ()
+    ends: Sequence[str] = ()
 
     def seed_of(self, index: int) -> int:
         """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them take."""

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
-from harness.engines.dialects import in_words_of, past_the_cache
+from harness.engines.dialects import in_words_of, past_the_cache, stops
 from harness.engines.protocol import Question
 
 
@@ -52,6 +52,7 @@ class RequestForm:
             "top_p": decoding.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **stops(self.owner, question.ends),
         }
         extra = dict(parameters or {})
         if self.takes_extensions:

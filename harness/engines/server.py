@@ -282,7 +282,8 @@ class ServerArm(Arm):
             async with in_flight:
                 request = requests[row]
                 await self._ask(bodies[row], request, functools.partial(arrivals.add, row))
-                if request.error is None and request.num_tokens == 0:
+                may_be_empty = "stop" in bodies[row]
+                if request.error is None and request.num_tokens == 0 and not may_be_empty:
                     request.error = RequestError(0, "AnswerError", "the answer has no token")
 
         await asyncio.gather(*(ask(row, due) for row, due in enumerate(itertools.accumulate(gaps))))

@@ -177,7 +177,9 @@ class Evaluation(Experiment):
             for keys in in_batches(pending, self.settings.batch_size):
                 batch = [prompts[key] for key in keys]
                 indices = [index for _, index in keys]
-                questions.append(session.ask(batch, indices, seed=seed, stop_tokens=stop_tokens))
+                questions.append(
+                    session.ask(batch, indices, seed=seed, stop_tokens=stop_tokens, ends=ends)
+                )
         return questions
 
     def _accuracies(self) -> str:

@@ -294,13 +294,14 @@ class Session:
         seed: int | None = None,
         stop_tokens: frozenset[int] = frozenset(),
         repeats: Sequence[int] = (),
+        ends: Sequence[str] = (),
     ) -> Question:
         """The question of one batch; the settings say the rest.
 
         Args:
             indices: of the prompts; with the seed they determine the random numbers.
             stop_tokens: that end a row besides those at which the target ends a text.
-            repeats: see `Question`.
+            repeats, ends: see `Question`.
         """
         if decoding is None:
             decoding = self.settings.decoding
@@ -311,7 +312,7 @@ class Session:
         chats: list[list[dict[str, str]]] = []
         if all(index in self._chats for index in indices):
             chats = [self._chats[index] for index in indices]
-        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, repeats)
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, repeats, ends)
 
     def race(
         self,

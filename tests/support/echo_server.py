@@ -204,12 +204,13 @@ class EchoServer:
         if ("sampled" if body["temperature"] else "greedy") in self.rejects_at:
             width = 1
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
-        tokens = continuation(last, count)
+        tokens = _stopped(continuation(last, count), body.get("stop", ()))
+        count = len(tokens)
         delay_s = self.slow_s if len(self.bodies) >= self.slow_after else self.delay_s
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
         for step in steps:
             await asyncio.sleep(delay_s)
-            text = "".join(chr(FIRST_LETTER + token % 26) for token in step)
+            text = _text(step)
             choice: dict[str, Any] = {
                 "index": 0,
                 "text": text,
@@ -279,6 +280,17 @@ class EchoServer:
         data = (content if is_text else json.dumps(content)).encode()
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
+
+
+def _text(tokens: list[int]) -> str:
+    return "".join(chr(FIRST_LETTER + token % 26) for token in tokens)
+
+
+def _stopped(tokens: list[int], stops: list[str]) -> list[int]:
+    """The tokens before the first of these texts."""
+    text = _text(tokens)
+    ends = [text.index(stop) for stop in stops if stop in text]
+    return tokens[: min(ends, default=len(tokens))]
 
 
 @contextmanager
