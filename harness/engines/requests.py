@@ -13,6 +13,10 @@ from harness.engines.chunks import Chunk, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
 
+# Arrivals nearer to the one before than this share of the request's mean time per token are one burst: llama.cpp sends
+# the tokens of an iteration one by one, microseconds apart.
+_TOGETHER = 0.1
+
 
 @dataclass(frozen=True)
 class RequestError:
@@ -96,9 +100,19 @@ class RequestRecord:
         )
 
     @property
+    def bursts(self) -> list[float]:
+        """When tokens came; arrivals that follow each other at once are one burst, which came with its first."""
+        nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
+        firsts = self.arrivals[:1]
+        for earlier, later in itertools.pairwise(self.arrivals):
+            if later - earlier >= nearest_s:
+                firsts.append(later)
+        return firsts
+
+    @property
     def inter_token_latencies_ms(self) -> list[float]:
-        """Times between two arrivals, each of one or more tokens: ITL as vLLM measures it."""
-        return [1000 * (later - earlier) for earlier, later in itertools.pairwise(self.arrivals)]
+        """Times between two bursts, each of one or more tokens: ITL as vLLM measures it."""
+        return _gaps_ms(self.bursts)
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
         """Note tokens that arrived together."""
@@ -155,7 +169,7 @@ class RequestRecord:
                 "tokens/sec/user",
             ),
             "inter_chunk_latency": (
-                self.inter_token_latencies_ms or None,
+                _gaps_ms(self.arrivals) or None,
                 "ms",
             ),
         }
@@ -207,11 +221,16 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
     return columns | times | acceptance_columns(answered)
 
 
+def _gaps_ms(seconds: Sequence[float]) -> list[float]:
+    """Milliseconds between moments."""
+    return [1000 * (later - earlier) for earlier, later in itertools.pairwise(seconds)]
+
+
 def _tokens_per_arrival(requests: Iterable[RequestRecord]) -> float | None:
     """Mean number of tokens that arrive together."""
     known = [request for request in requests if request.arrivals]
-    num_arrivals = sum(len(request.arrivals) for request in known)
-    return sum(request.num_tokens for request in known) / num_arrivals if num_arrivals else None
+    num_bursts = sum(len(request.bursts) for request in known)
+    return sum(request.num_tokens for request in known) / num_bursts if num_bursts else None
 
 
 def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:

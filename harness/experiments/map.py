@@ -60,6 +60,7 @@ class Measured:
     Attributes:
         acceptance: by iteration, where the engine reports it.
         told: the columns about acceptance that a server reports.
+        most_drafted: the largest number of draft tokens of an iteration that it reports; None where it does not.
     """
 
     speedup: Interval
@@ -67,6 +68,7 @@ class Measured:
     told: dict[str, Any]
     regular_ms_per_token: float
     speculative_ms_per_token: float
+    most_drafted: int | None = None
 
 
 class Map(Experiment):
@@ -178,6 +180,7 @@ class Map(Experiment):
             {name: columns[name] for name in _TOLD if columns.get(name) is not None},
             _mean_time(regular),
             _mean_time(speculative),
+            _most_drafted(columns),
         )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -190,6 +193,14 @@ class Map(Experiment):
                 found[name] = np.exp(interpolated(self.shape, known))
         return found
 
+    def _number(self, cell: Cell) -> int | None:
+        """The K of a cell; of a server the one that it has told, if any."""
+        number = self.numbers[cell[2]]
+        if number is not None:
+            return number
+        told = [measured.most_drafted or 0 for measured in self.measured.values()]
+        return max(told) or None
+
     def _row(
         self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
     ) -> MapRow:
@@ -198,7 +209,7 @@ class Map(Experiment):
         figures: dict[str, Any] = {
             "batch_size": self.settings.batch_sizes[cell[0]],
             "context": self.encoded[cell[1]].mean_length,
-            "num_draft_tokens": self.numbers[cell[2]],
+            "num_draft_tokens": self._number(cell),
             "measured": measured is not None,
             "speedup": ends["estimate"],
             "speedup_low": ends.get("low"),
@@ -215,7 +226,7 @@ class Map(Experiment):
     def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
         schedule = schedule_of(rows)
         if not any(schedule.values()):
-            # No engine takes a schedule that never drafts, and a server does not tell its K.
+            # No engine takes a schedule that never drafts, and some servers do not tell their K.
             return
         for name, content in schedule_files(schedule).items():
             replace_file(session.directory / name, content.encode())
@@ -232,7 +243,7 @@ def _refuse_what_the_grid_has(settings: MapSettings) -> None:
 
 
 def _numbers(settings: MapSettings) -> tuple[int | None, ...]:
-    """The K of the grid; None for that of a server, which does not take another one."""
+    """The K of the grid; None for that of a server, which does not take another one and may tell it later."""
     if not engine_of(settings).computes_here:
         return (None,)
     return DRAFT_TOKENS if settings.draft_tokens is None else settings.draft_tokens
@@ -240,6 +251,14 @@ def _numbers(settings: MapSettings) -> tuple[int | None, ...]:
 
 def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
     return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
+
+
+def _most_drafted(columns: Mapping[str, Any]) -> int | None:
+    """The K of a server, from what it reports of acceptance: by position, or the mean of what it drafted."""
+    by_position = columns.get("marginal_acceptance_by_position") or ()
+    mean = columns.get("mean_proposed") or 0.0
+    # The last iterations of answers draft less.
+    return max(len(by_position), math.ceil(mean)) or None
 
 
 def _mean_time(generations: Sequence[Generation]) -> float:

@@ -227,7 +227,7 @@ ARM = (
 )
 TIMES = (
     "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
-    " ITL: time between two arrivals, each of one or more tokens; AIPerf calls it inter-chunk latency."
+    " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
 )
 _LENGTH = Column("tokens\nper answer", number(1), mean_answer_length)
 REQUESTS = (

@@ -40,8 +40,9 @@ def map_document(rows: Sequence[MapRow]) -> Document:
         document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
     if any(map(k_of, cells)):
         schedule = schedule_of(cells)
-        words = ", ".join(f"{k} from batch size {size} on" for size, k in schedule.items())
-        document.append(Line(f"K by batch size, 0 where drafting does not pay: {words}."))
+        words = ", ".join(f"{k} from {size} on" for size, k in schedule.items())
+        by = load_of(cells)
+        document.append(Line(f"K by {by}, 0 where drafting does not pay: {words}."))
     document.append(Line(f"{_how_many(cells)}.", "dim"))
     document += sentences("warning", _without_interval(cells))
     return document
@@ -167,7 +168,8 @@ def cell_in_words(row: MapRow) -> str:
     """`2.31× with K=3 at batch size 4 and a context of 128 tokens`."""
     place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
     if is_elsewhere(row.engine):
-        place = f"{row.batch_size} requests in flight"
+        plural = "" if row.batch_size == 1 else "s"
+        place = f"{row.batch_size} request{plural} in flight"
     return f"{row.speedup:.2f}× with {place} and a context of {row.context} tokens"
 
 

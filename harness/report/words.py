@@ -172,10 +172,12 @@ def _prompts(row: Any) -> str | None:
 
 
 def _batch(row: RunRow) -> str:
-    size = row.batch_size or 1
+    size = row.batch_size
+    if is_elsewhere(row.engine) and row.request_rate:
+        return f"{row.request_rate:g} requests/s"
     if is_elsewhere(row.engine):
-        return f"{row.request_rate:g} requests/s" if row.request_rate else f"{size} in flight"
-    return "" if size == 1 else f"batches of {size}"
+        return f"{size} in flight" if size else ""
+    return "" if size in (None, 1) else f"batches of {size}"
 
 
 def _weights(row: Any) -> str:

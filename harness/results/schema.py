@@ -294,8 +294,8 @@ class LatencyRow(PromptedRow):
     time_per_output_token_p95_ms: MaybeFloat = figure("95th percentile of the same", "ms")
     time_per_output_token_p99_ms: MaybeFloat = figure("99th percentile of the same", "ms")
     inter_token_latency_p50_ms: MaybeFloat = figure(
-        "median time between two arrivals of a request, each of one or more tokens"
-        " (ITL of vLLM, inter-chunk latency of AIPerf)",
+        "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM);"
+        " tokens that come within a tenth of its mean time per token are one arrival",
         "ms",
     )
     inter_token_latency_p90_ms: MaybeFloat = figure("90th percentile of the same", "ms")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import statistics
 import time
@@ -128,6 +129,39 @@ def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
     columns = request_columns([request], 0.5)
     assert columns["time_per_output_token_p50_ms"] == pytest.approx(100)
     assert columns["inter_token_latency_p50_ms"] == pytest.approx(200)
+
+
+def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
+    """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
+    arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
+    request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
+    columns = request_columns([request], 0.7)
+    assert columns["inter_token_latency_p50_ms"] == pytest.approx(200)
+    assert columns["time_per_output_token_p50_ms"] == pytest.approx(100)
+    assert columns["tokens_per_arrival"] == 7 / 4
+    # AIPerf's is that of single events.
+    chunks = request.aiperf()["metrics"]["inter_chunk_latency"]["value"]
+    assert chunks == pytest.approx([200, 0.03, 0.02, 199.95, 0.02, 199.98])
+
+
+@pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])
+def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dialect: str) -> None:
+    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    engine = open_engine(server)
+    question = dataclasses.replace(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
+    generate(engine, engine.arms[0], question)
+    (body,) = server.bodies
+    # OpenAI's API takes four.
+    expected = None if dialect == "vllm" else ["m", "no", "o", "p"]
+    assert body.get("stop") == expected
+
+
+def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(dialect="openai", version="1"))
+    plain = generate(engine, engine.arms[0], ask(top_k=0)).requests[0].text
+    question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
+    generation = generate(engine, engine.arms[0], question)
+    assert generation.tokens == [[]]
 
 
 def test_so_many_requests_are_in_flight(open_engine: Open) -> None:

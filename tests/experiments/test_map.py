@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     assert len(lines) == 4
     drawing = only("map.svg").read_text()
     assert all(f"{speedup:.2f}×" in drawing for speedup in rows["speedup"])
-    if "0 from batch size 1" not in outcome.stdout:
+    if "0 from 1 on" not in outcome.stdout:
         config = json.loads(only("schedule_vllm.json").read_text())
         assert config["num_speculative_tokens_per_batch_size"][0][0] == 1
 
@@ -77,13 +76,15 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
         outcome = harness(*QUICK, *asked, *addresses)
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 2, 4]
-    assert rows["num_draft_tokens"].isna().all()
+    # As the server tells by its counts.
+    assert list(rows["num_draft_tokens"]) == [4, 4, 4]
     assert list(rows["speedup_covers"]) == ["8 prompts", "4 laps", "2 laps"]
     assert rows["mean_acceptance_length"].gt(2).all()
-    pays = "Speculation pays with any number of requests in flight up to 4" in outcome.stdout
+    pays = "K=4 pays with any number of requests in flight up to 4" in outcome.stdout
     assert pays == (rows["speedup"] > 1).all()
     assert "requests in flight" in only("map.svg").read_text()
-    assert not list(Path().rglob("schedule_*"))
+    if (rows["speedup"] > 1).all():
+        assert only("schedule_llama_cpp.txt").read_text().startswith("--spec-draft-n-max 4 ")
     # No cell is answered from what another one has left in a prefix cache.
     salts = {body["cache_salt"] for body in servers[0].bodies if "cache_salt" in body}
     assert len(salts) == 3
@@ -157,6 +158,14 @@ def test_what_is_said_of_planted_requests_in_flight() -> None:
     )
     assert "Speculation pays with any number of requests in flight up to 1" in always
     assert "Speculation pays up to 3 requests in flight" in ends
+    assert "is 3.00× with 1 request in flight" in always
+    told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]
+    said = " ".join(part.text for part in map_document(told) if isinstance(part, Line))
+    assert (
+        "K by requests in flight, 0 where drafting does not pay: 4 from 1 on, 0 from 4 on." in said
+    )
+    # The grid has several numbers of requests in flight.
+    assert "· 1 in flight" not in said
 
 
 def test_a_pair_that_never_pays_drafts_nothing() -> None:

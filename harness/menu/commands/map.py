@@ -27,7 +27,7 @@ class MapSettings(PromptedSettings):
         batch_sizes: of the grid; of a server, requests in flight.
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
-        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K.
+        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it tells it.
         share: of the cells that are measured at most, beyond the grid's corners; others are interpolated.
         num_prompts: how many prompts a cell measures at least; a whole number of batches.
         num_warmup: batches that every arm decodes first and that are not counted.
