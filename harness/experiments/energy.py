@@ -51,7 +51,7 @@ def energy_ratio_columns(
         num_resamples,
         seed,
     )
-    return ratio.columns("energy_ratio", "energy_ratio_low", "energy_ratio_high")
+    return ratio.columns("energy_ratio")
 
 
 def _joules_per_token(generation: Generation) -> float | None:

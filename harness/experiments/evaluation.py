@@ -278,8 +278,8 @@ def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
         "num_parsed": sum(answer.answer is not None for answer in answers),
         "num_tokens": sum(answer.num_tokens for answer in answers),
         "ms_per_answer": statistics.fmean(times) if times else None,
-        **wald_interval(correct, total).columns("accuracy", "wald_low", "wald_high"),
-        **wilson_interval(correct, total).columns("accuracy", "wilson_low", "wilson_high"),
+        **wald_interval(correct, total).columns("accuracy", ends="wald"),
+        **wilson_interval(correct, total).columns("accuracy", ends="wilson"),
     }
 
 
@@ -295,7 +295,7 @@ def _against(
         mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True)
     ]
     return {
-        **difference.columns("difference", "difference_low", "difference_high"),
+        **difference.columns("difference"),
         "mcnemar_p_value": mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True))),
         # Sampled texts may differ; greedy ones must not.
         "identical_prompts": sum(identical) if greedy else None,

@@ -71,7 +71,7 @@ def goodput_ratio_columns(
     ratio = ratio_of_rates(
         good_and_seconds(speculative), good_and_seconds(regular), num_resamples, seed
     )
-    return ratio.columns("goodput_ratio", "goodput_ratio_low", "goodput_ratio_high")
+    return ratio.columns("goodput_ratio")
 
 
 def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:

@@ -270,7 +270,7 @@ class Latency(Experiment):
         self._ask(session, course, note, arms=twins)
         first, second = answers.values()
         ratio = self._ratio(paired_times(first, second, self.units))
-        self.identical = ratio.columns("aa_ratio", "aa_ratio_low", "aa_ratio_high")
+        self.identical = ratio.columns("aa_ratio")
 
     def _ratio(self, times: PairedTimes) -> Interval:
         resamples = self.settings.num_resamples
@@ -448,8 +448,7 @@ class Latency(Experiment):
         """The speed-up without the time until the first tokens."""
         regular = self.measured["regular"].generations
         paired = paired_times(regular, speculative.generations, self.units, decode_only=True)
-        names = ("decode_speedup", "decode_speedup_low", "decode_speedup_high")
-        return self._ratio(paired).columns(*names)
+        return self._ratio(paired).columns("decode_speedup")
 
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
@@ -464,7 +463,7 @@ class Latency(Experiment):
             **self.identical,
             **reach_columns(paired),
             **drift_columns(in_time),
-            **speedup.columns("speedup", "speedup_low", "speedup_high"),
+            **speedup.columns("speedup"),
             **self._decode_columns(speculative),
             "speedup_covers": self._covers(speedup),
             "interleaved": len(set(self.moments)) > 1,

@@ -217,7 +217,7 @@ class Map(Experiment):
         }
         if measured is None:
             return session.row(MapRow, **figures)
-        figures |= measured.speedup.columns("speedup", "speedup_low", "speedup_high")
+        figures |= measured.speedup.columns("speedup")
         figures["speedup_covers"] = measured.speedup.covers
         figures["regular_ms_per_token"] = measured.regular_ms_per_token
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token

@@ -74,7 +74,7 @@ def reach_columns(times: PairedTimes) -> dict[str, Any]:
 def drift_columns(times: PairedTimes) -> dict[str, Any]:
     """The columns about a speed-up that changes within the run."""
     found = drift(times.regular, times.speculative, unit=times.unit)
-    columns: dict[str, Any] = found.change.columns("drift", "drift_low", "drift_high")
+    columns: dict[str, Any] = found.change.columns("drift")
     return columns | {"drifted": found.matters}
 
 

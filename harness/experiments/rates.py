@@ -44,7 +44,7 @@ def rate_columns(
 
 
 def _ends(name: str, interval: Interval) -> dict[str, float | None]:
-    columns = interval.columns(name, f"{name}_low", f"{name}_high")
+    columns = interval.columns(name)
     # The estimates are the arm's own columns.
     del columns[name]
     return columns

@@ -130,7 +130,7 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     speculative = np.array([[of_run.speculative[unit] for unit in units] for of_run in times])
     last = runs[0][-1]
     estimate = ratio_over_runs(regular, speculative, _unit_name(last))
-    columns: dict[str, Any] = estimate.interval().columns("speedup", "speedup_low", "speedup_high")
+    columns: dict[str, Any] = estimate.interval().columns("speedup")
     # Prompts have no times of decoding alone: the mean over runs has no interval.
     columns |= {"decode_speedup_low": None, "decode_speedup_high": None}
     # With each run the seed changes, so that what is drawn varies between runs too.

@@ -98,15 +98,12 @@ def length_columns(measured: Measured) -> dict[str, Any]:
     num_places = min(measured.num_places, _MOST_INTERVALS)
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     name = "acceptance_length_by_num_draft_tokens"
-    if not lengths:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    columns = [length.columns("", "low", "high") for length in lengths]
-    found: dict[str, Any] = {name: [round(length.estimate, 4) for length in lengths]}
-    for end in ("low", "high"):
-        ends = [column[end] for column in columns]
-        known = None not in ends
-        found[f"{name}_{end}"] = [round(value or 0, 4) for value in ends] if known else None
-    return found
+    columns: dict[str, Any] = {}
+    for column in Interval().columns(name):
+        values = [length.columns(name)[column] for length in lengths]
+        known = [round(value, 4) for value in values if value is not None]
+        columns[column] = known if known and len(known) == len(values) else None
+    return columns
 
 
 def speculation_profile(
@@ -227,10 +224,7 @@ def _intervals(measured: Measured) -> dict[str, Any]:
 
 
 def _bounds(interval: Interval) -> list[float] | None:
-    ends = interval.columns("", "low", "high")
-    low = ends["low"]
-    high = ends["high"]
-    return None if low is None or high is None else _rounded([low, high])
+    return _rounded([interval.low, interval.high]) if interval.has_bounds else None
 
 
 def _rounded(rates: Sequence[float]) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from harness.results.statistics.interval import NAN, Floats, Interval, counted
+from harness.results.statistics.interval import CONFIDENCE, NAN, Floats, Interval, counted
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -39,9 +39,9 @@ class Noise:
     deviation: float
     degrees_of_freedom: int
 
-    def threshold(self, confidence: float = 0.95) -> float:
-        """The change, as a share, that a further pair of identical runs stays within so often."""
-        quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
+    def threshold(self) -> float:
+        """The change, as a share, that a further pair of identical runs stays within, at 95 %."""
+        quantile = stats.t.isf((1 - CONFIDENCE) / 2, self.degrees_of_freedom)
         return math.expm1(float(quantile) * self.deviation)
 
 
@@ -92,7 +92,6 @@ def compare(
     better: Direction,
     margin: float,
     noise: Noise | None = None,
-    confidence: float = 0.95,
     unit: str = "prompt",
 ) -> Comparison:
     """Compare two measurements of the same units by their log-ratios.
@@ -102,7 +101,7 @@ def compare(
     second run nor `noise`, the interval covers the units alone, and two runs of the same program
     differ significantly more often than the level says.
 
-    "Worse" and "better" are two-sided at 1 − `confidence`; "no worse" is one-sided at 5 %
+    "Worse" and "better" are two-sided at 5 %; "no worse" is one-sided at 5 %
     (Schuirmann's two one-sided tests, 1987).
 
     Args:
@@ -118,7 +117,7 @@ def compare(
     if margin < 0:
         raise ValueError(f"margin must not be negative: {margin}")
     estimate = change_between(before, after, noise, unit)
-    change = estimate.interval(confidence)
+    change = estimate.interval()
     one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
     lowest = 1 - margin
     highest = 1 + margin
@@ -135,9 +134,7 @@ def compare(
     return Comparison(change, verdict, equivalent, estimate.p_value(), estimate)
 
 
-def compare_proportions(
-    before: Sequence[bool], after: Sequence[bool], margin: float, confidence: float = 0.95
-) -> Comparison:
+def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: float) -> Comparison:
     """Compare two proportions of correct answers to the same questions.
 
     Args:
@@ -150,7 +147,7 @@ def compare_proportions(
     """
     if margin < 0:
         raise ValueError(f"margin must not be negative: {margin}")
-    change = difference_of_paired_proportions(before, after, confidence)
+    change = difference_of_paired_proportions(before, after)
     one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
     within = one_sided.low > -margin
     verdict = _verdict(change.low > 0, within, change.high < 0)

@@ -14,6 +14,8 @@ NAN = float("nan")
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
 # more than their range.
 FEWEST_FOR_INTERVAL = 8
+# Of every interval that is shown.
+CONFIDENCE = 0.95
 # Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests.
 UNITS = ("prompt", "batch", "lap")
 
@@ -33,12 +35,20 @@ class Interval:
     high: float = NAN
     covers: str = ""
 
-    def columns(self, *names: str) -> dict[str, float | None]:
-        """The three numbers under the names of their columns; nan is None."""
-        values = (
-            None if math.isnan(value) else value for value in (self.estimate, self.low, self.high)
-        )
-        return dict(zip(names, values, strict=True))
+    def columns(self, name: str, ends: str = "") -> dict[str, float | None]:
+        """The three numbers as columns, `speedup`, `speedup_low` and `speedup_high`; nan is None.
+
+        Args:
+            ends: what the names of the bounds begin with, if not with `name`.
+        """
+        values = {name: self.estimate}
+        values[f"{ends or name}_low"] = self.low
+        values[f"{ends or name}_high"] = self.high
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+    @property
+    def has_bounds(self) -> bool:
+        return not math.isnan(self.low)
 
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly on one side of the value; never without bounds."""

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from harness.results.statistics.interval import (
+    CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
     Floats,
@@ -66,12 +67,7 @@ class Best:
     honest: Interval
 
 
-def ranking(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    confidence: float = 0.95,
-    unit: str = "prompt",
-) -> list[Ranked]:
+def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
     """Alternatives by their ratios of totals, the best first, with simultaneous intervals.
 
     Student's t on the logarithms of the pairs' ratios, with jackknife errors, at Šidák's level for
@@ -96,14 +92,14 @@ def ranking(
     best = order[0]
     influences = _influences(tops, bottoms)
     num_pairs = num_alternatives * (num_alternatives - 1) // 2
-    covers = counted(num_units, unit)
+    covers = counted(num_units, "prompt")
     ranked = []
     for index in order:
         ratio = math.exp(log_ratios[index])
         change = float(log_ratios[index] - log_ratios[best])
         error = _standard_error(influences[index] - influences[best])
         if error > 0:
-            half_width = _critical_t(num_pairs, num_units - 1, confidence) * error
+            half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
             p_value_alone = 2 * stats.t.sf(-change / error, num_units - 1)
@@ -115,13 +111,7 @@ def ranking(
     return ranked
 
 
-def best_of_several(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    seed: int,
-    confidence: float = 0.95,
-    unit: str = "prompt",
-) -> Best:
+def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Best:
     """The alternative with the largest ratio of totals, and what such a choice is worth.
 
     The units are dealt into five parts. Each part is left out in turn, the best is chosen on the
@@ -143,34 +133,32 @@ def best_of_several(
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
     num_units = tops.shape[1]
-    covers = counted(num_units, unit)
+    covers = counted(num_units, "prompt")
     if num_units == 1:
         return Best(best, naive, Interval(covers=covers))
     estimate = _cross_validated(tops, bottoms, np.random.default_rng(seed))
     error = _standard_error(_influences(tops, bottoms)[best])
     if not error > 0:
         return Best(best, naive, Interval(estimate, covers=covers))
-    half_width = _critical_t(len(tops), num_units - 1, confidence) * error
+    half_width = _critical_t(len(tops), num_units - 1) * error
     low = min(naive * math.exp(-half_width), estimate)
     high = max(naive * math.exp(half_width), estimate)
     return Best(best, naive, Interval(estimate, low, high, covers))
 
 
-def widened(
-    interval: Interval, num_intervals: int, degrees_of_freedom: float, confidence: float = 0.95
-) -> Interval:
+def widened(interval: Interval, num_intervals: int, degrees_of_freedom: float) -> Interval:
     """An interval of a ratio, so wide that it holds together with the others of a table.
 
-    They hold at once in `confidence` of the cases, however they depend on each other. Of pairs on
+    They hold at once in 95 % of the cases, however they depend on each other. Of pairs on
     the same prompts `ranking` says more, because it compares them prompt by prompt.
 
     Args:
-        interval: at `confidence`, Student's t on the logarithm.
+        interval: of 95 %, Student's t on the logarithm.
         degrees_of_freedom: of that t; too few make the interval wider than it must be.
     """
     degrees_of_freedom = max(degrees_of_freedom, 1)
-    wider = _critical_t(num_intervals, degrees_of_freedom, confidence)
-    factor = wider / _critical_t(1, degrees_of_freedom, confidence)
+    wider = _critical_t(num_intervals, degrees_of_freedom)
+    factor = wider / _critical_t(1, degrees_of_freedom)
     low = interval.estimate * (interval.low / interval.estimate) ** factor
     high = interval.estimate * (interval.high / interval.estimate) ** factor
     return Interval(interval.estimate, low, high, interval.covers)
@@ -228,9 +216,9 @@ def _standard_error(influences: Floats) -> float:
     return float(stats.sem(influences))
 
 
-def _critical_t(num_intervals: int, degrees_of_freedom: float, confidence: float) -> float:
+def _critical_t(num_intervals: int, degrees_of_freedom: float) -> float:
     """Student's t that so many intervals keep at once, by Šidák's (1967) level for each."""
-    level = confidence ** (1 / num_intervals)
+    level = CONFIDENCE ** (1 / num_intervals)
     return float(stats.t.ppf((1 + level) / 2, degrees_of_freedom))
 
 

@@ -6,14 +6,16 @@ import math
 
 from scipy import stats
 
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import CONFIDENCE, FEWEST_FOR_INTERVAL
 from harness.results.statistics.runs import RatioEstimate
 
+# How often a visible difference leads to an interval that excludes 1.
+_POWER = 0.8
 # More prompts than anyone measures.
 _MOST_UNITS = 1_000_000
 
 
-def chance_to_see(estimate: RatioEstimate, ratio: float, confidence: float = 0.95) -> float:
+def chance_to_see(estimate: RatioEstimate, ratio: float) -> float:
     """Power: the chance that an interval like this one excludes 1 if this were the ratio.
 
     Both sides count. nan without an interval.
@@ -22,28 +24,25 @@ def chance_to_see(estimate: RatioEstimate, ratio: float, confidence: float = 0.9
     freedom = estimate.degrees_of_freedom
     if error == 0:
         return float(ratio != 1)
-    quantile = stats.t.isf((1 - confidence) / 2, freedom)
+    quantile = stats.t.isf((1 - CONFIDENCE) / 2, freedom)
     shift = abs(math.log(ratio)) / error
     return float(stats.t.sf(quantile - shift, freedom) + stats.t.sf(quantile + shift, freedom))
 
 
-def visible_difference(
-    estimate: RatioEstimate, power: float = 0.8, confidence: float = 0.95
-) -> float:
-    """The smallest difference, as a share, that is found so often.
+def visible_difference(estimate: RatioEstimate) -> float:
+    """The smallest difference, as a share, that is found in 80 % of the cases.
 
     The usual sum of two quantiles of Student's distribution, in standard errors (Miller, "Adding
     Error Bars to Evals", 2024, with the normal one).
 
     Args:
         estimate: a measurement (`ratio_over_runs`), or a change between two (`change_between`).
-        power: how often a true difference of this size leads to an interval that excludes 1.
 
     Returns:
         Such as 0.041 for a ratio of 1.041; nan without an interval.
     """
     freedom = estimate.degrees_of_freedom
-    num_errors = stats.t.isf((1 - confidence) / 2, freedom) + stats.t.isf(1 - power, freedom)
+    num_errors = stats.t.isf((1 - CONFIDENCE) / 2, freedom) + stats.t.isf(1 - _POWER, freedom)
     return math.expm1(float(num_errors) * estimate.standard_error)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval
 
 
-def wald_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
+def wald_interval(successes: int, total: int) -> Interval:
     """Wald's interval of a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
     The bounds are not clipped to [0, 1], so that half their distance is the published ±.
@@ -23,11 +23,11 @@ def wald_interval(successes: int, total: int, confidence: float = 0.95) -> Inter
     standard_error = math.sqrt(proportion * (1 - proportion) / total)
     if standard_error == 0:
         return Interval(proportion, proportion, proportion)
-    low, high = stats.norm.interval(confidence, proportion, standard_error)
+    low, high = stats.norm.interval(CONFIDENCE, proportion, standard_error)
     return Interval(proportion, float(low), float(high))
 
 
-def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of a proportion (1927), without continuity correction.
 
     Unlike Wald's it stays inside [0, 1] and keeps a width when no trial or every trial succeeds.
@@ -39,7 +39,7 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Int
 
 
 def difference_of_paired_proportions(
-    first_correct: Sequence[bool], second_correct: Sequence[bool], confidence: float = 0.95
+    first_correct: Sequence[bool], second_correct: Sequence[bool], confidence: float = CONFIDENCE
 ) -> Interval:
     """Proportion correct of the second arm minus the first's, with Newcombe's paired interval.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from harness.results.statistics.interval import (
+    CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
     Floats,
@@ -22,6 +23,8 @@ from harness.results.statistics.interval import (
 # Resampled values held in memory at once, so that a bootstrap over thousands of prompts stays
 # under about 100 MB.
 _RESAMPLED_VALUES_AT_ONCE = 2_000_000
+# A drift up to this share does not matter.
+_TOLERATED_DRIFT = 0.02
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def ratio_of_totals(
     denominators: ArrayLike,
     num_resamples: int,
     seed: int,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     unit: str = "prompt",
 ) -> Interval:
     """sum(numerators) / sum(denominators) with a bootstrap interval over the units of one run.
@@ -72,21 +75,37 @@ def ratio_of_totals(
     covers = counted(tops.size, unit)
     if not tops.size:
         return Interval(covers=covers)
-    ratio = float(tops.sum() / bottoms.sum())
-    if tops.size < FEWEST_FOR_INTERVAL:
-        return Interval(ratio, covers=covers)
+
+    def ratio(tops: Floats, bottoms: Floats, axis: int) -> Floats:
+        return np.asarray(tops.sum(axis=axis) / bottoms.sum(axis=axis))
+
+    bounds = _bootstrapped((tops, bottoms), ratio, num_resamples, seed, confidence)
+    return Interval(float(ratio(tops, bottoms, axis=0)), *bounds, covers)
+
+
+def _bootstrapped(
+    data: Sequence[Floats],
+    statistic: Callable[..., Floats],
+    num_resamples: int,
+    seed: int,
+    confidence: float = CONFIDENCE,
+) -> tuple[float, float]:
+    """Bounds of a statistic of paired data [num_units]; nan below `FEWEST_FOR_INTERVAL` units."""
+    size = data[0].size
+    if size < FEWEST_FOR_INTERVAL:
+        return NAN, NAN
     bounds = stats.bootstrap(
-        (tops, bottoms),
-        lambda tops, bottoms, axis: tops.sum(axis=axis) / bottoms.sum(axis=axis),
+        data,
+        statistic,
         paired=True,
         vectorized=True,
         method="percentile",
         n_resamples=num_resamples,
-        batch=max(1, _RESAMPLED_VALUES_AT_ONCE // tops.size),
-        confidence_level=_expanded(confidence, tops.size),
+        batch=max(1, _RESAMPLED_VALUES_AT_ONCE // size),
+        confidence_level=_expanded(confidence, size),
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(ratio, float(bounds.low), float(bounds.high), covers)
+    return float(bounds.low), float(bounds.high)
 
 
 def ratio_of_rates(
@@ -94,7 +113,6 @@ def ratio_of_rates(
     denominator: tuple[ArrayLike, ArrayLike],
     num_resamples: int,
     seed: int,
-    confidence: float = 0.95,
 ) -> Interval:
     """The ratio of two rates, each a total over its total time, with an interval as of `ratio_of_totals`.
 
@@ -111,28 +129,13 @@ def ratio_of_rates(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((tops / top_s) / (bottoms / bottom_s))
 
-    size = data[0].size
-    estimate = float(ratio(*data, axis=-1)) if size else NAN
+    estimate = float(ratio(*data, axis=-1)) if data[0].size else NAN
     if not math.isfinite(estimate):
         return Interval()
-    if size < FEWEST_FOR_INTERVAL:
-        return Interval(estimate)
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # A resample in which the denominator counted nothing: there are no bounds then.
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        bounds = stats.bootstrap(
-            data,
-            ratio,
-            paired=True,
-            vectorized=True,
-            method="percentile",
-            n_resamples=num_resamples,
-            batch=max(1, _RESAMPLED_VALUES_AT_ONCE // size),
-            confidence_level=_expanded(confidence, size),
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    low = float(bounds.low)
-    high = float(bounds.high)
+        low, high = _bootstrapped(data, ratio, num_resamples, seed)
     return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
 
 
@@ -163,24 +166,16 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
     return np.asarray(np.bincount(indices, weights=numbers, minlength=len(places)))
 
 
-def drift(
-    numerators: ArrayLike,
-    denominators: ArrayLike | None = None,
-    tolerated: float = 0.02,
-    confidence: float = 0.95,
-    unit: str = "prompt",
-) -> Drift:
+def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Drift:
     """The ratio of totals in the second half of the units over that in the first.
 
     The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's
-    ratio. Of a quiet machine at most 1 − `confidence` of the runs show a drift that matters, and
-    fewer where it has to exceed `tolerated`.
+    ratio. Of a quiet machine at most 5 % of the runs show a drift that matters, and fewer because
+    it has to exceed what is tolerated.
 
     Args:
         numerators: [num_units] in the order in which they were measured, such as ms of an arm.
         denominators: [num_units], positive, such as ms of the other arm: a drift of the speed-up.
-            Without them the drift is of the numerators, which hard prompts in one half cause too.
-        tolerated: a change up to this share does not matter.
 
     Returns:
         The drift; its bounds are nan with fewer than `FEWEST_FOR_INTERVAL` units in a half.
@@ -188,8 +183,7 @@ def drift(
     Raises:
         ValueError: when the two differ in length, or a value is not positive.
     """
-    ones = np.ones(np.shape(numerators))
-    tops, bottoms = _paired(numerators, ones if denominators is None else denominators)
+    tops, bottoms = _paired(numerators, denominators)
     if not (tops > 0).all():
         raise ValueError("every numerator must be positive")
     half = tops.size // 2
@@ -202,19 +196,17 @@ def drift(
     if half < FEWEST_FOR_INTERVAL:
         return Drift(Interval(math.exp(change), covers=covers), False)
     added = [top / top.mean() - bottom / bottom.mean() for top, bottom in halves]
-    low, high = _welch_interval(added[0], added[1], change, confidence)
+    low, high = _welch_interval(added[0], added[1], change)
     found = Interval(math.exp(change), math.exp(low), math.exp(high), covers)
-    return Drift(found, found.excludes(1) and abs(found.estimate - 1) > tolerated)
+    return Drift(found, found.excludes(1) and abs(found.estimate - 1) > _TOLERATED_DRIFT)
 
 
-def _welch_interval(
-    first: Floats, second: Floats, difference: float, confidence: float
-) -> tuple[float, float]:
+def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[float, float]:
     """Interval of a difference of means, second minus first, around the given difference."""
     if not first.any() and not second.any():
         return difference, difference
     test = stats.ttest_ind(second, first, equal_var=False)
-    around_means = test.confidence_interval(confidence)
+    around_means = test.confidence_interval(CONFIDENCE)
     shift = difference - (second.mean() - first.mean())
     return float(around_means.low + shift), float(around_means.high + shift)
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from harness.results.statistics.interval import (
+    CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
     Floats,
@@ -72,7 +73,7 @@ class RatioEstimate:
             spread += between_runs**2 / self.run_degrees_of_freedom
         return (self.unit_variance + between_runs) ** 2 / spread if spread else math.inf
 
-    def interval(self, confidence: float = 0.95) -> Interval:
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """The ratio with its interval; bounds are nan below `FEWEST_FOR_INTERVAL` units."""
         quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = float(quantile * self.standard_error)
@@ -111,9 +112,7 @@ def ratio_over_runs(
     bootstrap held it in 55 to 84 % where prompts or runs vary (`benchmarks/intervals.py`).
 
     Args:
-        numerators: [num_runs, num_units] or [num_runs, num_units, num_seeds], positive, such as ms
-            of the regular arm. Seeds are summed over: their noise is independent between units, so
-            that the spread of units and runs holds it already.
+        numerators: [num_runs, num_units], positive, such as ms of the regular arm.
         denominators: the same shape, positive, such as ms of the speculative arm.
         unit: what a unit is called, such as "prompt" or "lap".
 
@@ -131,11 +130,9 @@ def ratio_over_runs(
         )
     num_runs, num_units = tops.shape
     squares = MeanSquares.of(_linearised(tops, bottoms))
-    covers = [counted(num_units, unit)]
+    covers = counted(num_units, unit)
     if num_runs > 1:
-        covers.append(counted(num_runs, "run"))
-    if np.ndim(numerators) == 3:
-        covers.append(counted(np.shape(numerators)[2], "seed"))
+        covers += f" and {counted(num_runs, 'run')}"
     between_runs = squares.of_runs / tops.size
     residual = min(squares.residual / tops.size, between_runs)
     return RatioEstimate(
@@ -145,7 +142,7 @@ def ratio_over_runs(
         between_runs - residual,
         residual,
         num_runs - 1,
-        _in_words(covers),
+        covers,
     )
 
 
@@ -181,14 +178,8 @@ def _linearised(tops: Floats, bottoms: Floats) -> Floats:
 
 def _by_run_and_unit(values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim not in (2, 3) or not array.size:
-        raise ValueError(f"{array.shape} is not [num_runs, num_units] nor with seeds behind")
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"{array.shape} is not [num_runs, num_units]")
     if not (array > 0).all() or not np.isfinite(array).all():
         raise ValueError("every value must be positive and finite")
-    return np.asarray(array.sum(axis=2) if array.ndim == 3 else array)
-
-
-def _in_words(parts: list[str]) -> str:
-    """`15 prompts, 5 runs and 3 seeds`."""
-    *front, last = parts
-    return f"{', '.join(front)} and {last}" if front else last
+    return array
