@@ -15,12 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from harness.config.errors import RunError, SettingError
-from harness.engines.divergence import (
-    Divergence,
-    check_known,
-    first_divergence,
-    text_divergence,
-)
+from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.timing import Generation, quick_collections
@@ -61,85 +56,76 @@ _SCORED_TOGETHER = 8
 
 
 class LoadTest:
-    """The checks of a run under load.
+    """The checks of a run under load. Opens the engine, and tries which sampling settings it takes.
 
     Attributes:
         checks: the columns of each check, as they are found.
+
+    Raises:
+        RunError: the engine does not answer at all.
     """
 
-    def __init__(self, settings: RecoverySettings, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
+    ) -> None:
         assert settings.load is not None
         self.checks: list[dict[str, Any]] = []
+        self._session = session
         self._settings = settings
         self._prompts = prompts
         self._num_in_flight = settings.load
-
-    def run(self, session: Session) -> None:
-        """Open the engine, ask under load, and check the answers."""
-        longest = max(map(len, self._prompts)) + 1
-        second = longest + self._settings.decoding.max_new_tokens + FOLLOW_UP
+        longest = max(map(len, prompts)) + 1
+        second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
         session.place(self._num_in_flight, second)
-        engine = session.open(self._num_in_flight, second, fault=self._settings.fault)
-        arm = engine.arms[-1]
-        reference = self._reference(session)
-        taken, refused = self._taken(arm)
-        workload = Workload(self._prompts, taken, self._settings.decoding, self._settings.seed)
-        if reference is None:
-            self._compare_with_alone(session, arm, workload, taken, refused)
-        else:
-            self._compare_with_exact(arm, workload, taken, refused, reference)
+        engine = session.open(self._num_in_flight, second, fault=settings.fault)
+        self._arm = engine.arms[-1]
+        self._taken: list[Sampling] = []
+        self._refused: list[str] = []
+        if settings.decoding.temperature > 0:
+            self._try_samplings()
+        self._workload = Workload(prompts, self._taken, settings.decoding, settings.seed)
 
-    def _reference(self, session: Session) -> Reference | None:
+    def run(self) -> None:
+        """Ask under load, and check the answers."""
+        reference = self._reference()
+        if reference is None:
+            self._compare_with_alone()
+        else:
+            self._compare_with_exact(reference)
+
+    def _reference(self) -> Reference | None:
         """The exact probabilities; None where they, or the model's own prompts, are unknown."""
         if getattr(self._settings.engine, "chat", False):
             say("engine.chat=true: answers are compared with those of the same server alone")
             return None
-        return session.reference()
+        return self._session.reference()
 
-    def _taken(self, arm: Arm) -> tuple[list[Sampling], list[str]]:
-        """The sampling settings that the engine takes, and the names of those that it refuses.
-
-        Raises:
-            RunError: it does not answer at all.
-        """
+    def _try_samplings(self) -> None:
+        """Find out which sampling settings the engine takes."""
         settings = self._settings
-        if settings.decoding.temperature == 0:
-            return [], []
         prompt = self._prompts[0]
         biased = sorted(set(prompt))[:_NUM_BIASED]
-        tried = samplings(settings.decoding, biased, arm.penalises_prompts)
+        tried = samplings(settings.decoding, biased, self._arm.penalises_prompts)
         if engine_of(settings).own_loop:
             # Our loop has no others, which nobody expects of it.
-            return [one for one in tried if not one.parameters], []
-        taken, refused = [], []
+            self._taken += [one for one in tried if not one.parameters]
+            return
         for sampling in tried:
-            if self._is_taken(arm, Asked(tuple(prompt), sampling, num_tokens=1, index=0)):
-                taken.append(sampling)
+            if is_taken(self._arm, Asked(tuple(prompt), sampling, 1, index=0), settings.seed):
+                self._taken.append(sampling)
             else:
-                refused.append(sampling.name)
-        if refused:
-            say(f"refused by the engine, and not tested: {', '.join(refused)}")
-        return taken, refused
-
-    def _is_taken(self, arm: Arm, asked: Asked) -> bool:
-        try:
-            [record] = arm.under_load([asked.request(self._settings.seed)], 1)
-        except SettingError:
-            return False
-        except RunError as error:
-            raise RunError(f"{asked.sampling.name}: {error}") from error
-        if record.error is not None and record.error.code not in _REFUSALS:
-            raise RunError(f"{asked.sampling.name}: {record.error}")
-        return record.error is None
+                self._refused.append(sampling.name)
+        if self._refused:
+            say(f"refused by the engine, and not tested: {', '.join(self._refused)}")
 
     def _answers(
-        self, arm: Arm, asked: Sequence[Asked], num_in_flight: int, doing: str = "under load"
+        self, asked: Sequence[Asked], num_in_flight: int, doing: str = "under load"
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
         requests = [one.request(self._settings.seed) for one in asked]
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_collections():
-            for record in arm.under_load(requests, num_in_flight):
+            for record in self._arm.under_load(requests, num_in_flight):
                 answers[record.index] = record
                 advance(None)
         failed = [record for record in answers.values() if record.error is not None]
@@ -151,21 +137,14 @@ class LoadTest:
 
     # With exact probabilities.
 
-    def _compare_with_exact(
-        self,
-        arm: Arm,
-        workload: Workload,
-        taken: Sequence[Sampling],
-        refused: Sequence[str],
-        reference: Reference,
-    ) -> None:
+    def _compare_with_exact(self, reference: Reference) -> None:
         # Half of them in each round.
-        num_drawn = math.ceil(self._num_drawn_tokens(taken) / self._mean_length / 2)
-        asked = workload.first_turns(num_drawn)
-        answers = self._answers(arm, asked, self._num_in_flight)
+        num_drawn = math.ceil(self._num_drawn_tokens() / self._mean_length / 2)
+        asked = self._workload.first_turns(num_drawn)
+        answers = self._answers(asked, self._num_in_flight)
         texts = [answer.token_ids for answer in answers]
-        second = workload.second_turns(asked, texts, num_drawn)
-        answers += self._answers(arm, second, self._num_in_flight, "under load, second turns")
+        second = self._workload.second_turns(asked, texts, num_drawn)
+        answers += self._answers(second, self._num_in_flight, "under load, second turns")
         read = [
             (one, answer)
             for one, answer in zip([*asked, *second], answers, strict=True)
@@ -179,9 +158,9 @@ class LoadTest:
             for _ in scores.add(compared):
                 advance(None)
         self.checks.append(greedy_columns(scores.divergences, scores.num_greedy))
-        if taken:
+        if self._taken:
             acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
-            self._add_places(scores, taken, refused, acceptance)
+            self._add_places(scores, acceptance)
             # Some servers tell it without iterations.
             self.checks[-1]["acceptance_rate"] = acceptance_columns(answers)["acceptance_rate"]
 
@@ -190,34 +169,28 @@ class LoadTest:
         """The mean length of drawn texts."""
         return (1 + most_drawn(self._settings.decoding.max_new_tokens)) / 2
 
-    def _num_drawn_tokens(self, taken: Sequence[Sampling]) -> int:
+    def _num_drawn_tokens(self) -> int:
         asked = self._settings.num_draws
-        if not taken:
+        if not self._taken:
             return 0
         if asked != "auto":
             return asked
         # Where no number is enough, more draws would change nothing.
-        return self._tokens_needed(len(taken), _FEWEST_TOKENS) or _FEWEST_TOKENS
+        return self._tokens_needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
 
-    def _tokens_needed(self, num_samplings: int, least: int) -> int | None:
-        return tokens_needed(self._test(num_samplings), num_samplings, self._mean_length, least)
+    def _tokens_needed(self, least: int) -> int | None:
+        return tokens_needed(self._test(), len(self._taken), self._mean_length, least)
 
-    def _test(self, num_samplings: int) -> PlacesTest:
+    def _test(self) -> PlacesTest:
         # First tokens and later ones of each setting, pairs, and all together.
-        num_tests = 2 * num_samplings + 2
+        num_tests = 2 * len(self._taken) + 2
         level = self._settings.false_alarm_rate / num_tests
         return PlacesTest(level, self._settings.shift)
 
-    def _add_places(
-        self,
-        scores: _Scores,
-        taken: Sequence[Sampling],
-        refused: Sequence[str],
-        acceptance: Acceptance,
-    ) -> None:
-        test = self._test(len(taken))
+    def _add_places(self, scores: _Scores, acceptance: Acceptance) -> None:
+        test = self._test()
         parts = []
-        for sampling in taken:
+        for sampling in self._taken:
             for which, found, moved in scores.groups(sampling):
                 check = test.check(found, moved)
                 parts.append(check)
@@ -229,35 +202,26 @@ class LoadTest:
         overall = together(parts)
         needed = None
         if overall.verdict == "undecided":
-            needed = self._tokens_needed(len(taken), overall.num_draws)
-        self._add_overall(overall, refused, acceptance, needed)
+            needed = self._tokens_needed(overall.num_draws)
+        self._add_overall(overall, acceptance, needed)
 
     def _add_overall(
-        self,
-        check: SampledCheck,
-        refused: Sequence[str],
-        acceptance: Acceptance,
-        num_draws_needed: int | None = None,
+        self, check: SampledCheck, acceptance: Acceptance, num_draws_needed: int | None = None
     ) -> None:
         self.checks.append(
             sampled_columns(check)
             | {
                 "acceptance": acceptance,
-                "refused": ", ".join(refused) or None,
+                "refused": ", ".join(self._refused) or None,
                 "num_draws_needed": num_draws_needed,
             }
         )
 
     # Without them: the same requests alone.
 
-    def _compare_with_alone(
-        self,
-        session: Session,
-        arm: Arm,
-        workload: Workload,
-        taken: Sequence[Sampling],
-        refused: Sequence[str],
-    ) -> None:
+    def _compare_with_alone(self) -> None:
+        taken = self._taken
+        workload = self._workload
         asked = workload.first_turns(0)
         asked = [one for one in asked if one.is_greedy and one.is_compared]
         asked_num = self._settings.num_draws
@@ -267,10 +231,10 @@ class LoadTest:
             prompt = self._prompts[place % len(self._prompts)]
             drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
         loaded = workload.shuffled([*asked, *drawn])
-        answers = self._answers(arm, loaded, self._num_in_flight)
+        answers = self._answers(loaded, self._num_in_flight)
         under_load = dict(zip((one.index for one in loaded), answers, strict=True))
         texts = [under_load[one.index] for one in asked]
-        self._add_greedy_texts(session, arm, asked, texts)
+        self._add_greedy_texts(asked, texts)
         if not taken:
             return
         level = self._settings.false_alarm_rate / (len(taken) + 1)
@@ -279,7 +243,7 @@ class LoadTest:
         for sampling in taken:
             own = [one for one in drawn if one.sampling is sampling]
             again = workload.repeated(own[0].prompt, sampling, num_each, _NUM_COMPARED)
-            alone = self._answers(arm, again, 1, f"alone, {sampling.name}")
+            alone = self._answers(again, 1, f"alone, {sampling.name}")
             loaded_answers = [under_load[one.index] for one in own]
             samples = [
                 Generation("alone", requests=alone),
@@ -290,31 +254,21 @@ class LoadTest:
             named = {"sampling": f"{sampling.name}, beside those alone"}
             self.checks.append(sampled_columns(check) | named)
         overall = together(parts)
-        self._add_overall(overall, refused, overall.acceptance)
+        self._add_overall(overall, overall.acceptance)
 
-    def _add_greedy_texts(
-        self, session: Session, arm: Arm, asked: Sequence[Asked], answers: Sequence[RequestRecord]
-    ) -> None:
+    def _add_greedy_texts(self, asked: Sequence[Asked], answers: Sequence[RequestRecord]) -> None:
         """Compare greedy texts with the model's own; where it cannot be loaded, with those of requests alone."""
-        pairs = list(zip(asked, answers, strict=True))
-        reference = session.text_reference()
-        if reference is None:
-            alone = self._answers(arm, asked, 1, "alone")
-            divergences = [
-                first_divergence(None, one.prompt, other.token_ids, answer.token_ids)
-                for (one, answer), other in zip(pairs, alone, strict=True)
-            ]
+        session = self._session
+        divergences: list[Divergence | None] = []
+        if session.text_reference() is None:
+            alone = self._answers(asked, 1, "alone")
+            for one, answer, other in zip(asked, answers, alone, strict=True):
+                parted = first_divergence(None, one.prompt, other.token_ids, answer.token_ids)
+                divergences.append(parted)
         else:
-            divergences = [
-                text_divergence(
-                    reference,
-                    session.tokenizer,
-                    arm.as_read(one.prompt),
-                    answer.text,
-                    one.num_tokens,
-                )
-                for one, answer in pairs
-            ]
+            for one, answer in zip(asked, answers, strict=True):
+                parted = session.text_divergence(one.prompt, answer.text, one.num_tokens)
+                divergences.append(parted)
         num_tokens = sum(len(answer.token_ids) for answer in answers)
         self.checks.append(greedy_columns(divergences, num_tokens))
 
@@ -385,6 +339,23 @@ class _Scores:
             other = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
             again = sampling.probabilities_along(other, asked.prompt, text)
             self._rounded[sampling.name].append((exact, again))
+
+
+def is_taken(arm: Arm, asked: Asked, seed: int) -> bool:
+    """Whether an arm takes a request, and does not refuse its sampling setting.
+
+    Raises:
+        RunError: it does not answer at all.
+    """
+    try:
+        [record] = arm.under_load([asked.request(seed)], 1)
+    except SettingError:
+        return False
+    except RunError as error:
+        raise RunError(f"{asked.sampling.name}: {error}") from error
+    if record.error is not None and record.error.code not in _REFUSALS:
+        raise RunError(f"{asked.sampling.name}: {record.error}")
+    return record.error is None
 
 
 def tokens_needed(

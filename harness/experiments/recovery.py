@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
-from harness.engines.divergence import Divergence, first_divergence, text_divergence
+from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
@@ -86,9 +86,9 @@ class Recovery(Experiment):
         # A second turn reads a first answer, and has another.
         new_tokens = 2 * self.settings.decoding.max_new_tokens + FOLLOW_UP + 1
         self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
-        test = LoadTest(self.settings, token_ids)
+        test = LoadTest(session, self.settings, token_ids)
         self.checks = test.checks
-        test.run(session)
+        test.run()
 
     def _measure_one_by_one(self, session: Session) -> None:
         settings = self.settings
@@ -165,13 +165,10 @@ class Recovery(Experiment):
             return None
         if not speculative.from_text:
             return first_divergence(session.reference(), prompt, *texts)
-        reference = session.text_reference()
-        if reference is None:
+        if session.text_reference() is None:
             return first_divergence(None, prompt, *texts)
-        assert session.engine is not None
-        read = session.engine.arms[-1].as_read(prompt)
         most = self.settings.decoding.max_new_tokens
-        return text_divergence(reference, session.tokenizer, read, speculative.text, most)
+        return session.text_divergence(prompt, speculative.text, most)
 
     def _compare_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Test after a few contexts with each number of draft tokens, and finally all contexts together.

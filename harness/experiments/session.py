@@ -17,6 +17,7 @@ from harness.config.errors import HarnessError, RunError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
+from harness.engines.divergence import Divergence, text_divergence
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
@@ -249,6 +250,20 @@ class Session:
         if getattr(self.settings.engine, "chat", False):
             return None
         return self.engine.reference or self._loaded_reference
+
+    def text_divergence(
+        self, prompt: Sequence[int], text: str, num_tokens: int
+    ) -> Divergence | None:
+        """Where a greedy text of the last arm leaves that of the text reference, which must be there.
+
+        Args:
+            num_tokens: the most that the text has.
+        """
+        assert self.engine is not None
+        reference = self.text_reference()
+        assert reference is not None
+        read = self.engine.arms[-1].as_read(prompt)
+        return text_divergence(reference, self.tokenizer, read, text, num_tokens)
 
     @functools.cached_property
     def _told_reference(self) -> Reference | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,7 @@ from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_collections
-from harness.experiments.load import LoadTest
+from harness.experiments.load import is_taken
 from harness.experiments.samplings import samplings
 from harness.experiments.workload import Asked, Workload
 from harness.menu.methods.model import ModelDraftSettings
@@ -123,10 +121,9 @@ def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
             raise RunError("vLLM: max(): Expected reduction dim")
             yield
 
-    settings: Any = SimpleNamespace(load=2, seed=0)
     [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
     with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
-        LoadTest(settings, PROMPTS)._is_taken(Dying(), Asked((1, 2), sampling, 1, 0))
+        is_taken(Dying(), Asked((1, 2), sampling, 1, 0), seed=0)
 
 
 def test_the_requests_are_mixed() -> None:
