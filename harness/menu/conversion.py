@@ -14,9 +14,15 @@ from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
 from harness.menu import records
-from harness.menu.hybrid import HybridSettings
+from harness.menu.records import ENGINES, METHODS
 
 SettingsType = TypeVar("SettingsType")
+
+# Groups whose class depends on the record that they name.
+_CHOSEN: Mapping[object, records.Methods | records.Engines] = {
+    DraftSettings: METHODS,
+    EngineSettings: ENGINES,
+}
 
 # The largest integer of torch and numpy.
 _MOST = 2**63 - 1
@@ -57,33 +63,14 @@ def _names_of(kind: type) -> list[str]:
 
 def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
     """The error for a setting that the class does not have; it may be one of another way to draft."""
-    if issubclass(kind, DraftSettings):
-        owners = [
-            name
-            for name, method in records.METHODS.all().items()
-            if key in method.settings.setting_names()
-        ]
-        if key in HybridSettings.own_names():
-            owners = ["hybrids"]
-        if owners:
-            drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
-            rule = f"is for {drafts}, not for draft={config.get('name')}"
-            return SettingError(prefix + key, rule, _typed(config[key]))
-    if issubclass(kind, EngineSettings):
-        owners = [
-            name
-            for name, engine in records.ENGINES.all().items()
-            if key in engine.settings.setting_names()
-        ]
-        if owners:
-            return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
+    if issubclass(kind, DraftSettings) and (owners := METHODS.owners(key)):
+        drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
+        rule = f"is for {drafts}, not for draft={config.get('name')}"
+        return SettingError(prefix + key, rule, config[key])
+    if issubclass(kind, EngineSettings) and (owners := ENGINES.owners(key)):
+        return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
     suggestion = nearest(prefix + key, [prefix + name for name in _names_of(kind)])
     return SettingError(prefix + key, f"no such setting{suggestion}")
-
-
-def _typed(value: Any) -> Any:
-    """A value as the error for a setting shows it."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def setting_names(kind: type, prefix: str = "") -> list[str]:
@@ -92,22 +79,11 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
     for name, hint in typing.get_type_hints(kind).items():
         names.append(prefix + name)
         for part in (hint, *typing.get_args(hint)):
-            if part in (DraftSettings, EngineSettings):
-                names += [f"{prefix}{name}.{key}" for key in _names_of_all(part)]
+            if part in _CHOSEN:
+                names += [f"{prefix}{name}.{key}" for key in _CHOSEN[part].setting_names()]
             elif dataclasses.is_dataclass(part):
                 names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
     return names
-
-
-def _names_of_all(kind: type) -> list[str]:
-    """Every setting of any way to draft, or of any engine."""
-    kinds: list[type[DraftSettings] | type[EngineSettings]]
-    if kind is DraftSettings:
-        kinds = [method.settings for method in records.METHODS.all().values()]
-        kinds.append(HybridSettings)
-    else:
-        kinds = [engine.settings for engine in records.ENGINES.all().values()]
-    return list(dict.fromkeys(key for each in kinds for key in each.setting_names()))
 
 
 def _fitting(kinds: Sequence[Any], value: Any) -> Any:
@@ -167,10 +143,8 @@ def _group(kind: type, value: Any, setting: str) -> Any:
         raise SettingError(setting, rule, value)
     if issubclass(kind, ModelSettings) and value.get("name") == "none":
         return None
-    if kind is DraftSettings:
-        kind = records.draft_settings(value)
-    elif kind is EngineSettings:
-        kind = records.engine_settings(value)
+    if kind in _CHOSEN:
+        kind = _CHOSEN[kind].kind(value)
     return from_config(kind, value, setting + ".")
 
 

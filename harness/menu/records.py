@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
 from harness.menu.command import Command
 from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
-from harness.menu.hybrid import hybrid, parts
+from harness.menu.hybrid import HybridSettings, hybrid, parts
 from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 from harness.menu.registry import Registry
 from harness.menu.trees import check_trees
@@ -20,11 +19,63 @@ from harness.menu.trees import check_trees
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
 
+Chosen = TypeVar("Chosen", Method, EngineRecord)
+
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
 
 
-class Methods(Registry[Method]):
+class SettingsRegistry(Registry[Chosen]):
+    """Records with settings of their own; those of one are a group of a run's settings.
+
+    Attributes:
+        key: of the group's configuration, that names the record.
+        default: the record without that key.
+    """
+
+    key: ClassVar[str]
+    default: ClassVar[str]
+
+    def kind(self, config: Mapping[str, Any]) -> Any:
+        """The class of the settings that a configuration is for."""
+        return self[str(config.get(self.key, self.default))].settings
+
+    def owners(self, setting: str) -> list[str]:
+        """The names of the records that have a setting, of those that need no file."""
+        records = self.all().items()
+        return [name for name, record in records if setting in record.settings.setting_names()]
+
+    def setting_names(self) -> list[str]:
+        """Every setting of the records that need no file, each once."""
+        kinds = [record.settings for record in self.all().values()]
+        return list(dict.fromkeys(name for kind in kinds for name in kind.setting_names()))
+
+    def own(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+        """A configuration without the settings that only other ones of these records have."""
+        own = self.kind(config).setting_names()
+        others = {setting for name in names for setting in self[name].settings.setting_names()}
+        return {key: value for key, value in config.items() if key in own or key not in others}
+
+
+class Engines(SettingsRegistry[EngineRecord]):
+    """Engines."""
+
+    key = "name"
+    default = "local"
+
+
+class Methods(SettingsRegistry[Method]):
     """Ways to draft, and hybrids of two of them, `suffix+model`."""
+
+    key = "method"
+    default = "model"
+
+    def owners(self, setting: str) -> list[str]:
+        """See `SettingsRegistry.owners`."""
+        return ["hybrids"] if setting in HybridSettings.own_names() else super().owners(setting)
+
+    def setting_names(self) -> list[str]:
+        """See `SettingsRegistry.setting_names`."""
+        return [*super().setting_names(), *HybridSettings.own_names()]
 
     def is_built_in(self, name: str) -> bool:
         """See `Registry.is_built_in`; of a hybrid, whether both parts are."""
@@ -65,9 +116,7 @@ METHODS = Methods("draft", Method, "harness.menu.methods", "harness.methods")
 COMMANDS: Registry[Command] = Registry(
     "command", Command, "harness.menu.commands", "harness.commands"
 )
-ENGINES: Registry[EngineRecord] = Registry(
-    "engine", EngineRecord, "harness.menu.engines", "harness.engines"
-)
+ENGINES = Engines("engine", EngineRecord, "harness.menu.engines", "harness.engines")
 
 
 def commands() -> list[Command]:
@@ -108,19 +157,9 @@ def make_drafter(pair: LoadedPair, runner: Runner | None, vocabulary_size: int) 
     return lambda warp: CheckedDrafter(make(warp), settings.name, vocabulary_size)
 
 
-def draft_settings(config: Mapping[str, Any]) -> type[DraftSettings]:
-    """The class of a draft's settings, by the method that its configuration names."""
-    return METHODS[str(config.get("method", "model"))].settings
-
-
 def engine_of(settings: RunSettings) -> EngineRecord:
     """The engine of a run."""
     return ENGINES[settings.engine.name]
-
-
-def engine_settings(config: Mapping[str, Any]) -> type[EngineSettings]:
-    """The class of an engine's settings, by the name in its configuration."""
-    return ENGINES[str(config.get("name", "local"))].settings
 
 
 def is_elsewhere(engine: str | None) -> bool:
@@ -167,24 +206,3 @@ def checked(settings: RunSettings) -> RunSettings:
         require(learns, "draft", "has no weights to train", settings.draft.name)
         method.check(settings)
     return settings
-
-
-def without_others(draft: Mapping[str, Any], methods: Collection[str]) -> dict[str, Any]:
-    """The configuration of a draft without the settings that only other ones of these methods have."""
-    own = draft_settings(draft).setting_names()
-    others = [name for method in methods for name in METHODS[method].settings.setting_names()]
-    return _without(draft, others, own)
-
-
-def without_other_engines(engine: Mapping[str, Any], engines: Collection[str]) -> dict[str, Any]:
-    """The configuration of an engine without the settings that only other ones of these have."""
-    own = engine_settings(engine).setting_names()
-    others = [name for other in engines for name in ENGINES[other].settings.setting_names()]
-    return _without(engine, others, own)
-
-
-def _without(
-    config: Mapping[str, Any], others: Collection[str], own: Collection[str]
-) -> dict[str, Any]:
-    unwanted = set(others) - set(own)
-    return {key: value for key, value in config.items() if key not in unwanted}

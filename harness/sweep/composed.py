@@ -76,8 +76,8 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
     if sweep is not None:
         # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
         manifest = Manifest.read(sweep)
-        plain["draft"] = records.without_others(plain["draft"], manifest.methods)
-        plain["engine"] = records.without_other_engines(plain["engine"], manifest.engines)
+        plain["draft"] = records.METHODS.own(plain["draft"], manifest.methods)
+        plain["engine"] = records.ENGINES.own(plain["engine"], manifest.engines)
         in_rounds = "repeat" in manifest.varying
     settings = ranks.with_ranks(
         conversion.from_config(records.settings_of(COMMANDS[command]), plain)

@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines import vllm as vllm_engine
 from harness.engines.protocol import Question
 from harness.engines.vllm import speculative_config
-from harness.menu.records import HEADS, draft_settings
+from harness.menu.records import HEADS, METHODS
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
 from wording import mentions
@@ -72,7 +72,7 @@ def test_drafts_in_the_words_of_vllm(
 ) -> None:
     place = {} if "method" in draft else {"repository": "somewhere"}
     chosen = {"name": "somewhere"} | place | draft
-    settings = draft_settings(chosen)(**chosen)
+    settings = METHODS.kind(chosen)(**chosen)
     head = None if kind in (None, "mtp") else SimpleNamespace(kind=HEADS[kind])
     planned: Any = SimpleNamespace(drafting=settings, head=head, draft_plan=None)
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
@@ -83,7 +83,7 @@ def test_drafts_in_the_words_of_vllm(
 def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
     chosen = {"name": "lookup", "method": "lookup"}
     planned: Any = SimpleNamespace(
-        drafting=draft_settings(chosen)(**chosen), head=None, draft_plan=None
+        drafting=METHODS.kind(chosen)(**chosen), head=None, draft_plan=None
     )
     decoding = DecodingSettings(num_draft_tokens=3, synthetic_acceptance=(0.8, 0.5))
     config = speculative_config(planned, decoding)
