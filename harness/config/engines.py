@@ -42,6 +42,7 @@ class Abilities:
         may_crash: whether it can end its process without an exception, or changes how others
             compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
+        starts_slowly: whether it takes long to start, and starts for one K and a number of prompts at most.
         has_coin: whether it can accept draft tokens at given rates (`decoding.synthetic_acceptance`), if only because
             it was started so.
         packages: those whose versions change what it does, beyond this project's own.
@@ -56,6 +57,7 @@ class Abilities:
     may_queue: ClassVar[bool] = False
     takes_load: ClassVar[bool] = False
     may_crash: ClassVar[bool] = False
+    starts_slowly: ClassVar[bool] = False
     has_coin: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
     packages: ClassVar[tuple[str, ...]] = ()

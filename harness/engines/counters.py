@@ -19,6 +19,7 @@ _POSITION = re.compile(r'position="(\d+)"')
 _NAMES = {
     # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
     "vllm:generation_tokens": "generated",
+    "vllm:num_preemptions": "preempted",
     "vllm:spec_decode_num_drafts": "drafts",
     "vllm:spec_decode_num_draft_tokens": "proposed",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
@@ -56,6 +57,7 @@ class Counted:
         drafts: iterations that verified draft tokens.
         proposed, accepted: draft tokens.
         by_position: iterations in which the draft token at each position was accepted.
+        preempted: requests that lost their place in the cache to others, and are read again.
     """
 
     generated: float | None = None
@@ -63,6 +65,7 @@ class Counted:
     proposed: float | None = None
     accepted: float | None = None
     by_position: dict[int, float] = field(default_factory=dict)
+    preempted: float | None = None
 
     def plus(self, other: Counted, times: int = 1) -> Counted:
         """The sum of both, the other one so many times. A counter that one lacks is 0 there."""
@@ -138,16 +141,18 @@ def total(growths: Sequence[Counted | None]) -> Counted | None:
 
 
 def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for others."""
+    """The columns about tokens that the server generated for others, and requests that it preempted."""
+    columns = {}
+    if counted.preempted is not None:
+        columns["num_preemptions"] = round(counted.preempted)
     if counted.generated is None:
-        return {}
+        return columns
     ours = [request.num_tokens for request in requests]
     foreign = counted.generated - sum(ours)
     tolerated = len(ours) + _TOLERATED * sum(ours)
-    return {
-        "server_tokens": round(counted.generated),
-        "foreign_tokens": round(foreign) if foreign > tolerated else 0,
-    }
+    columns["server_tokens"] = round(counted.generated)
+    columns["foreign_tokens"] = round(foreign) if foreign > tolerated else 0
+    return columns
 
 
 def counted_acceptance(counted: Counted, num_requests: int) -> dict[str, Any]:

@@ -81,8 +81,9 @@ class VllmEngine(Engine):
         engine: Any = settings.engine
         self._num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
         self.setup_seconds = 0.0
-        for arm in self.arms[:1] if self.queues else self.arms:
-            self.start(arm)
+        if not self.queues:
+            for arm in self.arms:
+                self.start(arm)
 
     def start(self, arm: VllmArm) -> Any:
         """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not fit."""

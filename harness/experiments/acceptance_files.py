@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from harness.config.run import PromptedSettings
 from harness.config.settings import ModelSettings
 from harness.config.synthetic import RATES_BY_RANK
-from harness.engines.pair import PlacedPair
+from harness.engines.pair import PlannedPair
 from harness.experiments.session import Session
 from harness.results.environment import package_version
 from harness.results.files import replace_file
@@ -45,13 +45,14 @@ def write_acceptance(
     if draft is None or not measured.drafted:
         return
     # A smaller tree is not the beginning of a larger one.
-    extrapolates = measured.num_levels is None and _extrapolates(session.placed)
+    planned = session.planned
+    extrapolates = measured.num_levels is None and _extrapolates(planned)
     own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
     if rates_by_rank:
         own[RATES_BY_RANK] = rates_by_rank
     profile = speculation_profile(
         measured,
-        method=_method(session.placed, draft.method),
+        method=_method(planned, draft.method),
         extrapolates=extrapolates,
         is_block=settings.decoding.rule == "block",
         about={
@@ -72,20 +73,20 @@ def write_acceptance(
         replace_file(session.directory / name, content.encode())
 
 
-def _extrapolates(placed: PlacedPair | None) -> bool:
-    """Whether a smaller K proposes the beginning of what a larger one does; False where that is not known."""
-    if placed is None:
+def _extrapolates(planned: PlannedPair) -> bool:
+    """Whether a smaller K proposes the beginning of what a larger one does; False where a server drafts."""
+    if planned.draft_plan is None:
         return False
-    drafts = placed.sketches[1:]
+    drafts = planned.sketches[1:]
     return not any(sketch.one_pass for sketch in drafts)
 
 
-def _method(placed: PlacedPair | None, method: str) -> str:
+def _method(planned: PlannedPair, method: str) -> str:
     """How it was drafted: the kind of a head, `draft_model`, or what `draft=` calls it."""
     if method != "model":
         return method
-    if placed is not None and placed.head is not None:
-        return placed.head.kind.name
+    if planned.head is not None:
+        return planned.head.kind.name
     return "draft_model"
 
 

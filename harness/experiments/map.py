@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
+from harness.engines.protocol import Engine
 from harness.engines.timing import Generation
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
@@ -22,7 +23,7 @@ from harness.experiments.session import Session
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
 from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
 from harness.menu.experiment import Experiment
-from harness.menu.records import engine_of
+from harness.menu.records import engine_of, method_of
 from harness.report.map import map_document, schedule_of
 from harness.report.runs import Run
 from harness.report.table import Document
@@ -33,6 +34,10 @@ from harness.results.schema import MapRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
+_ONE_AT_A_TIME = (
+    "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
+    " decoding.num_draft_tokens=1,3,5 measures one after the other"
+)
 # Columns about acceptance that a server may tell though it tells no iterations.
 _TOLD = ("acceptance_rate", "mean_acceptance_length")
 
@@ -88,6 +93,8 @@ class Map(Experiment):
             raise SettingError("batch_sizes", rule, batch_size)
         self.encoded: list[Encoded] = []
         self.measured: dict[Cell, Measured] = {}
+        # The K that the open engine was started for, where starting takes long.
+        self.started_for: int | str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,7 +153,7 @@ class Map(Experiment):
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
         say(f"batch {batch_size}, context {encoded.mean_length}{named}")
-        engine = session.open(batch_size, encoded.longest, decoding)
+        engine = self._open(session, batch_size, encoded.longest, decoding)
         # Every cell asks the same prompts: a new engine has a salt of its own.
         repeats = () if engine.salts is None else [0] * batch_size
         number = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size) * batch_size
@@ -166,6 +173,27 @@ class Map(Experiment):
         session.race(questions, note, settings.num_warmup)
         measured = self.measured[cell] = self._figures(answers)
         return measured.speedup.estimate
+
+    def _open(
+        self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
+    ) -> Engine:
+        """The engine of a cell. One that starts slowly is started for all cells of a K.
+
+        Raises:
+            RunError: its arms would be loaded again for every question.
+        """
+        if not engine_of(self.settings).starts_slowly:
+            return session.open(batch_size, longest, decoding)
+        k = decoding.num_draft_tokens
+        engine = session.engine
+        if engine is None or self.started_for != k:
+            batch_size = self.settings.batch_sizes[-1]
+            longest = max(encoded.longest for encoded in self.encoded)
+            engine = session.open(batch_size, longest, decoding)
+            self.started_for = k
+            if not engine.alternates:
+                raise RunError(_ONE_AT_A_TIME)
+        return engine
 
     def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> Measured:
         regular = answers["regular"]
@@ -228,7 +256,7 @@ class Map(Experiment):
         if not any(schedule.values()):
             # No engine takes a schedule that never drafts, and some servers do not tell their K.
             return
-        for name, content in schedule_files(schedule).items():
+        for name, content in schedule_files(schedule, _draft_for_vllm(session)).items():
             replace_file(session.directory / name, content.encode())
 
 
@@ -259,6 +287,19 @@ def _most_drafted(columns: Mapping[str, Any]) -> int | None:
     mean = columns.get("mean_proposed") or 0.0
     # The last iterations of answers draft less.
     return max(len(by_position), math.ceil(mean)) or None
+
+
+def _draft_for_vllm(session: Session) -> dict[str, Any]:
+    """The draft as entries of vLLM's `--speculative-config`; none for one that vLLM does not have, or a server's."""
+    planned = session.planned
+    drafting = planned.drafting
+    if drafting is None:
+        return {}
+    try:
+        words = method_of(drafting).vllm(planned, drafting)
+    except SettingError:
+        return {}
+    return {name: value for name, value in words.items() if value is not None}
 
 
 def _mean_time(generations: Sequence[Generation]) -> float:

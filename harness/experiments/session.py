@@ -19,7 +19,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, text_divergence
 from harness.engines.keeper import PairKeeper
-from harness.engines.pair import Pair, PlacedPair, plan_pair
+from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.reference import open_reference
 from harness.engines.timing import Generation, generate, quick_collections
@@ -107,9 +107,14 @@ class Session:
         return self._keeper.load()
 
     @property
+    def planned(self) -> PlannedPair:
+        """The pair before its weights load; for engines elsewhere its tokenizer alone."""
+        return self._keeper.plan(self.settings)
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that the pair shares."""
-        return self._keeper.plan(self.settings).tokenizer
+        return self.planned.tokenizer
 
     @property
     def measurement(self) -> Measurement:

@@ -51,9 +51,10 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
     unknown = [cell for cell in cells_of(shape) if cell not in known]
     if not unknown:
         return None
-    for cell in unknown:
-        if _is_corner(shape, cell):
-            return cell
+    corners = [cell for cell in unknown if _is_corner(shape, cell)]
+    if corners:
+        # By the last side, which is K: some engines start again for another one.
+        return min(corners, key=lambda cell: cell[::-1])
     values = interpolated(shape, known)
     places = _coordinates(shape, list(known))
 

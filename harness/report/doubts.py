@@ -35,6 +35,7 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _identical_arms_differ(row),
         _other_caches(rows),
         _foreign_traffic(rows),
+        _preempted(rows),
         _different_lengths(rows),
     ):
         if sentence is not None:
@@ -93,6 +94,17 @@ def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
     sources = [row.acceptance_source for row in rows]
     acceptance = "; acceptance is that of all" if "metrics" in sources else ""
     return f"The server answered others meanwhile: {' and '.join(parts)} are not ours{acceptance}."
+
+
+def _preempted(rows: Sequence[LatencyRow]) -> str | None:
+    """Whether a server's cache was too small for the requests in flight."""
+    if not any(row.num_preemptions for row in rows):
+        return None
+    counts = [f"{row.num_preemptions or 0} times in the {row.arm} arm" for row in rows]
+    return (
+        f"The server's cache was too small: it interrupted requests and read them again,"
+        f" {' and '.join(counts)}."
+    )
 
 
 def _after_the_end(row: LatencyRow) -> str | None:

@@ -10,14 +10,17 @@ from itertools import pairwise
 _LARGEST_BATCH = 65_536
 
 
-def schedule_files(schedule: Mapping[int, int]) -> dict[str, str]:
+def schedule_files(
+    schedule: Mapping[int, int], draft_for_vllm: Mapping[str, object]
+) -> dict[str, str]:
     """Files by name, with their contents.
 
     Args:
         schedule: K by the batch size from which on it holds, in rising order; 0 drafts nothing.
+        draft_for_vllm: the draft as entries of vLLM's `--speculative-config`, which then is complete.
     """
     return {
-        "schedule_vllm.json": _as_json(for_vllm(schedule)),
+        "schedule_vllm.json": _as_json({**draft_for_vllm, **for_vllm(schedule)}),
         "schedule_sglang.json": _as_json(for_sglang(schedule)),
         "schedule_tensorrt_llm.yaml": for_tensorrt_llm(schedule),
         "schedule_llama_cpp.txt": for_llama_cpp(schedule),

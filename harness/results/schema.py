@@ -323,6 +323,9 @@ class LatencyRow(PromptedRow):
     foreign_tokens: MaybeInt = figure(
         "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
     )
+    num_preemptions: MaybeInt = figure(
+        "how often the server took the cache of a running request for others, by its metrics"
+    )
     acceptance_source: MaybeText = figure(
         "`metrics` where acceptance is that of the server's counters, because its answers tell none"
     )

@@ -86,6 +86,7 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
     assert traffic_columns(Counted(204), ours) == {"server_tokens": 204, "foreign_tokens": 0}
     assert traffic_columns(Counted(205), ours) == {"server_tokens": 205, "foreign_tokens": 5}
     assert traffic_columns(Counted(), ours) == {}
+    assert traffic_columns(Counted(preempted=3), ours) == {"num_preemptions": 3}
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:

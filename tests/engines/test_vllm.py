@@ -241,6 +241,16 @@ def test_the_shipped_heads_draft_as_in_our_loop(harness: Harness, draft: str) ->
 
 @vllm
 @pytest.mark.vllm
+def test_a_map_starts_again_for_each_k(harness: Harness) -> None:
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,3]", "share=1"]
+    harness("map", *QUICK, *grid, "decoding=greedy", "draft=lookup", "num_resamples=100")
+    rows = results("map")
+    assert list(rows["num_draft_tokens"]) == [1, 3] * 2
+    assert rows["mean_acceptance_length"].gt(1).all()
+
+
+@vllm
+@pytest.mark.vllm
 def test_one_arm_after_the_other_where_both_do_not_fit(harness: Harness) -> None:
     """The reserve leaves no memory for two."""
     settings = [*QUICK, "decoding=greedy", "placement.reserve_gb=1e6", "draft=lookup"]

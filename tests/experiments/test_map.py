@@ -115,7 +115,6 @@ def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
         (["engine=huggingface"], "batch_sizes=[1, 4, 16]: must be [1] with engine=huggingface"),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
         (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
-        (["engine=vllm"], "engine=vllm: must be local, huggingface or a server"),
     ],
 )
 def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:

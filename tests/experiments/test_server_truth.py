@@ -51,11 +51,20 @@ def test_traffic_of_others_is_noticed(harness: Harness) -> None:
     assert mentions(outcome.stdout, "answered others", "40 of 104 tokens", "regular")
 
 
+def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
+    servers = EchoServer(metrics=True), EchoServer(metrics=True, num_draft_tokens=4, preempted=2)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert list(results()["num_preemptions"]) == [0, 16]
+    assert mentions(outcome.stdout, "0 times in the regular arm", "16 times in the speculative arm")
+
+
 def test_a_server_without_counters_tells_nothing_of_it(harness: Harness) -> None:
     with ExitStack() as stack:
         harness("latency", *QUICK, *addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4)))
     rows = results()
-    assert rows[["server_tokens", "foreign_tokens", "acceptance_source"]].isna().all(axis=None)
+    counted = ["server_tokens", "foreign_tokens", "num_preemptions", "acceptance_source"]
+    assert rows[counted].isna().all(axis=None)
     assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from in_process import Harness, results
+from wording import mentions
 
 # It repeats each prompt's last token. Its speculative arm gives three tokens at a time.
 PARROT = textwrap.dedent(
@@ -69,6 +70,9 @@ PARROT = textwrap.dedent(
             return engine
     '''
 )
+SLOW_PARROT = PARROT.replace(
+    '    name = "parrot"\n', '    name = "parrot"\n    starts_slowly = True\n', 1
+)
 QUICK = ["num_prompts=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=9"]
 
 
@@ -100,6 +104,28 @@ def test_a_sweep_over_engines_and_its_report(harness: Harness, parrot: str) -> N
     report = harness("report", "results").stdout
     assert "parrot" in report
     assert "parrot" in outcome.stdout
+
+
+def test_a_map_starts_a_slow_engine_once_for_each_k(
+    harness: Harness, parrot: str, tmp_path: Path
+) -> None:
+    file = tmp_path / parrot.partition(":")[0]
+    note = 'opening.say(f"started for {opening.batch_size}, K={opening.decoding.num_draft_tokens}")'
+    start = "engine = Engine()\n"
+    file.write_text(SLOW_PARROT.replace(start, f"{start}        {note}\n"))
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "share=1"]
+    outcome = harness("map", *QUICK, *grid, f"engine={parrot}")
+    assert len(results("map")) == 4
+    starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]
+    assert starts == ["started for 2, K=1", "started for 2, K=2"]
+
+
+def test_a_map_needs_both_arms_in_memory(harness: Harness, parrot: str, tmp_path: Path) -> None:
+    file = tmp_path / parrot.partition(":")[0]
+    start = "engine = Engine()\n"
+    file.write_text(SLOW_PARROT.replace(start, f"{start}        engine.alternates = False\n"))
+    complaint = harness("map", *QUICK, "batch_sizes=[1]", f"engine={parrot}", code=1).complaint
+    assert mentions(complaint, "map needs both arms in memory", "latency -m")
 
 
 def test_plan_and_help(harness: Harness, parrot: str) -> None:

@@ -42,6 +42,7 @@ def test_tensorrt_llm_begins_with_its_largest_draft_length() -> None:
 
 
 def test_every_engine_has_a_file() -> None:
-    files = schedule_files(SCHEDULE)
+    files = schedule_files(SCHEDULE, {"method": "suffix"})
+    assert json.loads(files["schedule_vllm.json"]) == {"method": "suffix", **for_vllm(SCHEDULE)}
     assert json.loads(files["schedule_sglang.json"]) == for_sglang(SCHEDULE)
     assert files["schedule_llama_cpp.txt"].split()[:2] == ["--spec-draft-n-max", "5"]

@@ -37,6 +37,7 @@ class EchoServer:
         stop_after: its answers end after so many tokens.
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
         foreign: tokens that it counts for others with each of our requests.
+        preempted: how often it counts that it preempted each of our requests.
         num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
@@ -61,6 +62,7 @@ class EchoServer:
     stop_after: int = 1_000_000
     metrics: bool = False
     foreign: int = 0
+    preempted: int = 0
     num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
@@ -78,6 +80,7 @@ class EchoServer:
     rejects_at: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
+    num_preemptions: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
     in_flight: int = 0
@@ -128,6 +131,7 @@ class EchoServer:
         }
         names: dict[str, float] = {f"vllm:{name}": value for name, value in spec.items()}
         names['vllm:generation_tokens_total{engine="0"}'] = self.num_tokens
+        names['vllm:num_preemptions_total{engine="0"}'] = self.num_preemptions
         if self.dialect == "sglang":
             names = {
                 "sglang:generation_tokens_total": self.num_tokens,
@@ -238,6 +242,7 @@ class EchoServer:
         if self.num_draft_tokens is not None and not self.metrics:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
         self.num_tokens += count + self.foreign
+        self.num_preemptions += self.preempted
         if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
             self.num_accepted += sum(len(step) - 1 for step in steps[1:])

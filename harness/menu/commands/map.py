@@ -65,11 +65,6 @@ class MapSettings(PromptedSettings):
     def check_engine(self, engine: Abilities) -> None:
         """See `RunSettings.check_engine`."""
         name = self.engine.name
-        rule = (
-            "must be local, huggingface or a server: others start again for every K and batch size"
-        )
-        reopens = engine.own_loop or engine.loads_pair or not engine.computes_here
-        require(reopens, "engine", rule, name)
         rule = f"must be [1] with engine={name}, which takes one prompt at a time"
         one_by_one = engine.takes_batches or self.batch_sizes == (1,)
         require(one_by_one, "batch_sizes", rule, list(self.batch_sizes))

@@ -44,6 +44,7 @@ class Vllm(EngineRecord):
     settings = VllmSettings
     may_queue = True
     may_crash = True
+    starts_slowly = True
     takes_load = True
     has_coin = True
     packages = ("vllm",)
