@@ -199,7 +199,6 @@ MISTAKES = {
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "latency draft.tree=static decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
-    "latency draft.tree=dynamic runner=compiled": "runner=compiled: must be one of auto, eager, static",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for heads, not for draft=lookup",

@@ -133,6 +133,12 @@ class RunSettings:
         return 0 if self.draft is None else self.decoding.most_draft_tokens
 
     @property
+    def most_verified(self) -> int:
+        """The most draft tokens that an iteration verifies: K, or the nodes of a tree."""
+        num_nodes = 0 if self.draft is None else self.draft.most_nodes
+        return max(self.most_draft_tokens, num_nodes)
+
+    @property
     def num_levels(self) -> int | None:
         """The most levels of the trees that are proposed; None for chains."""
         is_tree = self.draft is not None and self.draft.most_nodes

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.trees import Parents, TreeShape
+from harness.decoding.trees import PlacedShape
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -36,7 +36,7 @@ class TreeOffer:
     logits: Tensor
     target_probabilities: Tensor
     draft_tokens: Tensor
-    shape: TreeShape
+    shape: PlacedShape
     draft_probabilities: Tensor | None
     accept_uniforms: Tensor
     next_uniforms: Tensor
@@ -50,20 +50,6 @@ class TreeOffer:
         if self.draft_probabilities is None:
             return target, None
         return target, self.draft_probabilities[:, node]
-
-    def select(self, rows: list[int]) -> TreeOffer:
-        """Return the offers of these rows."""
-        draft = self.draft_probabilities
-        return TreeOffer(
-            self.logits[rows],
-            self.target_probabilities[rows],
-            self.draft_tokens[rows],
-            self.shape.select(rows),
-            None if draft is None else draft[rows],
-            self.accept_uniforms[rows],
-            self.next_uniforms[rows],
-            self.offered[rows],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +134,7 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     decoding follows the path of the target's own tokens.
     """
     rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
-    parents = offer.shape.parents_on(rows.device)
+    parents = offer.shape.parents
     node = torch.zeros_like(rows)
     remaining = _Remaining.after(*offer.distributions_after(0))
     # A node comes after its parent and after its elder siblings.
@@ -163,7 +149,7 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
         new = _Remaining.after(*offer.distributions_after(number))
         remaining = _where(accepted, new, remaining)
         node = torch.where(accepted, number, node)
-    depth = offer.shape.depths_on(rows.device)[rows, node]
+    depth = offer.shape.depths[rows, node]
     next_token = inverse_cdf(remaining.target, offer.next_uniforms[rows, depth])
     return TreeVerdict(node, depth, next_token)
 
@@ -190,71 +176,76 @@ def verify_traversal(offer: TreeOffer) -> TreeVerdict:
     target, the draft without x, and s / (s + 1 - a) of the parent's a, where s is the mass of that
     residual; the parent is then tested like a leaf when no child is left.
     """
-    groups: dict[Parents, list[int]] = {}
-    for row, parents in enumerate(offer.shape.parents):
-        groups.setdefault(parents, []).append(row)
-    if len(groups) == 1:
-        return _Traversal(offer).verdict()
-    verdicts: list[TreeVerdict] = []
-    traversed: list[int] = []
-    for rows in groups.values():
-        verdicts.append(_Traversal(offer.select(rows)).verdict())
-        traversed += rows
-    order = torch.tensor(traversed).argsort().to(offer.draft_tokens.device)
-    return TreeVerdict(
-        torch.cat([verdict.last_node for verdict in verdicts])[order],
-        torch.cat([verdict.num_accepted for verdict in verdicts])[order],
-        torch.cat([verdict.next_token for verdict in verdicts])[order],
-    )
+    # What a child's rejection leaves of its parent depends on nothing below the child. So all nodes
+    # can be looked at in the order of their numbers, and the first that passes be found afterwards.
+    rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
+    branches = _Branches(offer, rows)
+    for number in range(1, offer.draft_tokens.shape[1] + 1):
+        branches.test(number)
+    passes = branches.is_tested & (branches.reach[:, 1:] > offer.accept_uniforms)
+    ends_here = nn.functional.pad(passes, (1, 0), value=True)  # the root passes always
+    places = offer.shape.places
+    last_node = torch.where(ends_here, places, places.shape[1]).argmin(1)
+    depth = offer.shape.depths[rows, last_node]
+    weights = branches.target[rows, last_node]
+    next_token = inverse_cdf(weights, offer.next_uniforms[rows, depth])
+    return TreeVerdict(last_node, depth, next_token)
 
 
-class _Traversal:
-    """The traversal of trees that have one shape."""
+class _Branches:
+    """What is left of the distributions after each node of B trees, while children are tested.
 
-    def __init__(self, offer: TreeOffer) -> None:
+    Attributes:
+        target: [B, N + 1, V], not normalised.
+        reach: [B, N + 1], the a of the root and of each node.
+        is_tested: [B, N], whether a node and its ancestors are offered, and can be drawn.
+    """
+
+    def __init__(self, offer: TreeOffer, rows: Tensor) -> None:
+        draft = offer.draft_probabilities
         self._offer = offer
-        self._rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
-        self._children: list[list[int]] = [[] for _ in range(offer.shape.num_nodes + 1)]
-        for node, parent in enumerate(offer.shape.parents[0], start=1):
-            self._children[parent].append(node)
-        self._decided = torch.zeros_like(self._rows, dtype=torch.bool)
-        self._last_node = torch.zeros_like(self._rows)
-        self._weights = torch.zeros_like(offer.target_probabilities[:, 0])
+        self._rows = rows
+        self.target = offer.target_probabilities.clone()
+        self._draft = None if draft is None else draft.clone()
+        self.reach = torch.ones_like(self.target[:, :, 0])
+        self._target_mass = self.reach.clone()
+        self._draft_mass = self.reach.clone()
+        self.is_tested = offer.offered.clone()
 
-    def verdict(self) -> TreeVerdict:
-        """Traverse the trees."""
-        every_row = torch.ones_like(self._decided)
-        certain = torch.ones_like(self._weights[:, 0])
-        self._visit(0, certain, every_row)
-        depth = self._offer.shape.depths_on(self._rows.device)[self._rows, self._last_node]
-        next_token = inverse_cdf(self._weights, self._offer.next_uniforms[self._rows, depth])
-        return TreeVerdict(self._last_node, depth, next_token)
+    def test(self, number: int) -> None:
+        """Compute how a node is reached, and reject it in what is left after its parent."""
+        rows = self._rows
+        tokens = self._offer.draft_tokens[:, number - 1]
+        parent = self._offer.shape.parents[:, number - 1]
+        remaining = self._after(parent)
+        target_probability, draft_probability = remaining.test(tokens)
+        above = (parent - 1).clamp(min=0)
+        is_offered_above = (parent == 0) | self.is_tested[rows, above]
+        is_tested = is_offered_above & self.is_tested[:, number - 1] & (draft_probability > 0)
+        self.is_tested[:, number - 1] = is_tested
+        reach = self.reach[rows, parent]
+        ratio = target_probability / draft_probability.clamp(min=_TINY)
+        self.reach[:, number] = (reach * ratio).clamp(max=1)
+        mass = remaining.reject(tokens, is_tested, reach)
+        # A node that is reached for certain stays so, even where no mass is left.
+        lowered = mass / (mass + 1 - reach).clamp(min=_TINY)
+        self.reach[rows, parent] = torch.where(is_tested & (reach < 1), lowered, reach)
+        self._replace(parent, remaining)
 
-    def _visit(self, node: int, reach: Tensor, offered: Tensor) -> None:
-        """Test the children of a node, then itself.
+    def _after(self, node: Tensor) -> _Remaining:
+        """Return what is left after a node [B] of each row."""
+        rows = self._rows
+        draft = None if self._draft is None else self._draft[rows, node]
+        target_mass = self._target_mass[rows, node]
+        return _Remaining(self.target[rows, node], target_mass, draft, self._draft_mass[rows, node])
 
-        Args:
-            reach: [B] the a of the node.
-            offered: [B] whether the node is offered to the row.
-        """
-        offer = self._offer
-        remaining = _Remaining.after(*offer.distributions_after(node))
-        for child in self._children[node]:
-            tokens = offer.draft_tokens[:, child - 1]
-            target_probability, draft_probability = remaining.test(tokens)
-            is_tested = offered & offer.offered[:, child - 1] & (draft_probability > 0)
-            ratio = target_probability / draft_probability.clamp(min=_TINY)
-            self._visit(child, (reach * ratio).clamp(max=1), is_tested)
-            mass = remaining.reject(tokens, is_tested, reach)
-            # A root that is reached for certain stays so, even where no mass is left.
-            lowered = mass / (mass + 1 - reach).clamp(min=_TINY)
-            reach = torch.where(is_tested & (reach < 1), lowered, reach)
-        passed = offered & ~self._decided
-        if node:
-            passed = passed & (offer.accept_uniforms[:, node - 1] < reach)
-        self._last_node = torch.where(passed, node, self._last_node)
-        self._weights = torch.where(passed.unsqueeze(1), remaining.target, self._weights)
-        self._decided = self._decided | passed
+    def _replace(self, node: Tensor, remaining: _Remaining) -> None:
+        rows = self._rows
+        self.target[rows, node] = remaining.target
+        self._target_mass[rows, node] = remaining.target_mass
+        self._draft_mass[rows, node] = remaining.draft_mass
+        if self._draft is not None and remaining.draft is not None:
+            self._draft[rows, node] = remaining.draft
 
 
 def verify_eagle(offer: TreeOffer) -> TreeVerdict:
@@ -267,8 +258,7 @@ def verify_eagle(offer: TreeOffer) -> TreeVerdict:
     """
     verdict = verify_rounds(offer)
     rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
-    parents = offer.shape.parents_on(rows.device)
-    has_children = ((parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
+    has_children = ((offer.shape.parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
     is_greedy = (offer.target_probabilities.amax(-1) == 1).all(1)
     plain = offer.logits[rows, verdict.last_node].float().softmax(-1)
     bonus = inverse_cdf(plain, offer.next_uniforms[rows, verdict.num_accepted])

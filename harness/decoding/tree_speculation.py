@@ -24,7 +24,7 @@ from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
-from harness.decoding.decisions import Figures
+from harness.decoding.decisions import Decision, Figures
 from harness.decoding.protocols import (
     Iteration,
     NonFiniteError,
@@ -37,7 +37,7 @@ from harness.decoding.randomness import Purpose
 from harness.decoding.speculation import TurnUniforms
 from harness.decoding.transfer import first_columns, to_device, to_host
 from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
-from harness.decoding.trees import Branch, TreeProposal, TreeShape
+from harness.decoding.trees import Branch, PlacedShape, TreeProposal, TreeShape, chain_of
 from harness.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import BatchWarp, RowWarp, Warp
@@ -128,27 +128,28 @@ class PackedFigures:
 
 
 @dataclass(frozen=True)
-class TreeJudge:
+class TreeJudge(Decision):
     """Warps the target's logits and verifies a tree, after the pass over it.
 
     The inputs are the draft tokens [B, N], two kinds of uniforms and the offered nodes of a
-    `TreeOffer`, and the draft's probabilities unless the trees are deterministic. The outputs are the
-    tensor of `PackedFigures`, and the probabilities [B, N] of the draft tokens under the target and
-    under the drafter, in the order of the figures' nodes.
+    `TreeOffer`, the tensors of its `PlacedShape`, and the draft's probabilities unless the trees are
+    deterministic. The outputs are the tensor of `PackedFigures`, and the probabilities [B, N] of the
+    draft tokens under the target and under the drafter, in the order of the figures' nodes.
     """
 
     warp: Warp | RowWarp
     rule: TreeRule
-    shape: TreeShape
+    is_deterministic: bool
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         tokens, accept_uniforms, next_uniforms, offered, *others = inputs
+        shape = PlacedShape(*others[:4])
         offer = TreeOffer(
             logits=logits,
             target_probabilities=self.warp(logits),
             draft_tokens=tokens,
-            shape=self.shape,
-            draft_probabilities=others[0] if others else None,
+            shape=shape,
+            draft_probabilities=None if self.is_deterministic else others[4],
             accept_uniforms=accept_uniforms,
             next_uniforms=next_uniforms,
             offered=offered,
@@ -163,6 +164,19 @@ class TreeJudge:
         )
         return figures.tensor, target.gather(1, index), draft.gather(1, index)
 
+    def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of chains."""
+        num_rows, width, vocabulary_size = logits.shape
+        device = logits.device
+        tokens = torch.zeros(num_rows, width - 1, dtype=torch.long, device=device)
+        halves = torch.full((num_rows, width), 0.5, device=device)
+        shape = TreeShape([chain_of(width - 1)] * num_rows)
+        inputs = (tokens, halves[:, 1:], halves, shape.offered_on(device), *shape.on(device))
+        if self.is_deterministic:
+            return inputs
+        share = 1 / vocabulary_size
+        return *inputs, torch.full_like(logits, share, dtype=torch.float32)
+
 
 def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]:
     """Sort the nodes of each row -> [B, N] numbers from 1; the module's docstring has an example.
@@ -174,8 +188,8 @@ def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]
     device = offer.draft_tokens.device
     last_node = verdict.last_node
     row_index = torch.arange(len(last_node), device=device)
-    on_path = offer.shape.ancestors_on(device)[row_index, last_node][:, 1:]
-    is_child = offer.shape.parents_on(device) == last_node.unsqueeze(1)
+    on_path = offer.shape.ancestors[row_index, last_node][:, 1:]
+    is_child = offer.shape.parents == last_node.unsqueeze(1)
     rejected = is_child & offer.offered
     group = torch.where(on_path, 0, torch.where(rejected, 1, torch.where(offer.offered, 2, 3)))
     nodes = group.sort(dim=1, stable=True).indices + 1
@@ -186,7 +200,7 @@ def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
     """Return each node's probability [B, N] under the target, and under the drafter."""
     device = offer.draft_tokens.device
     row_index = torch.arange(len(offer.draft_tokens), device=device).unsqueeze(1)
-    parents = offer.shape.parents_on(device)
+    parents = offer.shape.parents
     target = offer.target_probabilities[row_index, parents, offer.draft_tokens]
     if offer.draft_probabilities is None:
         return target, torch.ones_like(target)
@@ -325,11 +339,11 @@ class _TreeSteps:
         return self._verify(proposal, uniforms, limits, progress)
 
     def _uniforms(self, progress: Progress) -> TurnUniforms:
-        """Return new numbers [B, N] for the nodes, and the target's own by position [B, K + 1]."""
+        """Return new numbers [B, N] for the nodes, and the target's own by position [B, N + 1]."""
         rows = self.rows
         of_nodes = rows.unused_uniforms(progress.num_iterations, self.budget, self.budget)
-        num_positions = self.draft_length.most + 1
-        of_positions = rows.uniforms_from(progress.num_generated, num_positions)
+        # No path is longer than its tree.
+        of_positions = rows.uniforms_from(progress.num_generated, self.budget + 1)
         return TurnUniforms(
             draft=of_nodes[..., Purpose.DRAFT],
             accept=of_nodes[..., Purpose.ACCEPT],
@@ -350,11 +364,13 @@ class _TreeSteps:
         shape = TreeShape(proposal.shape.parents, limits)
         tokens = rows.agree(proposal.tokens)
         accept_uniforms = first_columns(uniforms.accept, shape.num_nodes)
-        inputs = [tokens, accept_uniforms, uniforms.target, shape.offered_on(device)]
+        offered = shape.offered_on(device)
+        inputs = [tokens, accept_uniforms, uniforms.target, offered, *shape.on(device)]
         if proposal.probabilities is not None:
             inputs.append(proposal.probabilities)
         root = to_device(progress.next_tokens, device).unsqueeze(1)
-        judge = TreeJudge(rows.warp.current, self.rule, shape)
+        is_deterministic = proposal.probabilities is None
+        judge = TreeJudge(rows.warp.current, self.rule, is_deterministic)
         step, (packed, *probabilities) = self.target.decide_tree(
             torch.cat([root, tokens], dim=1), shape, judge, *inputs
         )

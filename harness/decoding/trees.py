@@ -34,6 +34,22 @@ class Branch(NamedTuple):
     accepted: int | None
 
 
+class PlacedShape(NamedTuple):
+    """The shapes of B trees of N nodes each, on a device.
+
+    Attributes:
+        parents: [B, N], of each node.
+        depths: [B, N + 1], of the root and of each node.
+        ancestors: [B, N + 1, N + 1] bool, which of them each of them attends to.
+        places: [B, N + 1], in an order where children come before their parent, elder ones first.
+    """
+
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    places: Tensor
+
+
 @dataclass(frozen=True)
 class TreeShape:
     """The shapes of B trees of N nodes each.
@@ -87,9 +103,15 @@ class TreeShape:
         """Return `depths` on a device."""
         return torch.from_numpy(self.depths).to(device)
 
-    def parents_on(self, device: torch.device) -> Tensor:
-        """Return the parents [B, N] on a device."""
-        return to_device(self.parents, device)
+    def on(self, device: torch.device) -> PlacedShape:
+        """Return the shapes on a device."""
+        places = np.stack([_places(parents) for parents in self.parents])
+        return PlacedShape(
+            to_device(self.parents, device),
+            self.depths_on(device),
+            self.ancestors_on(device),
+            torch.from_numpy(places).to(device),
+        )
 
     def ancestors_on(self, device: torch.device) -> Tensor:
         """Return which root and nodes each of them attends to, [B, N + 1, N + 1] bool."""
@@ -109,11 +131,6 @@ class TreeShape:
                 branches.append(Branch(len(children), accepted))
         return branches
 
-    def select(self, rows: Sequence[int]) -> TreeShape:
-        """Return the shapes of these rows."""
-        limits = None if self.limits is None else [self.limits[row] for row in rows]
-        return TreeShape([self.parents[row] for row in rows], limits)
-
 
 @lru_cache(maxsize=4096)
 def _depths(parents: Parents) -> NDArray[np.int64]:
@@ -130,6 +147,21 @@ def _ancestors(parents: Parents) -> NDArray[np.bool_]:
     for node, parent in enumerate(parents, start=1):
         ancestors[node] |= ancestors[parent]
     return ancestors
+
+
+@lru_cache(maxsize=4096)
+def _places(parents: Parents) -> NDArray[np.int64]:
+    """Return the place of the root and of each node when a tree is walked from its leaves up."""
+    sizes = [1] * (len(parents) + 1)
+    for node in range(len(parents), 0, -1):
+        sizes[parents[node - 1]] += sizes[node]
+    # The first place of each node's branch, then the next one that is free below it.
+    first = [0] * len(sizes)
+    free = [0] * len(sizes)
+    for node, parent in enumerate(parents, start=1):
+        first[node] = free[node] = free[parent]
+        free[parent] += sizes[node]
+    return np.array(first) + np.array(sizes) - 1
 
 
 def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,6 +69,21 @@ class TreePlan:
     budget: int
     rates: tuple[float, ...] = ()
     replacement: bool = True
+
+    def is_deterministic(self, warp: Any) -> bool:
+        """Whether trees follow from the texts alone, where tokens are drawn with this warp."""
+        return self.kind == "dynamic" or _is_greedy(warp)
+
+    def most_expanded(self, depth: int) -> int:
+        """The most nodes of a level that are predicted after, in trees of so many levels."""
+        if self.kind == "dynamic":
+            return min(_WIDTH, self.budget)
+        if self.kind == "sequences":
+            return self.budget // min(depth, self.budget)
+        parents = best_shape(self.rates, depth, self.budget)
+        levels = TreeShape([parents]).depths[0]
+        expanded = {parent for parent in parents if parent}
+        return max(Counter(int(levels[node]) for node in expanded).values(), default=0)
 
     def propose(
         self, predictor: Predictor, depth: int, warp: Any, uniforms: Tensor

@@ -139,7 +139,7 @@ class TreeBonusFromWrongPosition:
     def __call__(self, offer: TreeOffer) -> TreeVerdict:
         verdict = self.rule(offer)
         rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
-        parents = offer.shape.parents_on(rows.device)
+        parents = offer.shape.parents
         is_leaf = ~((parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
         parent = parents[rows, (verdict.last_node - 1).clamp(min=0)]
         early = offer.target_probabilities[rows, parent]

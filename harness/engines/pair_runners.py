@@ -5,22 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.protocols import Drafter, Runner
+from harness.decoding.tree_speculation import TreeJudge
 from harness.decoding.warp import AnyWarp
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
-from harness.engines.acceptance import decisions_of, warp_of
+from harness.engines.acceptance import decisions_of, tree_rule_of, warp_of
 from harness.engines.pair import Pair
 from harness.engines.runner_choice import build_runner, prepare_head
 from harness.menu.method import MakeDrafter
 from harness.menu.records import make_drafter, method_of
+from harness.menu.trees import plan_of
 from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
+from harness.runners.tree_passes import TreeDemand
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
 _PREPARED = (1, 2, 4, 8)
@@ -109,11 +113,8 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     Raises:
         SettingError: for a runner that the devices do not have, or a model that it cannot read.
     """
-    if pair.drafting is not None and pair.drafting.most_nodes:
-        # No runner is prepared for trees.
-        runner: RunnerName = "static" if demanded.runner == "auto" else demanded.runner
-        most_nodes = pair.drafting.most_nodes
-        demanded = replace(demanded, most_nodes=most_nodes, runner=runner)
+    if pair.drafting is not None:
+        demanded = replace(demanded, most_nodes=pair.drafting.most_nodes)
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
     draft_name = target_name
@@ -159,7 +160,10 @@ def _target_runner(
     drafting = pair.drafting
     method = None if drafting is None else method_of(drafting)
     widths = [1]
-    if method is not None:
+    trees = TreeDemand()
+    if demanded.most_nodes:
+        trees = _verified_trees(pair, demanded)
+    elif method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in demanded.numbers_drafted]
     deterministic = False if method is None else method.deterministic
@@ -178,10 +182,30 @@ def _target_runner(
             warp,
             decisions,
             demanded.longest_prompt,
+            trees,
         ),
         hidden_layers=() if method is None else tuple(method.layers(pair)),
         with_trees=demanded.most_nodes > 0,
     )
+
+
+def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
+    """The passes over trees that verify them, together with the token before each."""
+    settings: Any = pair.drafting
+    decoding = demanded.decoding
+    is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
+    judge = TreeJudge(warp_of(decoding), tree_rule_of(decoding, demanded.fault), is_deterministic)
+    num_tokens = demanded.most_nodes + 1
+    return TreeDemand((num_tokens,), num_tokens, [judge])
+
+
+def _drafted_trees(settings: Any, demanded: Demanded) -> TreeDemand:
+    """The passes over trees of a model that drafts them, level by level."""
+    num_levels = demanded.decoding.most_draft_tokens
+    num_expanded = plan_of(settings).most_expanded(num_levels)
+    # A tree begins with the token before it, and often with one more that the draft has not read.
+    most_tokens = 2 + (num_levels - 1) * num_expanded
+    return TreeDemand(sorted({2, max(2, num_expanded)}), most_tokens)
 
 
 def _draft_runner(
@@ -195,8 +219,13 @@ def _draft_runner(
     assert drafting is not None
     method = method_of(drafting)
     widths, num_drawn = method.passes(pair, demanded.numbers_drafted)
+    trees = TreeDemand()
+    if demanded.most_nodes:
+        trees = _drafted_trees(drafting, demanded)
+        num_drawn = ()
     # The largest extension may reach as far beyond a row's end.
-    num_slots = demanded.num_slots + max(widths) - 2
+    widest = max(*widths, trees.most_tokens + max(trees.widths, default=0))
+    num_slots = demanded.num_slots + widest - 2
     warp = method.warp(drafting, pair, warp_of(demanded.decoding))
     return build_runner(
         model,
@@ -211,6 +240,7 @@ def _draft_runner(
             warp,
             None,
             demanded.longest_prompt,
+            trees,
         ),
         drafts=True,
         with_trees=demanded.most_nodes > 0,

@@ -126,6 +126,8 @@ def prepare_head(
         drafter = part_with_head(make_drafter(warp))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
+        if pair.drafting is not None and pair.drafting.most_nodes:
+            raise UnsupportedModelError("drafts trees, which are not prepared")
         prepared = PreparedHead(drafter, model, vocabulary_size, **_preparation(chosen))
         prepared.prepare(*shapes)
         return prepared

@@ -96,7 +96,7 @@ class Plan:
                 check_sizes(target, draft)
         self.figures["draft_layers"] = getattr(pair.drafting, "layers", None)
         demand = Demand(
-            settings.batch_size, length, new_tokens, settings.most_draft_tokens, settings.runner
+            settings.batch_size, length, new_tokens, settings.most_verified, settings.runner
         )
         return pair.case(machine.free, demand)
 

@@ -215,7 +215,7 @@ class Session:
             return None
         new_tokens = new_tokens or decoding.max_new_tokens
         demand = Demand(
-            batch_size, prompt_tokens, new_tokens, settings.most_draft_tokens, settings.runner
+            batch_size, prompt_tokens, new_tokens, settings.most_verified, settings.runner
         )
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:

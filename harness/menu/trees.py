@@ -8,7 +8,6 @@ from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
 
-_RUNNERS = ("auto", "eager", "static")
 _RULES = ("deepmind", "google", "block", "eagle")
 
 
@@ -33,8 +32,6 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
     bias = decoding.synthetic_acceptance
     require(bias is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", bias)
-    rule = f"must be one of {', '.join(_RUNNERS)} {of_trees}: no tree is prepared"
-    require(run.runner in _RUNNERS, "runner", rule, run.runner)
     rule = "must be chain with tensor_parallel"
     require(not run.tensor_parallel, "draft.tree", rule, tree)
 

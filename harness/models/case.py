@@ -47,7 +47,7 @@ class Demand:
     Attributes:
         batch_size: the most rows that are decoded at once.
         prompt_tokens: length of the longest prompt.
-        num_draft_tokens: K; 0 without a draft.
+        num_draft_tokens: K, or the nodes of a tree; 0 without a draft.
     """
 
     batch_size: int

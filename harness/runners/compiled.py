@@ -1,9 +1,10 @@
 """The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding
 begins.
 
-The prepared shapes are an extension by one token, one by K + 1 tokens, each also with what the
-target decides after it, and a draft's whole phase of K steps with its sampling. A smaller extension
-is filled up to a prepared shape; one that fits none runs eagerly over the same cache. Compiling
+The prepared shapes are an extension by one token, one by K + 1 tokens or by a tree of draft tokens,
+each also with what the target decides after it, and a draft's whole phase of K steps with its
+sampling. A smaller extension is filled up to a prepared shape; one that fits none runs eagerly over
+the same cache. Compiling
 fuses the many small kernels of norms and rotary embeddings; capturing removes the host's work for
 the rest.
 """
@@ -22,11 +23,12 @@ from transformers import PreTrainedModel
 
 from harness.decoding.decisions import Decision
 from harness.decoding.kernels import without_plans
-from harness.decoding.protocols import Runner, Step
+from harness.decoding.protocols import Runner, Step, TreeRunner
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
+from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, BatchWarp, Warp
-from harness.runners import prompt_passes
+from harness.runners import prompt_passes, tree_passes
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain, refusing, require_close
 from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
@@ -34,6 +36,7 @@ from harness.runners.prompt_passes import PromptPass
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
+from harness.runners.tree_passes import TreeDemand, TreePass
 
 TensorCall = Callable[..., tuple[Tensor, ...]]
 
@@ -45,7 +48,7 @@ class CompilationError(UnsupportedModelError):
 class _Shape(NamedTuple):
     """Names a prepared call."""
 
-    kind: Literal["extend", "decide", "draw", "start"]
+    kind: Literal["extend", "decide", "draw", "start", "tree", "decide tree"]
     num_rows: int
     num_tokens: int
     num_drawn: int = 0
@@ -84,6 +87,8 @@ class PreparedRunner(StaticRunner):
         self._decisions: Mapping[int, Sequence[Decision]] = {}
         self._counts: tuple[Tensor, ...] = ()  # numbers of tokens, on the device
         self._passes: dict[tuple[int, ...], TensorCall] = {}  # by numbers of rows and tokens
+        self._trees = TreeDemand()
+        self._tree_passes: dict[tuple[int, ...], TensorCall] = {}  # likewise
         self._calls: dict[_Shape, TensorCall] = {}
         self.setup_seconds = 0.0
 
@@ -97,6 +102,7 @@ class PreparedRunner(StaticRunner):
         warp: AnyWarp | None = None,
         decisions: Mapping[int, Sequence[Decision]] | None = None,
         longest_prompt: int = 0,
+        trees: TreeDemand | None = None,
     ) -> None:
         """Compile and capture all shapes that decoding needs, and compare the outputs with the
         model's own.
@@ -112,6 +118,7 @@ class PreparedRunner(StaticRunner):
                 compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
             longest_prompt: passes over prompts of up to so many tokens are captured, not compiled;
                 0 for none.
+            trees: what is read and decided of trees.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
@@ -123,6 +130,9 @@ class PreparedRunner(StaticRunner):
         self._num_drawn = sorted(set(num_drawn))
         self._widths = sorted(set(widths))
         self._longest_prompt = longest_prompt if self._captured else 0
+        self._trees = trees or TreeDemand()
+        if not self._captured:
+            self._trees = self._trees._replace(decisions=())
         started = time.perf_counter()
         try:
             self._prepare_calls(batch_size, num_slots)
@@ -156,6 +166,11 @@ class PreparedRunner(StaticRunner):
             (size, width): functools.partial(self._forward, view)
             for size, view in self._views.items()
             for width in self._widths
+        }
+        self._tree_passes = {
+            (size, width): TreePass(self._forward, view)
+            for size, view in self._views.items()
+            for width in self._trees.widths
         }
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
@@ -229,16 +244,58 @@ class PreparedRunner(StaticRunner):
         call = self._calls[_Shape("decide", size, width, decision=number)]
         filled = [filled_up(tensor, size) for tensor in inputs]
         outputs = call(filled_up(tokens, size), self._starts(size), *filled)
+        return self._decided(outputs, num_rows, width)
+
+    def _decided(
+        self, outputs: tuple[Tensor, ...], num_rows: int, width: int
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        """Count a pass over so many tokens, and split what it and its decision returned."""
         self._num_extended += width
         outputs = tuple(first_rows(output, num_rows) for output in outputs)
         num_of_step = 2 if self._options.get("hidden_layers") else 1
         return Step(*outputs[:num_of_step]), outputs[num_of_step:]
+
+    @torch.inference_mode()
+    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
+        num_rows, num_tokens = tokens.shape
+        width = self._least(self._trees.widths, num_tokens)
+        fits = shape.num_nodes < self._trees.most_tokens
+        if width is None or not fits or not self._runs_prepared(width):
+            return super().extend_tree(tokens, shape)
+        self._require_whole_trees(tokens, shape)
+        call = self._calls[_Shape("tree", self._prepared_rows(num_rows), width)]
+        outputs = call(*self._tree_inputs(tokens, shape, width))
+        self._num_extended += num_tokens
+        return Step(
+            *(first_columns(first_rows(output, num_rows), num_tokens) for output in outputs)
+        )
+
+    @torch.inference_mode()
+    def decide_tree(
+        self, tokens: Tensor, shape: TreeShape, decision: TensorCall, *inputs: Tensor
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        num_rows, width = tokens.shape
+        prepared = list(self._trees.decisions)
+        is_whole = width == self._trees.most_tokens
+        if decision not in prepared or not is_whole or not self._runs_prepared(width):
+            return TreeRunner.decide_tree(self, tokens, shape, decision, *inputs)
+        self._require_whole_trees(tokens, shape)
+        size = self._prepared_rows(num_rows)
+        call = self._calls[_Shape("decide tree", size, width, decision=prepared.index(decision))]
+        filled = [filled_up(tensor, size) for tensor in inputs]
+        outputs = call(*self._tree_inputs(tokens, shape, width), *filled)
+        return self._decided(outputs, num_rows, width)
+
+    def _tree_inputs(self, tokens: Tensor, shape: TreeShape, width: int) -> tuple[Tensor, ...]:
+        starts = self._starts(self._prepared_rows(len(tokens)))
+        return tree_passes.inputs(tokens, starts, shape, width, self._trees.most_tokens)
 
     def close(self) -> None:
         """Give back memory. The prepared calls refer to this runner: without them it is freed at once."""
         super().close()
         self._calls.clear()
         self._passes.clear()
+        self._tree_passes.clear()
         self._views.clear()
         self._prepared = None
 
@@ -273,6 +330,13 @@ class PreparedRunner(StaticRunner):
         logits = outputs[0]
         return *outputs, *decision(logits, *inputs)
 
+    def _extend_tree_and_decide(self, decision: Decision, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run a prepared pass over whole trees, and the decision -> the outputs of both."""
+        tokens = inputs[0]
+        of_pass = inputs[: tree_passes.NUM_INPUTS]
+        outputs = self._tree_passes[tokens.shape](*of_pass)
+        return *outputs, *decision(outputs[0], *inputs[tree_passes.NUM_INPUTS :])
+
     def _draw(self, tokens: Tensor, starts: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """Draw with uniforms [B, K] after tokens [B, n] from starts [B] on, by prepared passes."""
         ends = starts.clone()
@@ -287,13 +351,18 @@ class PreparedRunner(StaticRunner):
 
     def _compile(self) -> None:
         """Compile the forward pass of each shape, and compare it with the eager pass."""
-        compiler = functools.partial(compile_call, model=self._model)
         for (size, width), forward in self._passes.items():
-            inputs = self._example(size, width)
-            compiled = FixedCall(forward, inputs, compiler=compiler)
-            difference = "compiled differ from the eager ones"
-            require_close(compiled(*inputs), forward(*inputs), self._model, difference)
-            self._passes[size, width] = compiled
+            self._passes[size, width] = self._compiled_pass(forward, self._example(size, width))
+        for (size, width), forward in self._tree_passes.items():
+            example = self._tree_example(size, width)
+            self._tree_passes[size, width] = self._compiled_pass(forward, example)
+
+    def _compiled_pass(self, forward: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
+        compiler = functools.partial(compile_call, model=self._model)
+        compiled = FixedCall(forward, inputs, compiler=compiler)
+        difference = "compiled differ from the eager ones"
+        require_close(compiled(*inputs), forward(*inputs), self._model, difference)
+        return compiled
 
     def _fix_calls(self) -> None:
         """Prepare the calls of each shape, the largest first."""
@@ -313,7 +382,23 @@ class PreparedRunner(StaticRunner):
             for number in reversed(self._num_drawn):
                 uniforms = torch.full((size, number), 0.5, device=self._device)
                 fix(_Shape("draw", size, width, number), self._draw, uniforms)
+        self._fix_tree_passes(recorder)
         self._fix_prompt_passes(recorder)
+
+    def _fix_tree_passes(self, recorder: GraphRecorder | None) -> None:
+        """Prepare the passes over trees, the largest first."""
+        for size, width in reversed(self._tree_passes):
+            tokens, starts, *part = self._tree_example(size, width)
+            forward = self._tree_passes[size, width]
+            fix = functools.partial(self._fix, recorder, (tokens, starts))
+            fix(_Shape("tree", size, width), forward, *part)
+            if width < self._trees.most_tokens:
+                continue
+            for place, decision in enumerate(self._trees.decisions):
+                logits = forward(tokens, starts, *part)[0]
+                decide = functools.partial(self._extend_tree_and_decide, decision)
+                shape = _Shape("decide tree", size, width, decision=place)
+                fix(shape, decide, *part, *decision.examples(logits))
 
     def _fix_prompt_passes(self, recorder: GraphRecorder | None) -> None:
         """Prepare the passes over prompts, the longest first."""
@@ -358,6 +443,10 @@ class PreparedRunner(StaticRunner):
         starts = torch.zeros(size, dtype=torch.long, device=self._device)
         tokens = torch.arange(size * width, device=self._device).view(size, width) % 16
         return tokens, starts, torch.full((), width, device=self._device)
+
+    def _tree_example(self, size: int, width: int) -> tuple[Tensor, ...]:
+        """Return inputs of a pass over trees that is only compared."""
+        return tree_passes.example(size, width, self._trees.most_tokens, self._device)
 
 
 def prepared_sizes(batch_size: int, *, are_compiled: bool) -> list[int]:

@@ -21,7 +21,7 @@ from harness.decoding.transfer import to_device
 from harness.decoding.trees import TreeShape
 from harness.runners.base import CacheRunner, left_padded, run_model, stacked
 from harness.runners.checks import compare_with_plain, longest_span
-from harness.runners.slots import attention_windows, tree_masks
+from harness.runners.slots import TreePart, attention_windows, tree_masks
 
 
 class EagerRunner(CacheRunner):
@@ -61,15 +61,16 @@ class EagerRunner(CacheRunner):
         lengths = to_device(self._lengths, self._device).unsqueeze(1)
         num_padding = num_before - self._num_extended - lengths
         written = torch.arange(num_before, num_slots, device=self._device).unsqueeze(0)
+        part = TreePart.of(shape, num_tokens, self._device)
         masks = tree_masks(
-            shape,
+            part,
             written,
             num_slots,
             attention_windows(self._model),
             self._cache.layers[0].keys.dtype,
             first_slots=num_padding,
         )
-        positions = lengths + shape.depths_on(self._device)[:, -num_tokens:]
+        positions = lengths + part.own_depths
         with without_plans():
             outputs = run_model(
                 self._model,

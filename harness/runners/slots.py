@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,6 +156,29 @@ class _SlotLayer(CacheLayerMixin):
         return self._places if isinstance(self._places, int) else 0
 
 
+class TreePart(NamedTuple):
+    """The last n tokens of a tree's root and nodes for each row, as a forward pass reads them.
+
+    Attributes:
+        num_before: how many of the tree's tokens were read before; a number or [].
+        depths: [B, M], of the root and all nodes; there may be fewer of them than M.
+        own_depths: [B, n], of the tokens that are read.
+        visible: [B, n, M] bool, which tokens of the tree each of these attends to.
+    """
+
+    num_before: Tensor | int
+    depths: Tensor
+    own_depths: Tensor
+    visible: Tensor
+
+    @classmethod
+    def of(cls, shape: TreeShape, num_new: int, device: torch.device) -> TreePart:
+        """Return the last `num_new` tokens of trees of a shape."""
+        depths = shape.depths_on(device)
+        visible = shape.ancestors_on(device)[:, -num_new:]
+        return cls(shape.num_nodes + 1 - num_new, depths, depths[:, -num_new:], visible)
+
+
 class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
     captured.
@@ -177,7 +200,7 @@ class SlotForward:
         tokens: Tensor,
         starts: Tensor | int,
         num_real: Tensor | None = None,
-        tree: TreeShape | None = None,
+        tree: TreePart | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
@@ -187,7 +210,7 @@ class SlotForward:
             num_real: [], only so many of the n tokens count. The others fill the shape up and take
                 the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
-            tree: the tokens are the last ones of a tree's root and nodes for each row. None: a text.
+            tree: the tokens are of a tree for each row. None: of a text.
             arguments: more of them for the model.
         """
         num_tokens = tokens.shape[1]
@@ -218,7 +241,7 @@ class SlotForward:
         )
 
     def _masks(
-        self, written: Tensor, slots: Slots, tree: TreeShape | None = None
+        self, written: Tensor, slots: Slots, tree: TreePart | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Make additive masks [1 or B, 1, n, S] for queries in slots [1 or B, n], one for each type
         of layer.
@@ -239,13 +262,11 @@ class SlotForward:
         return masks.pop("") if "" in masks else masks
 
 
-def _positions(written: Tensor, num_real: Tensor | None, tree: TreeShape | None) -> Tensor:
+def _positions(written: Tensor, num_real: Tensor | None, tree: TreePart | None) -> Tensor:
     """Return the positions [1 or B, n] of tokens in slots written [1 or B, n], see `SlotForward`."""
     if tree is not None:
-        num_tokens = written.shape[1]
-        num_read = tree.num_nodes + 1 - num_tokens
-        roots = written[:, :1] - num_read
-        return roots + tree.depths_on(written.device)[:, -num_tokens:]
+        roots = written[:, :1] - tree.num_before
+        return roots + tree.own_depths
     if num_real is None:
         return written
     last_real = written[:, :1] + num_real - 1
@@ -253,7 +274,7 @@ def _positions(written: Tensor, num_real: Tensor | None, tree: TreeShape | None)
 
 
 def tree_masks(
-    tree: TreeShape,
+    tree: TreePart,
     written: Tensor,
     width: int,
     windows: dict[str, int | None],
@@ -261,30 +282,29 @@ def tree_masks(
     heads_per_key: int = 1,
     first_slots: Tensor | int = 0,
 ) -> Tensor | dict[str, Tensor]:
-    """Make additive masks [B, 1, heads_per_key * n, S] for the last n of each tree's root and nodes,
-    one for each type of layer.
+    """Make additive masks [B, 1, heads_per_key * n, S] for tokens of a tree, one for each type of
+    layer.
 
     Args:
-        written: [1 or B, n], their slots; those of the others are before them.
+        written: [1 or B, n], their slots; those of the tree's other tokens are before them.
         width: S.
         windows: of each type of layer, see `attention_windows`. They count positions.
         heads_per_key: how many heads with the same keys count as more queries.
         first_slots: [B, 1] of each row's text; those before it are padding.
     """
-    device = written.device
-    num_new = written.shape[1]
-    num_tokens = tree.num_nodes + 1
-    ancestors = tree.ancestors_on(device)[:, -num_new:]
-    num_rows = len(ancestors)
-    roots = written[:, :1].expand(num_rows, 1) - (num_tokens - num_new)
-    slots = torch.arange(width, device=device)
-    is_text = (slots >= first_slots) & (slots < roots)
-    of_tree = roots + torch.arange(num_tokens, device=device)
-    places = of_tree.unsqueeze(1).expand(-1, num_new, -1)
-    seen = is_text.unsqueeze(1).repeat(1, num_new, 1).scatter(2, places, ancestors)
-    positions = roots + tree.depths_on(device)
-    keys = slots.expand(num_rows, width).scatter(1, of_tree, positions)
-    queries = positions[:, -num_new:].unsqueeze(2)
+    num_rows, num_new, num_tokens = tree.visible.shape
+    slots = torch.arange(width, device=written.device)
+    roots = written[:, :1] - tree.num_before
+    numbers = (slots - roots).expand(num_rows, -1)  # of the tree's tokens; below 0 is the text
+    is_text = (numbers < 0) & (slots >= first_slots)
+    is_of_tree = (numbers >= 0) & (numbers < num_tokens)
+    numbers = numbers.clamp(0, num_tokens - 1)
+    visible = tree.visible.gather(2, numbers.unsqueeze(1).expand(-1, num_new, -1))
+    seen = torch.where(is_of_tree.unsqueeze(1), visible, is_text.unsqueeze(1))
+    # A token that fills a shape up must see a slot, and sees its own: others would give nan.
+    seen = seen | (slots == written.unsqueeze(2))
+    keys = torch.where(is_of_tree, roots + tree.depths.gather(1, numbers), slots)
+    queries = (roots + tree.own_depths).unsqueeze(2)
     masks = {}
     for name, window in windows.items():
         visible = seen

@@ -24,7 +24,7 @@ from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
-from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
+from harness.runners.slots import SlotForward, Slots, TreePart, UnsupportedModelError
 
 # Slots are allocated in multiples of this number.
 BUCKET = 128
@@ -75,7 +75,8 @@ class StaticRunner(CacheRunner):
     @torch.inference_mode()
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
         self._require_whole_trees(tokens, shape)
-        return Step(*self._extend(tokens, tree=shape))
+        part = TreePart.of(shape, tokens.shape[1], self._device)
+        return Step(*self._extend(tokens, tree=part))
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,8 @@ class Trees:
         draft[0, 1:3] = 0  # fewer tokens than some nodes have children
         draft = draft / draft.sum(-1, keepdim=True)
         tokens = self._tokens(parents, draft, deterministic)
-        shape = TreeShape([parents] * NUM_DRAWS)
+        self.parents = parents
+        shape = TreeShape([parents] * NUM_DRAWS).on(tokens.device)
         limits = torch.where(torch.arange(NUM_DRAWS) % 3 == 0, 1, len(parents)).unsqueeze(1)
         self.offer = TreeOffer(
             chain[tokens].log(),
@@ -83,7 +84,7 @@ class Trees:
             None if deterministic else self._drafted(draft, tokens),
             self._uniforms(len(parents)),
             self._uniforms(len(parents) + 1),
-            shape.depths_on(tokens.device)[:, 1:] <= limits,
+            shape.depths[:, 1:] <= limits,
         )
 
     def _uniforms(self, *shape: int) -> Tensor:
@@ -110,7 +111,7 @@ class Trees:
         """Chi-square over the first two tokens; the target draws the second one after a verdict that gives one."""
         verdict = rule(self.offer)
         rows = torch.arange(NUM_DRAWS)
-        on_path = self.offer.shape.ancestors_on(rows.device)[rows, verdict.last_node][:, 1:]
+        on_path = self.offer.shape.ancestors[rows, verdict.last_node][:, 1:]
         order = on_path.int().sort(dim=1, descending=True, stable=True).indices
         path = self.offer.draft_tokens.gather(1, order)
         first = torch.where(verdict.num_accepted > 0, path[:, 0], verdict.next_token)
@@ -165,8 +166,7 @@ def test_duplicate_siblings_count_once(rule: TreeRule, monkeypatch: pytest.Monke
     """A rule that leaves a rejected token in the target accepts it twice as often, and is caught."""
     trees = Trees(2, deterministic=True)
     tokens = trees.offer.draft_tokens.clone()
-    parents = trees.offer.shape.parents[0]
-    siblings = [node for node, parent in enumerate(parents) if parent == 0]
+    siblings = [node for node, parent in enumerate(trees.parents) if parent == 0]
     tokens[:, siblings] = tokens[:, siblings[:1]]
     drawn = torch.cat([torch.full((NUM_DRAWS, 1), SIZE), tokens], dim=1)
     trees.offer = dataclasses.replace(
@@ -196,7 +196,7 @@ def chain_offers(num_rows: int, deterministic: bool) -> tuple[Offer, TreeOffer]:
     lengths = torch.arange(num_rows) % 5
     drafted = None if deterministic else draft
     offer = Offer(target, tokens, drafted, accept, following, lengths=lengths)
-    shape = TreeShape([chain_of(4)] * num_rows)
+    shape = TreeShape([chain_of(4)] * num_rows).on(tokens.device)
     if drafted is not None:
         drafted = torch.cat([drafted, torch.zeros_like(drafted[:, :1])], dim=1)
     offered = torch.arange(4) < lengths.unsqueeze(1)
@@ -231,7 +231,7 @@ def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
     target = torch.zeros(1, 7, SIZE + 1)
     for place, token in enumerate(tokens[0].tolist()):
         target[0, place, following[token]] = 1
-    shape = TreeShape([parents])
+    shape = TreeShape([parents]).on(tokens.device)
     offered = torch.ones(1, 6, dtype=torch.bool)
     numbers = torch.full((1, 7), 0.99)
     offer = TreeOffer(

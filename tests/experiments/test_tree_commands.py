@@ -63,9 +63,12 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
 
 
 def test_a_static_tree_reads_the_rates_that_a_run_measured(harness: Harness) -> None:
+    """The run that measures them compiles the target's passes; greedy texts are the regular ones."""
     few = [*FEW[1:], "num_prompts=2", "decoding=greedy"]
-    harness("latency", "draft=tiny_eagle3_tree", "decoding.num_draft_tokens=auto", *few)
+    levels = "decoding.num_draft_tokens=auto"
+    harness("latency", "draft=tiny_eagle3_tree", levels, "runner=compiled", *few)
     row = results().iloc[-1]
+    assert row.runner.startswith("compiled")
     assert (row.draft_tree, row.num_draft_tokens, row.identical_prompts) == ("dynamic", "auto", 2)
     assert row.tokens_per_iteration > 1
     rates = json.loads(row.acceptance_by_rank)

@@ -1,0 +1,155 @@
+"""Prepared passes over trees: the numbers of plain passes, and the texts of eager trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import PROMPTS, close, random_model, random_pair
+from chains import GREEDY
+from harness.decoding.batch import Request
+from harness.decoding.protocols import TreeRunner
+from harness.decoding.randomness import uniforms
+from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversal
+from harness.decoding.tree_speculation import TreeJudge, speculative_trees
+from harness.decoding.trees import TreeShape
+from harness.decoding.warp import Warp
+from harness.drafting.model_trees import ModelTreeDrafter
+from harness.drafting.tree_growth import TreePlan
+from harness.runners.compiled import PreparedRunner
+from harness.runners.static import StaticRunner
+from harness.runners.tree_checks import check_trees
+from harness.runners.tree_passes import TreeDemand
+
+WARM = Warp(0.8)
+DEPTH, BUDGET = 3, 6
+RATES = (0.6, 0.3, 0.2)
+SHAPES = [(0, 0, 1, 3, 2, 4), (0, 1, 1, 2, 2, 2), (0, 0, 0, 0, 3, 5)]
+TOKENS = torch.arange(21).view(3, 7) + 5
+LENGTH = 20
+
+
+def prepared_for(model: Any, trees: TreeDemand, num_rows: int = 3) -> PreparedRunner:
+    runner = PreparedRunner(model, compiled=False, captured=True)
+    runner.prepare(num_rows, 64, (1, 2), trees=trees)
+    return runner
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_prepared_passes_over_trees_agree_with_eager_ones(name: str) -> None:
+    """Whole trees, and parts that are filled up; then a path is kept, and one row leaves."""
+    model = random_model(name)
+    runner = prepared_for(model, TreeDemand((4, 7), 7))
+    plain = StaticRunner(model)
+    for each in (runner, plain):
+        each.start(PROMPTS)
+    expected = plain.extend_tree(TOKENS, TreeShape(SHAPES)).logits
+    assert close(runner.extend_tree(TOKENS, TreeShape(SHAPES)).logits, expected)
+    runner.keep([0, 0, 0])
+    parts = []
+    for first, end in [(0, 1), (1, 4), (4, 7)]:
+        shape = TreeShape([parents[: end - 1] for parents in SHAPES])
+        parts.append(runner.extend_tree(TOKENS[:, first:end], shape).logits)
+    assert close(torch.cat(parts, dim=1), expected)
+    path = torch.tensor([[0, 2, 5], [0, 1, 3], [0, 3, 5]])
+    steps = []
+    for each in (runner, plain):
+        each.keep_path(path, [3, 2, 1])
+        each.select([0, 2])
+        steps.append(each.extend_tree(TOKENS[:2], TreeShape(SHAPES[:2])).logits)
+    assert close(*steps)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_a_prepared_runner_passes_the_check_of_trees(name: str) -> None:
+    """Its trees have 5 tokens, which a shape of 7 is filled up from."""
+    model = random_model(name)
+    check_trees(prepared_for(model, TreeDemand((7,), 7)), model, {}, 3, 64)
+
+
+def decided(
+    runners: tuple[TreeRunner, TreeRunner], plan: TreePlan, warp: Warp, rule: TreeRule
+) -> list[Any]:
+    """All that is decided, with a draft model's trees."""
+    numbers = uniforms(0, range(3), (LENGTH + 1) * (BUDGET + 1))
+    what = Request(PROMPTS, numbers, warp, LENGTH, frozenset({50}))
+    drafter = ModelTreeDrafter(runners[1], warp, plan)
+    records = speculative_trees(runners[0], drafter, what, DEPTH, BUDGET, rule)
+    return [(record.rows, record.tokens, record.proposed) for record in records]
+
+
+class Calls:
+    """Notes trees that are read, and decided, by no prepared call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read = 0
+        self.decided: set[int] = set()
+        read, decide = StaticRunner.extend_tree, TreeRunner.decide_tree
+
+        def extend_tree(runner: StaticRunner, *inputs: Any) -> Any:
+            self.read += 1
+            return read(runner, *inputs)
+
+        def decide_tree(runner: TreeRunner, tokens: Any, *inputs: Any) -> Any:
+            self.decided.add(tokens.shape[1])
+            return decide(runner, tokens, *inputs)
+
+        monkeypatch.setattr(StaticRunner, "extend_tree", extend_tree)
+        monkeypatch.setattr(TreeRunner, "decide_tree", decide_tree)
+
+
+@pytest.mark.parametrize("rule", [verify_rounds, verify_traversal])
+@pytest.mark.parametrize(
+    ("kind", "warp"), [("dynamic", WARM), ("static", WARM), ("static", GREEDY), ("sequences", WARM)]
+)
+def test_texts_are_those_of_eager_trees(
+    kind: Any, warp: Warp, rule: TreeRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tree is read by a prepared pass, and every one of the whole budget decided there."""
+    target, draft = random_pair("llama")
+    plan = TreePlan(kind, BUDGET, RATES)
+    expected = decided((StaticRunner(target), StaticRunner(draft)), plan, warp, rule)
+    judge = TreeJudge(warp, rule, plan.is_deterministic(warp))
+    num_expanded = plan.most_expanded(DEPTH)
+    demands = [
+        TreeDemand((BUDGET + 1,), BUDGET + 1, [judge]),
+        TreeDemand((2, max(3, num_expanded)), 2 + (DEPTH - 1) * num_expanded),
+    ]
+    runners = prepared_for(target, demands[0]), prepared_for(draft, demands[1])
+    calls = Calls(monkeypatch)
+    assert decided(runners, plan, warp, rule) == expected
+    assert calls.read == 0
+    assert BUDGET + 1 not in calls.decided
+    assert not calls.decided or kind == "sequences"
+
+
+def test_a_tree_that_fits_no_prepared_pass_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = random_pair("llama")
+    plan = TreePlan("static", BUDGET, RATES)
+    expected = decided((StaticRunner(target), StaticRunner(draft)), plan, WARM, verify_rounds)
+    small = TreeDemand((2, 3), 3)
+    runners = prepared_for(target, small), prepared_for(draft, small, num_rows=1)
+    calls = Calls(monkeypatch)
+    assert decided(runners, plan, WARM, verify_rounds) == expected
+    assert calls.read > 0
+
+
+def test_trees_are_captured_and_decided_on_a_gpu(gpus: Any) -> None:
+    """On one, or a pretended one: the host waits for nothing while a graph is captured."""
+    target, _ = random_pair("llama")
+    judge = TreeJudge(WARM, verify_rounds, is_deterministic=True)
+    trees = TreeDemand((BUDGET + 1,), BUDGET + 1, [judge])
+    outputs = []
+    for device in ("cpu", "cuda:0"):
+        runner = prepared_for(target.to(device), trees)
+        runner.start(PROMPTS)
+        tokens = TOKENS.to(device)
+        shape = TreeShape(SHAPES)
+        inputs = judge.examples(torch.empty(3, BUDGET + 1, 97, device=device))
+        inputs = (tokens[:, 1:], *inputs[1:4], *shape.on(tokens.device))
+        step, figures = runner.decide_tree(tokens, shape, judge, *inputs)
+        outputs.append((step.logits.cpu(), figures[0].tolist()))
+    assert close(outputs[0][0], outputs[1][0])
+    assert outputs[0][1] == outputs[1][1]
