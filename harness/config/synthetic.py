@@ -125,7 +125,7 @@ def _profile(setting: str, path: str, rule: str) -> dict[str, Any]:
     if not path.endswith(".json"):
         raise SettingError(setting, rule, path)
     try:
-        profile = json.loads(Path(path).read_text())
+        profile = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError(setting, f"cannot be read: {error.strerror}", path) from None
     except (ValueError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -135,8 +136,8 @@ class Distill(Experiment):
         batches = [
             (temperature, batch) for temperature in settings.temperatures for batch in places
         ]
-        kept = _complete_lines(file)
         try:
+            kept = _complete_lines(file)
             answers = [
                 _read_answers(line, len(batch), session.pair.vocabulary_size)
                 for line, (_, batch) in zip(kept, batches[: len(kept)], strict=True)
@@ -146,10 +147,9 @@ class Distill(Experiment):
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.answer_tokens)
         engine = session.open(settings.texts_per_step, longest, decoding)
         with (
-            file.open("w", encoding="utf-8") as store,
+            file.open("a", encoding="utf-8") as store,
             progress("answering", len(batches)) as advance,
         ):
-            store.writelines(kept)
             for number, (temperature, batch) in enumerate(batches):
                 if number >= len(kept):
                     # Each answer has its own random numbers, apart from those of the measured prompts.
@@ -226,11 +226,18 @@ def _trained_module(pair: Pair) -> Any:
 
 
 def _complete_lines(file: Path) -> list[str]:
-    """The lines of a file, each with the answers of a batch; a kill may leave half of one."""
+    """The lines of a file, each with the answers of a batch; half of one, which a kill may leave, is cut off.
+
+    Raises:
+        UnicodeDecodeError: the file holds something else.
+    """
     if not file.exists():
         return []
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
+    complete = [line for line in lines if line.endswith("\n")]
+    if complete != lines:
+        os.truncate(file, len("".join(complete).encode()))
+    return complete
 
 
 def _read_answers(line: str, num_answers: int, vocabulary_size: int) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.config.run import RunSettings
@@ -17,9 +18,16 @@ from harness.results.schema import RunRow
 
 
 def run_command(
-    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None = None
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    keeper: PairKeeper | None = None,
+    finishing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Sequence[RunRow]:
     """Run a command; its rows are written and printed however it ends.
+
+    Args:
+        finishing: a context in which rows are made and written.
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
@@ -33,8 +41,9 @@ def run_command(
         with session.watch():
             experiment.measure(session)
     finally:
-        rows = experiment.rows(session)
-        written = session.write_rows(rows)
+        with finishing():
+            rows = experiment.rows(session)
+            written = session.write_rows(rows)
         session.close()
         document = experiment.document(rows)
         if document:

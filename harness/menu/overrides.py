@@ -24,6 +24,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 # Settings whose values are names or paths, several with commas between them; and those that are one path.
 _NAMES = re.compile(
     r"model|draft|engine|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
+    r"|prompts\.file|draft\.rates|decoding\.synthetic_acceptance|output|task"
 )
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
 # Hydra reads these as meant: plain text, quoted text, lists and functions. A mapping would change some settings
@@ -36,8 +37,9 @@ _PLAIN = re.compile(
 def quote_text(argument: str) -> str:
     """`prompt=Once, there` -> `prompt='Once, there'`: Hydra's grammar must not apply to a prompt, a name or a path.
 
-    A `~` at the beginning of a path becomes the home directory, and `${...}` in one is still looked up. Other
-    arguments, and values that are quoted already, stay as they are.
+    A `~` at the beginning of a path becomes the home directory, and `${...}` in one is still looked up. Values of
+    other settings are quoted where they hold letters beyond ASCII. Everything else, and what is quoted already, stays
+    as it is.
     """
     key, equals, value = argument.partition("=")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
@@ -48,12 +50,16 @@ def quote_text(argument: str) -> str:
         # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
         literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
         return f"prompt={in_quotes(literal)}"
-    if _NAMES.fullmatch(setting) and not _PLAIN.fullmatch(value):
+    if _PATHS.fullmatch(setting):
+        return f"{key}={_path(value)}"
+    # Hydra's grammar has letters beyond ASCII only within quotes.
+    is_foreign = not value.isascii() and value[0] not in "[{"
+    if (_NAMES.fullmatch(setting) or is_foreign) and not _PLAIN.fullmatch(value):
         # Not `Path.exists`: that raises an error for a name longer than a file's may be.
         is_one_path = os.path.exists(os.path.expanduser(value))
         names = [value] if is_one_path else value.split(",")
         return f"{key}={','.join(map(_path, names))}"
-    return f"{key}={_path(value)}" if _PATHS.fullmatch(setting) else argument
+    return argument
 
 
 def _path(value: str) -> str:

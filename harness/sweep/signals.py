@@ -138,6 +138,24 @@ def leaving() -> Iterator[None]:
         obey()
 
 
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Postpone a signal until the block has ended, because there are rows to write; a second one does not wait."""
+    global _waiting, _leave
+    leave = _leave
+    _waiting = _waiting or []
+    _leave = None
+    try:
+        yield
+    except BaseException:
+        # It ends the run as well.
+        _waiting = None
+        raise
+    finally:
+        _leave = leave
+    obey()
+
+
 def _leave_terminals() -> None:
     """Discard output to a terminal that is gone: its error would hide the signal."""
     for stream in _terminals:

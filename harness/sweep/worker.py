@@ -79,8 +79,9 @@ class Job:
             HarnessError: the error that ended it, or its bad answer.
         """
         signals.load(COMMANDS[self.command].module)
-        own = directory or self.directory
-        rows: Sequence[RunRow] = _runner().run_command(self.command, self.settings, own, keeper)
+        rows: Sequence[RunRow] = _runner().run_command(
+            self.command, self.settings, directory or self.directory, keeper, signals.finishing
+        )
         return rows
 
     def rows(self) -> Sequence[RunRow]:

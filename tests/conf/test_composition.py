@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
-from harness.menu import conversion, documentation, names
+from harness.menu import conversion, documentation, names, overrides
 from harness.menu.names import CONF
-from harness.menu.records import COMMANDS, commands, with_settings
+from harness.menu.records import COMMANDS, commands, with_settings, without_others
 from harness.sweep.manifest import Manifest, SweepCallback
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
@@ -37,12 +40,60 @@ def _hydra() -> Iterator[None]:
         yield
 
 
-def composed(command: str, *overrides: str) -> Any:
+def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
+    """The settings of a run, or of a job of a sweep over these ways to draft."""
     plain: Any = OmegaConf.to_container(
         compose(command, list(overrides)), resolve=True, throw_on_missing=True
     )
     assert plain.pop("command") == command
+    plain["draft"] = without_others(plain["draft"], methods)
     return conversion.from_config(COMMANDS[command].settings, plain)
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """Overrides of a run; of a sweep those of its last job."""
+    quoted = [overrides.quote_text(names.without_heads(word)) for word in words if word != "-m"]
+    # Launchers and sweepers may not be installed; tests/sweep tries them.
+    own = [word for word in quoted if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    parsed = parser.parse_overrides(own)
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    return list(jobs[-1])
+
+
+def save_what_the_documentation_names(directory: Path) -> None:
+    """The files that its command lines read before anything is measured."""
+    page = (ROOT / "docs" / "your-own-method.md").read_text(encoding="utf-8")
+    for code in re.findall("```python\n(.*?)```", page, re.DOTALL):
+        name = re.match("# (.*)", code)[1]
+        (directory / name).write_text(code)
+    profile = directory / "outputs" / "latency" / "…" / "speculation_profile.json"
+    profile.parent.mkdir(parents=True)
+    rates = {"accept_rates_by_rank": [0.9, 0.05]}
+    profile.write_text(json.dumps({"schema_version": "1.0", "measured": True, "harness": rates}))
+
+
+def test_every_documented_command_line_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_what_the_documentation_names(tmp_path)
+    lines = typed_lines()
+    assert len(lines) > 80
+    wrong = []
+    for line in lines:
+        command, *words = words_of(line)
+        # Other commands take paths, or stand for one in a file. Presets alone have a test of their own.
+        presets_alone = len(words) == 1 and words[0].startswith("+experiment=")
+        if command not in with_settings() or presets_alone or "--help" in words:
+            continue
+        try:
+            drafts = [word.removeprefix("draft=") for word in words if word.startswith("draft=")]
+            methods = [names.method_name(draft) for draft in ",".join(drafts).split(",") if draft]
+            composed(command, *overrides_of(words), methods=methods if "-m" in words else ())
+        except Exception as error:
+            wrong.append(f"{line}: {error}")
+    assert wrong == [], "\n".join(wrong)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

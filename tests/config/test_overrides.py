@@ -47,11 +47,23 @@ def test_other_arguments_stay_as_they_are(argument: str) -> None:
 @pytest.mark.parametrize(
     "path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"]
 )
-@pytest.mark.parametrize("key", ["model", "+pair", "prompts", "results.file", "hydra.run.dir"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("model", "+pair", "prompts", "prompts.file", "results.file", "hydra.run.dir"),
+        *("draft.rates", "decoding.synthetic_acceptance", "output", "task"),
+    ],
+)
 def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
     override = OverridesParser.create().parse_override(quote_text(f"{key}={path}"))
     assert not override.is_sweep_override()
     assert str(override.value()) == os.path.expanduser(path)
+
+
+@pytest.mark.parametrize("value", ["bücher.txt", "übung 1", "ein Wörterbuch(2)"])
+def test_a_setting_of_a_method_of_ones_own_may_hold_any_letter(value: str) -> None:
+    override = OverridesParser.create().parse_override(quote_text(f"draft.file={value}"))
+    assert override.value() == value
 
 
 def test_names_in_a_sweep_may_be_longer_together_than_one_file_name() -> None:

@@ -16,6 +16,7 @@ from halting import HALTED, halting
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
+from harness.experiments import distill
 from harness.experiments.distill import Distill
 from harness.menu.commands.distill import DistillSettings
 from harness.training.loop import Course
@@ -194,6 +195,21 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
 
 
 @pytest.mark.usefixtures("models")
+def test_answers_outlive_a_second_kill(harness: Harness, tmp_path: Path) -> None:
+    """A training that goes on is killed before it has another answer."""
+    arguments = [*SHORT, "draft=eagle3", "output=cut", "texts_per_step=1"]
+    kept = []
+    for number in (3, 0):
+        with halting(distill, "generate", after=number):
+            running = start(*arguments, cwd=tmp_path, until=HALTED)
+        end(running, signal.SIGKILL, -signal.SIGKILL)
+        (tmp_path / HALTED).unlink()
+        kept.append((tmp_path / "cut" / "training" / "answers.jsonl").read_text())
+    assert len(kept[0].splitlines()) == 3
+    assert kept[1] == kept[0]
+
+
+@pytest.mark.usefixtures("models")
 def test_an_unfinished_training_with_a_damaged_file_is_one_line(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,8 +224,15 @@ def test_an_unfinished_training_with_a_damaged_file_is_one_line(
         tmp_path / "cut" / "training" / name for name in ("answers.jsonl", "state.pt")
     )
     whole = answers.read_text()
-    for text in ("{\n", "[]\n", "[[1], [2], [3], 4]\n", "[[1], [2], [3], [99999]]\n", whole * 2):
-        answers.write_text(text)
+    for text in (
+        "{\n",
+        "[]\n",
+        "[[1], [2], [3], 4]\n",
+        "[[1], [2], [3], [99999]]\n",
+        "ä\n",
+        whole * 2,
+    ):
+        answers.write_text(text, encoding="latin-1")
         assert mentions(
             harness(*arguments, code=2).complaint, "output=cut:", "answers.jsonl", "resume=false"
         )

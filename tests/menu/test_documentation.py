@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
+from documented import ROOT, typed_lines
 from harness.config.run import RunSettings
 from harness.menu import documentation
 from harness.menu.command import Command
@@ -16,7 +16,6 @@ from harness.menu.names import written
 from harness.menu.records import COMMANDS, ENGINES, METHODS, commands, settings_of, with_settings
 from in_process import Harness
 
-ROOT = Path(__file__).parents[2]
 WITH_SETTINGS = [command for command in commands() if command.settings is not None]
 
 
@@ -45,11 +44,7 @@ def test_the_page_is_current() -> None:
 
 def test_commands_can_be_typed_in_bash_and_zsh() -> None:
     """zsh takes brackets without quotes for patterns of file names."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    typed = re.findall("python -m harness ([^`\n]*)", text)
-    for command in commands():
-        typed += [command.example, *(arguments for arguments, _ in command.examples)]
+    typed = typed_lines()
     assert len(typed) > 80
     for line in typed:
         without_quoted = re.sub("'[^']*'|\"[^\"]*\"", "", line).partition(" #")[0]

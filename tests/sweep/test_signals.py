@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import forked
+from harness.experiments.session import Session
+from harness.results.schema import RunRow
 from harness.sweep import signals
+from in_process import Harness, results
 from processes import HARNESS, TIMEOUT_S, end, start
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +139,32 @@ def test_what_is_ignored_stays_ignored() -> None:
             send(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_waits_while_rows_are_written(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is often pressed twice."""
+    write = Session.write_rows
+
+    def write_interrupted(session: Session, rows: Sequence[RunRow]) -> str | None:
+        send(signal.SIGINT)
+        return write(session, rows)
+
+    monkeypatch.setattr(Session, "write_rows", write_interrupted)
+    outcome = harness("latency", "test=true", "draft=lookup", "num_resamples=100", code=130)
+    assert outcome.stderr.endswith("interrupted; what was measured so far is kept\n")
+    assert list(results().status) == ["ok", "ok"]
+
+
+def test_a_second_signal_does_not_wait_for_rows() -> None:
+    def write() -> None:
+        with signals.finishing():
+            send(signal.SIGINT)
+            send(signal.SIGTERM)
+            wait()
+
+    assert interruption(signals.obey, write) == "stopped by SIGTERM"
 
 
 ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"]

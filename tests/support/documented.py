@@ -1,0 +1,30 @@
+"""The command lines that the documentation, the presets and `--help` show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from harness.menu.records import commands
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
+
+
+def typed_lines() -> list[str]:
+    """What follows `python -m harness` and the like, as it is printed: with quotes, and with remarks behind it."""
+    files = [*PAGES, *PRESETS]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    typed = re.findall("(?:-m harness|- run: harness) ([^`\n]*)", text)
+    for command in commands():
+        examples = [(command.example, ""), *command.examples]
+        typed += [f"{command.name} {arguments}".strip() for arguments, _ in examples]
+    return list(dict.fromkeys(typed))
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line, as a shell passes them on; without what stands for others."""
+    words = shlex.split(line.partition(" <")[0], comments=True)
+    return [word for word in words if word != "SETTINGS"]
