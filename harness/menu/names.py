@@ -16,7 +16,9 @@ experiments and tab completion. The source here knows
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import re
 import typing
@@ -184,7 +186,12 @@ def _plain_defaults(kind: type) -> dict[str, Any]:
 
 def written(path: str) -> dict[str, Any]:
     """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
-    file = CONF / f"{path}.yaml"
+    return copy.deepcopy(_parsed(CONF / f"{path}.yaml"))
+
+
+@functools.cache
+def _parsed(file: Path) -> dict[str, Any]:
+    """A file of `conf/`. Hydra asks for each one several times."""
     if not file.is_file():
         return {}
     return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))

@@ -41,6 +41,9 @@ _NUM_HEADS = {"attention": "num_attention_heads", "key and value": "num_key_valu
 # Tensors by their identity, because modules may share them.
 _Tensors = dict[int, TensorSketch]
 
+# What passes through models have shown: it takes much longer than to build a model, and sweeps plan the same ones.
+_known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
+
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     """Build the configured model on the meta device, with nothing quantized."""
@@ -114,6 +117,17 @@ def _splits_cache(model: PreTrainedModel) -> bool:
 
 def _caches(model: PreTrainedModel) -> list[LayerCache]:
     """The caches of all layers, of modules yet unknown; empty if the model does not run here.
+
+    Equal models are looked at once.
+    """
+    identity = type(model), model.dtype, model.config.to_json_string(use_diff=False)
+    if identity not in _known_caches:
+        _known_caches[identity] = _caches_after_a_pass(model)
+    return _known_caches[identity]
+
+
+def _caches_after_a_pass(model: PreTrainedModel) -> list[LayerCache]:
+    """See `_caches`.
 
     One token passes through the model without memory, so that grouped heads, latent attention and
     other kinds count as they are. Windows do not count: the runner keeps every slot. A model whose
