@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from in_process import Harness
-from processes import run
+from processes import TIMEOUT_S, run
 
-QUICK = "latency num_prompts=2 decoding.max_new_tokens=4 num_resamples=100"
+QUICK = ["latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
 
 
 def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -30,51 +31,86 @@ def rows_in(directory: Path) -> int:
 ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "variables", "shown"),
-    [
-        ("compare prompt='7 * 8 =' json=true", ASCII, '"status": "ok"'),
-        (f"{QUICK} >&-", {}, ""),
-        (f"{QUICK} 2>&-", {}, "ms/token"),
-        (f"{QUICK} -m seed=1,2", ASCII, "Speed-up"),
-    ],
-)
-def test_whatever_stdout_is_the_run_succeeds(
-    tmp_path: Path, command: str, variables: dict[str, str], shown: str
-) -> None:
-    done = shell(f"harness {command}", tmp_path, **variables)
+def require_success(done: subprocess.CompletedProcess[str], directory: Path, shown: str) -> None:
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
     assert "Traceback" not in done.stderr
     assert "harness: " not in done.stderr
-    assert list((tmp_path / "results").glob("*.csv"))
-    # What a job of a sweep prints.
-    for log in tmp_path.glob("multirun/*/*/*/*/log.txt"):
+    assert list((directory / "results").glob("*.csv"))
+
+
+@pytest.mark.slow
+def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
+    """In new interpreters, whose files are ASCII too unless our code says otherwise."""
+    done = run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
+    require_success(done, tmp_path, "Speed-up")
+    logs = list(tmp_path.glob("multirun/*/*/*/*/log.txt"))
+    assert len(logs) == 2
+    for log in logs:
         assert "2 prompts (tiny) ? 4 new tokens" in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "closed", "shown"),
+    [
+        (QUICK, 1, ""),
+        (QUICK, 2, "ms/token"),
+        (["compare", "prompt=7 * 8 =", "json=true"], None, '"status": "ok"'),
+    ],
+)
+def test_whatever_stdout_is_the_run_succeeds(
+    tmp_path: Path, command: list[str], closed: int | None, shown: str
+) -> None:
+    """A stream is closed, or both are ASCII."""
+    streams = {} if closed is None else {closed: None}
+    variables = ASCII if closed is None else {}
+    done = forked.run(*command, cwd=tmp_path, code=None, streams=streams, **variables)
+    require_success(done, tmp_path, shown)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_help_needs_no_streams(tmp_path: Path, closed: str) -> None:
+    """In a new interpreter, which finds them closed."""
+    done = shell(f"harness latency --help {closed}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("num_prompts" in done.stdout) == (closed == "2>&-")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("json", ["false", "true"])
 def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path, json: str) -> None:
     """A pipe of prompts without an end; the race under way is finished."""
-    quick = f"compare decoding.max_new_tokens=4 json={json}"
-    done = shell(
-        f"yes '7 * 8 =' 2>/dev/null | harness {quick} | head -n 1; exit ${{PIPESTATUS[1]}}",
-        tmp_path,
+    quick = ["compare", "decoding.max_new_tokens=4", f"json={json}"]
+    typing = subprocess.Popen(["yes", "7 * 8 ="], stdout=subprocess.PIPE)
+    reading = subprocess.Popen(
+        ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1), done.stderr
-    assert "Traceback" not in done.stderr
-    assert "harness: " not in done.stderr
+    assert typing.stdout is not None
+    assert reading.stdin is not None
+    streams = {0: typing.stdout.fileno(), 1: reading.stdin.fileno()}
+    process = forked.begin(*quick, cwd=tmp_path, streams=streams)
+    # With the only copies in the process, each end of a pipe notices when the other one has gone.
+    typing.stdout.close()
+    reading.stdin.close()
+    _, stderr = process.communicate(TIMEOUT_S)
+    assert reading.stdout is not None
+    with reading.stdout as read:
+        lines = read.readlines()
+    reading.wait()
+    typing.wait()
+    assert (process.returncode, len(lines)) == (0, 1), stderr
+    assert "Traceback" not in stderr
+    assert "harness: " not in stderr
     (file,) = tmp_path.glob("outputs/compare/*/*/compare.csv")
-    with file.open(newline="") as lines:
-        assert {row["status"] for row in csv.DictReader(lines)} == {"ok"}
+    with file.open(newline="") as rows:
+        assert {row["status"] for row in csv.DictReader(rows)} == {"ok"}
 
 
 @pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) -> None:
-    done = shell(f"harness {QUICK} > /dev/full", tmp_path)
-    assert done.returncode == 1
+    with Path("/dev/full").open("w") as full:
+        done = forked.run(*QUICK, cwd=tmp_path, code=1, streams={1: full.fileno()})
     said = [
         line for line in done.stderr.splitlines() if line.startswith("harness: ") or "rror" in line
     ]
@@ -96,7 +132,8 @@ def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
 ) -> None:
     """/proc takes no directory from anybody, not even from root."""
     done = shell(
-        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {QUICK} {arguments}", tmp_path
+        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)} {arguments}",
+        tmp_path,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr

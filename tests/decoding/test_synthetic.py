@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from scipy import stats
@@ -15,6 +17,7 @@ FALSE_ALARM_RATE = 1e-9
 NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 40_000, 3, 7
 
 
+@functools.cache
 def proposal() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Arguments of `verify`: distributions that agree on little, with uniforms from the streams of as many prompts."""
     generator = torch.Generator().manual_seed(3)

@@ -108,9 +108,12 @@ def be_rank(rank: int, models: list[ModelSettings], directory: Path) -> None:
     assert (agreed == decoded(rank)) == (rank == 0)
 
 
-def compare_with_one_process(save_model: SaveModel, directory: Path, per_device: int) -> None:
+def compare_with_one_process(
+    save_model: SaveModel, directory: Path, per_device: int, start_method: str
+) -> None:
     models = [save_model(kind, name=f"model{n}", **more) for n, (kind, more) in enumerate(MODELS)]
-    torch.multiprocessing.spawn(be_rank, (models, directory), nprocs=2)
+    arguments = models, directory
+    torch.multiprocessing.start_processes(be_rank, arguments, nprocs=2, start_method=start_method)
     ranks = [torch.load(directory / f"{rank}.pt") for rank in range(2)]
     for settings, first, second in zip(models, *ranks, strict=True):
         alone = load_pair(settings, None, PlacementSettings(strategy="single"), "float32").target
@@ -128,7 +131,7 @@ def test_two_processes_give_the_logits_of_one(
     save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    compare_with_one_process(save_model, tmp_path, 2)
+    compare_with_one_process(save_model, tmp_path, 2, "fork")
 
 
 @pytest.mark.gpu
@@ -136,7 +139,8 @@ def test_two_processes_give_the_logits_of_one(
 def test_two_gpus_give_the_logits_of_one(save_model: SaveModel, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    compare_with_one_process(save_model, tmp_path, 1)
+    # A fork of a process that uses a GPU cannot use it.
+    compare_with_one_process(save_model, tmp_path, 1, "spawn")
 
 
 def test_loading_without_the_other_processes_is_refused(save_model: SaveModel) -> None:

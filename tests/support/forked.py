@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -20,13 +21,25 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, NoReturn
+from types import MappingProxyType
+from typing import IO, Any, NoReturn
 
 import torch
 
 from harness import cli
 from harness.sweep import signals, worker
 from processes import TIMEOUT_S, wait_for
+
+# What most commands import, here once instead of in every process that is forked.
+for _name in (
+    "harness.experiments.run",
+    "harness.experiments.latency",
+    "harness.sweep.jobs",
+    "harness.engines.local",
+    "hydra.main",
+    "transformers.models.llama.modeling_llama",
+):
+    importlib.import_module(_name)
 
 
 class Forked:
@@ -36,7 +49,8 @@ class Forked:
         program: what the process runs. It ends with exit code 0 when this returns, otherwise as a
             Python program does.
         environment: all of its environment variables.
-        output: files for its stdout and stderr; empty for those of this process.
+        streams: open files for its standard streams, by their numbers 0, 1 and 2; None for one that is closed. stdin
+            is empty if it is left out, and the others are those of this process.
         terminal: a pseudo-terminal for its standard streams instead, which controls it.
         kept: the only open files that it inherits, but for the standard streams.
         new_session: whether it begins a session of its own, which Ctrl-C does not reach.
@@ -48,13 +62,14 @@ class Forked:
         *,
         environment: Mapping[str, str],
         directory: Path | None = None,
-        output: Sequence[IO[str]] = (),
+        streams: Mapping[int, int | None] = MappingProxyType({}),
         terminal: int | None = None,
         kept: Iterable[int] = (),
         new_session: bool = False,
     ) -> None:
         self.returncode: int | None = None
-        self.output = output
+        # What it prints, where that is kept.
+        self.printed: Sequence[IO[str]] = ()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -65,8 +80,9 @@ class Forked:
                     os.setsid()
                 if directory is not None:
                     os.chdir(directory)
-                _open_streams(output, terminal)
-                _close_files({0, 1, 2, *kept})
+                _open_streams(streams, terminal)
+                closed = {number for number, file in streams.items() if file is None}
+                _close_files({0, 1, 2, *kept} - closed)
                 _become_new(environment)
                 program()
 
@@ -93,7 +109,7 @@ class Forked:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and return what it has printed to stdout and stderr."""
         self.wait(timeout)
-        stdout, stderr = self.output
+        stdout, stderr = self.printed
         stdout.seek(0)
         stderr.seek(0)
         return stdout.read(), stderr.read()
@@ -109,10 +125,14 @@ class Forked:
 
 
 def run(
-    *arguments: str, cwd: Path, code: int | None = 0, **environment: str
+    *arguments: str,
+    cwd: Path,
+    code: int | None = 0,
+    streams: Mapping[int, int | None] = MappingProxyType({}),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """`processes.run` of `python -m harness` by a fork."""
-    process = _fork_command(arguments, cwd, environment)
+    """`processes.run` of `python -m harness` by a fork. What it prints to other `streams` is not in the result."""
+    process = begin(*arguments, cwd=cwd, streams=streams, **environment)
     stdout, stderr = process.communicate(TIMEOUT_S)
     assert code in (None, process.returncode), stderr
     assert process.returncode is not None
@@ -121,20 +141,32 @@ def run(
 
 def start(*arguments: str, cwd: Path, until: str, **environment: str) -> Forked:
     """`processes.start` of `python -m harness` by a fork."""
-    process = _fork_command(arguments, cwd, environment)
+    process = begin(*arguments, cwd=cwd, **environment)
     wait_for(process, cwd, until)
     return process
 
 
-def _fork_command(
-    arguments: Sequence[str], directory: Path, environment: Mapping[str, str]
+def begin(
+    *arguments: str,
+    cwd: Path,
+    streams: Mapping[int, int | None] = MappingProxyType({}),
+    **environment: str,
 ) -> Forked:
-    return Forked(
+    """Fork a process that runs `python -m harness`; see `Forked` for `streams`."""
+    stdout, stderr = _temporary_file(), _temporary_file()
+    files = {1: stdout.fileno(), 2: stderr.fileno()}
+    process = Forked(
         lambda: command(arguments),
         environment=os.environ | environment,
-        directory=directory,
-        output=[tempfile.TemporaryFile("w+") for _ in range(2)],
+        directory=cwd,
+        streams={**files, **streams},
     )
+    process.printed = stdout, stderr
+    return process
+
+
+def _temporary_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+")
 
 
 def command(arguments: Sequence[str]) -> None:
@@ -157,20 +189,24 @@ def fork_worker(
     )
 
 
-def _open_streams(output: Sequence[IO[str]], terminal: int | None) -> None:
+def _open_streams(streams: Mapping[int, int | None], terminal: int | None) -> None:
     if terminal is not None:
         os.login_tty(terminal)
         return
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, stream in enumerate(output, start=1):
-        os.dup2(stream.fileno(), number)
+    if 0 not in streams:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, file in streams.items():
+        if file is not None:
+            os.dup2(file, number)
 
 
 def _close_files(kept: set[int]) -> None:
     """Close all files but these. An end of a pipe that stayed open would hide that the other one is closed."""
-    numbers = sorted(kept)
+    numbers = [-1, *sorted(kept)]
     for number, following in zip(numbers, [*numbers[1:], 1 << 16], strict=True):
-        os.closerange(number + 1, following)
+        # An empty range of 0 would close everything.
+        if number + 1 < following:
+            os.closerange(number + 1, following)
 
 
 def _become_new(environment: Mapping[str, str]) -> None:
@@ -181,9 +217,9 @@ def _become_new(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     errors = environment.get("PYTHONIOENCODING", "").partition(":")[2] or "strict"
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors=errors, closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdin = _stream(0)
+    sys.stdout = _stream(1, mode="w", errors=errors)
+    sys.stderr = _stream(2, mode="w", buffering=1, errors="backslashreplace")
     _log_to_stderr()
     # The first use after a fork makes the pool of threads again, for which two threads must not race.
     torch.set_num_threads(torch.get_num_threads())
@@ -192,6 +228,16 @@ def _become_new(environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _stream(number: int, mode: str = "r", **options: Any) -> Any:
+    """A standard stream as Python makes it: None where the file is closed, ASCII where LC_ALL=POSIX says so."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return None
+    encoding = "ascii" if os.environ.get("LC_ALL") == "POSIX" else "utf-8"
+    return os.fdopen(number, mode, encoding=encoding, closefd=False, **options)
 
 
 def _log_to_stderr() -> None:
@@ -216,7 +262,8 @@ def _run(program: Callable[[], object]) -> NoReturn:
         traceback.print_exc()
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
         finally:
             os._exit(code)
