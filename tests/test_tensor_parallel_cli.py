@@ -80,10 +80,10 @@ def test_two_processes_give_the_tokens_of_one_and_write_once(tmp_path: Path) -> 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_two_gpus_give_the_tokens_of_one_and_whole_drafts_are_captured(tmp_path: Path) -> None:
+def test_two_gpus_give_the_tokens_of_one_and_split_models_are_captured(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    assert runners_after_both(tmp_path) == ["graphs", "static+graphs"]
+    assert runners_after_both(tmp_path) == ["graphs", "graphs"]
 
 
 @pytest.mark.slow

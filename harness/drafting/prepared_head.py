@@ -137,13 +137,15 @@ class PreparedHead:
         inputs = self._example(size, number)
         call: TensorCall = self._draft
         if self._compiled:
+            compiler = functools.partial(compile_call, model=self._drafter.head)
             with refusing(CompilationError, "cannot be compiled"):
-                compiler = functools.partial(compile_call, model=self._drafter.head)
                 call = FixedCall(call, inputs, compiler=compiler)
+            with refusing(CompilationError, "cannot be compiled"):
                 self._require_same(call, inputs, "compiled differ from the eager ones")
         if self._captured:
             with refusing(UnsupportedModelError, "cannot be captured"):
                 call = FixedCall(call, inputs, recorder)
+            with refusing(UnsupportedModelError, "cannot be captured"):
                 call.clear()
                 others = self._example(size, number, num_unread=1)
                 self._require_same(call, others, "captured differ from the eager ones")

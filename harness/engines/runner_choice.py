@@ -18,6 +18,7 @@ from harness.drafting.prepared_head import PreparedHead
 from harness.menu.method import LoadedPair, MakeDrafter
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
+from harness.runners.agreement import agreeing
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import GraphRecorder
@@ -144,7 +145,8 @@ def first_possible(
         if chosen in _PREPARED:
             say(f"{name}: preparing runner={chosen}")
         try:
-            built = build(chosen)
+            with agreeing():
+                built = build(chosen)
         except UnsupportedModelError as reason:
             if str(reason) not in reasons:
                 reasons.append(str(reason))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,15 +26,12 @@ from transformers.distributed import DistributedConfig
 from harness.config.errors import RunError
 from harness.config.machine import MEETING_FILE
 from harness.models.failures import first_line
+from harness.runners import agreement
+from harness.runners.agreement import of_every_rank
 
-# Loading may take one rank minutes longer than another; a longer wait means a hung process.
+# Loading and compiling may take one rank minutes longer than another; a longer wait means a hung
+# process.
 _TIMEOUT = timedelta(minutes=10)
-# Ranks finish a generation within one forward of each other.
-_AGREEMENT_TIMEOUT = timedelta(minutes=1)
-
-# For messages between the ranks; layers use another group. On the CPU, so that nothing waits for a
-# GPU.
-_control: dist.ProcessGroup | None = None
 
 
 class World(NamedTuple):
@@ -53,7 +51,6 @@ def join(device: torch.device, num_ranks: int) -> None:
 
     Raises RunError if there are not that many processes, or they do not meet.
     """
-    global _control
     if world().size != num_ranks:
         reason = f"tensor_parallel needs {num_ranks} processes, this is one of {world().size}"
         raise RunError(f"{reason}: run it by the command line, or by torchrun")
@@ -72,7 +69,8 @@ def join(device: torch.device, num_ranks: int) -> None:
             device_id=device if on_gpu else None,
             **_meeting_point(),
         )
-        _control = dist.new_group(backend="gloo", timeout=_AGREEMENT_TIMEOUT)
+        # For messages, not for layers. On the CPU, so that nothing waits for a GPU.
+        agreement.set_group(dist.new_group(backend="gloo", timeout=_TIMEOUT))
     except (RuntimeError, ValueError) as exception:
         reason = first_line(exception)
         raise RunError(f"the ranks of tensor_parallel do not meet: {reason}") from exception
@@ -92,52 +90,109 @@ def split_arguments(num_ranks: int) -> dict[str, Any]:
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
 
 
-def compute_on_plain_parts(model: PreTrainedModel) -> None:
-    """Let linear layers hold this rank's part as a plain tensor.
+class _Mesh(NamedTuple):
+    """The ranks that a layer is split over, by the name of their group.
 
-    transformers would convert it in every forward pass. Layers that gather their outputs or add a
-    bias to a sum, and layers that are not linear, stay as they are.
+    Its collectives are operations that can be compiled and captured.
+    """
+
+    name: str
+    rank: int
+    size: int
+
+    def add_up(self, parts: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors."""
+        collectives: Any = torch.ops._c10d_functional
+        total: Tensor = collectives.all_reduce(parts, "sum", self.name)
+        return collectives.wait_tensor(total)
+
+    def join(self, part: Tensor, width: int) -> Tensor:
+        """Return all ranks' parts [..., n] next to each other, [..., width]."""
+        collectives: Any = torch.ops._c10d_functional
+        missing = self.part_of(width) - part.shape[-1]
+        if missing:
+            part = nn.functional.pad(part, (0, missing))
+        stacked = collectives.all_gather_into_tensor(part.contiguous(), self.size, self.name)
+        parts: Tensor = collectives.wait_tensor(stacked).unflatten(0, (self.size, -1))
+        return parts.movedim(0, -2).flatten(-2)[..., :width]
+
+    def part_of(self, width: int) -> int:
+        """Return how much of so many rows or columns each rank holds; the last ones may hold less."""
+        return -(-width // self.size)
+
+
+def _run_columns(module: nn.Linear, mesh: _Mesh, inputs: Tensor) -> Tensor:
+    """Compute this rank's outputs alone."""
+    return nn.functional.linear(inputs, module.weight, module.bias)
+
+
+def _run_all_columns(module: nn.Linear, mesh: _Mesh, inputs: Tensor) -> Tensor:
+    """Compute the outputs of all ranks, which split them."""
+    outputs = nn.functional.linear(inputs, module.weight, module.bias)
+    return mesh.join(outputs, module.out_features)
+
+
+def _run_rows(module: nn.Linear, mesh: _Mesh, inputs: Tensor) -> Tensor:
+    """Compute the outputs from this rank's inputs and those of the others."""
+    total = mesh.add_up(nn.functional.linear(inputs, module.weight))
+    return total if module.bias is None else total + module.bias
+
+
+def _run_embedding(module: nn.Embedding, mesh: _Mesh, tokens: Tensor) -> Tensor:
+    """Look tokens up in a vocabulary that the ranks split."""
+    places = tokens - mesh.rank * mesh.part_of(module.num_embeddings)
+    is_absent = (places < 0) | (places >= len(module.weight))
+    states = nn.functional.embedding(places.masked_fill(is_absent, 0), module.weight)
+    return mesh.add_up(states.masked_fill(is_absent.unsqueeze(-1), 0))
+
+
+# By type of layer and style of transformers' plan.
+_FORWARDS: dict[tuple[type[nn.Module], str | None], Callable[..., Tensor]] = {
+    (nn.Linear, "colwise"): _run_columns,
+    (nn.Linear, "colwise_gather_output"): _run_all_columns,
+    (nn.Linear, "rowwise"): _run_rows,
+    (nn.Embedding, "embedding_rowwise"): _run_embedding,
+}
+
+
+def compute_on_plain_parts(model: PreTrainedModel) -> None:
+    """Let layers hold this rank's part as a plain tensor, and join parts by plain operations.
+
+    transformers would convert it in every forward pass, which takes long and cannot be compiled.
+    Layers of other types and styles stay as they are.
     """
     plan = model.tp_plan or {}
+    parts: dict[nn.Parameter, nn.Parameter] = {}  # tied layers share them
     for name, module in model.named_modules():
-        if not _is_split_linear(module):
+        forward = _FORWARDS.get((type(module), plan.get(re.sub(r"\.\d+\.", ".*.", name))))
+        # transformers has replaced the `forward` of a layer that it has split.
+        if forward is None or "forward" not in vars(module):
             continue
-        style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
         parameters = dict(module.named_parameters(recurse=False))
-        if style != "colwise" and (style != "rowwise" or len(parameters) > 1):
+        if not all(hasattr(parameter, "device_mesh") for parameter in parameters.values()):
             continue
-        mesh: Any = parameters["weight"].device_mesh
+        group = parameters["weight"].device_mesh.get_group()
+        mesh = _Mesh(group.group_name, dist.get_rank(group), dist.get_world_size(group))
         for key, parameter in parameters.items():
-            local: Any = parameter.to_local()
-            setattr(module, key, nn.Parameter(local, requires_grad=False))
-        del module.forward
-        if style == "rowwise":
-            module.register_forward_hook(partial(_add_up, mesh.get_group()))
-
-
-def _is_split_linear(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or not hasattr(module.weight, "device_mesh"):
-        return False
-    # transformers has replaced its `forward`.
-    return "forward" in vars(module)
-
-
-def _add_up(group: dist.ProcessGroup, module: nn.Module, inputs: Any, output: Tensor) -> None:
-    dist.all_reduce(output, group=group)
+            if parameter not in parts:
+                parts[parameter] = nn.Parameter(parameter.to_local(), requires_grad=False)
+            setattr(module, key, parts[parameter])
+        module.forward = partial(forward, module, mesh)
 
 
 def of_rank_0(numbers: Tensor) -> Tensor:
     """Broadcast rank 0's numbers to every rank. Every rank must call it."""
-    if _control is None or not numbers.numel():
+    control = agreement.group()
+    if control is None or not numbers.numel():
         return numbers
     agreed = numbers.clone(memory_format=torch.contiguous_format)
-    dist.broadcast(agreed, src=0, group=None if agreed.is_cuda else _control)
+    dist.broadcast(agreed, src=0, group=None if agreed.is_cuda else control)
     return agreed
 
 
 def check_agreement(tokens: list[list[int]]) -> None:
     """Raise a RunError unless all ranks generated the same tokens. Every rank must call it."""
-    digests = _gather(hashlib.sha256(repr(tokens).encode()).hexdigest())
+    digests = of_every_rank(hashlib.sha256(repr(tokens).encode()).hexdigest())
     if len(set(digests)) > 1:
         raise RunError(
             "the ranks of tensor_parallel generated different tokens: their devices do not round"
@@ -148,12 +203,4 @@ def check_agreement(tokens: list[list[int]]) -> None:
 
 def sum_over_ranks(number: int) -> int:
     """Add up the numbers of all ranks. Every rank must call it."""
-    return sum(_gather(number))
-
-
-def _gather(value: Any) -> list[Any]:
-    if _control is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(_control)
-    dist.all_gather_object(values, value, group=_control)
-    return values
+    return sum(of_every_rank(number))

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.decoding.kernels import without_plans
 from harness.decoding.protocols import Runner
+from harness.runners.agreement import agreeing
 from harness.runners.base import Options, captured, capturing
 from harness.runners.slots import UnsupportedModelError
 
@@ -137,16 +138,18 @@ def _plain_outputs(
 @contextmanager
 def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
     """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works
-    without them.
+    without them. Of several ranks, all refuse then.
     """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except UnsupportedModelError as error:
-        raise refusal(str(error)) from error
-    except Exception as error:
-        raise refusal(f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]) from error
+    with agreeing():
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except UnsupportedModelError as error:
+            raise refusal(str(error), is_agreed=error.is_agreed) from error
+        except Exception as error:
+            message = f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]
+            raise refusal(message) from error
 
 
 def is_precise(model: PreTrainedModel) -> bool:
@@ -162,14 +165,19 @@ def require_close(
 ) -> None:
     """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
     tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
-    for output, reference in zip(actual, expected, strict=True):
-        if output is None or reference is None or not reference.is_floating_point():
-            continue
-        error = float((output.float() - reference.float()).norm())
-        size = float(reference.float().norm())
-        if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
-            continue
-        if not math.isfinite(error):
-            raise UnsupportedModelError("gives outputs that are not finite numbers")
-        share = f"{error / size:.1%}" if size else "all"
-        raise UnsupportedModelError(f"gives outputs that {difference} by {share}")
+    with agreeing():
+        for output, reference in zip(actual, expected, strict=True):
+            if output is None or reference is None or not reference.is_floating_point():
+                continue
+            _require_within(tolerance, output, reference, difference)
+
+
+def _require_within(tolerance: float, output: Tensor, reference: Tensor, difference: str) -> None:
+    error = float((output.float() - reference.float()).norm())
+    size = float(reference.float().norm())
+    if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
+        return
+    if not math.isfinite(error):
+        raise UnsupportedModelError("gives outputs that are not finite numbers")
+    share = f"{error / size:.1%}" if size else "all"
+    raise UnsupportedModelError(f"gives outputs that {difference} by {share}")

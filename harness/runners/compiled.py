@@ -29,6 +29,7 @@ from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.runners import prompt_passes, tree_passes
+from harness.runners.agreement import of_every_rank
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain, refusing, require_close
 from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
@@ -73,8 +74,6 @@ class PreparedRunner(StaticRunner):
         super().__init__(model, **options)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
-        if (getattr(model, "_tp_size", None) or 1) > 1:
-            raise UnsupportedModelError("is split over several processes")
         self._compiled = compiled
         self._captured = captured
         self._prepared: Slots | None = None
@@ -138,7 +137,7 @@ class PreparedRunner(StaticRunner):
             self._prepare_calls(batch_size, num_slots)
         except UnsupportedModelError:
             may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
-            if not may_be_cudnn or GraphRecorder.has_failed:
+            if not may_be_cudnn or any(of_every_rank(GraphRecorder.has_failed)):
                 raise
             # cuDNN may have no plan for a shape that the other kernels know.
             with without_plans():
@@ -151,8 +150,7 @@ class PreparedRunner(StaticRunner):
         """Make the calls of all shapes. Prepared calls keep the kernels that they find here."""
         self._allocate(batch_size, num_slots)
         if self._compiled:
-            with refusing(CompilationError, "cannot be compiled"):
-                self._compile()
+            self._compile()
         with refusing(UnsupportedModelError, "cannot be captured"):
             self._fix_calls()
 
@@ -359,9 +357,11 @@ class PreparedRunner(StaticRunner):
 
     def _compiled_pass(self, forward: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
         compiler = functools.partial(compile_call, model=self._model)
-        compiled = FixedCall(forward, inputs, compiler=compiler)
-        difference = "compiled differ from the eager ones"
-        require_close(compiled(*inputs), forward(*inputs), self._model, difference)
+        with refusing(CompilationError, "cannot be compiled"):
+            compiled = FixedCall(forward, inputs, compiler=compiler)
+        with refusing(CompilationError, "cannot be compiled"):
+            difference = "compiled differ from the eager ones"
+            require_close(compiled(*inputs), forward(*inputs), self._model, difference)
         return compiled
 
     def _fix_calls(self) -> None:
@@ -427,7 +427,8 @@ class PreparedRunner(StaticRunner):
         if not self._captured:  # a compiled pass has its buffers
             return
         tokens, numbers = example
-        fixed = FixedCall(call, (tokens, numbers, *inputs), recorder)
+        with refusing(UnsupportedModelError, "cannot be captured"):
+            fixed = FixedCall(call, (tokens, numbers, *inputs), recorder)
         # Other inputs than the recorded ones: a graph that does nothing still has the outputs of
         # its warm-up.
         fixed.clear()

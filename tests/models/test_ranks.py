@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import Tensor
 
 from architectures import random_model
 from chains import GREEDY, request, texts
 from harness.config.errors import RunError
-from harness.config.machine import MEETING_FILE
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.decoding.batch import itself
 from harness.decoding.loops import autoregressive, speculative
@@ -25,6 +23,7 @@ from harness.models.ranks import check_agreement, of_rank_0, sum_over_ranks
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from tiny_checkpoints import load_pair
+from two_ranks import run_two_ranks
 
 SaveModel = Callable[..., ModelSettings]
 SPLIT = PlacementSettings(strategy="tensor_parallel")
@@ -83,13 +82,6 @@ def decoded(rank: int, agree: Callable[[Tensor], Tensor] = itself) -> list[list[
 
 def be_rank(rank: int, models: list[ModelSettings], directory: Path) -> None:
     """Run as one rank: leave its logits in the directory, and the bytes that it planned and that it holds."""
-    about = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        MEETING_FILE: directory / "meeting",
-    }
-    os.environ.update({name: str(value) for name, value in about.items()})
     found = []
     for settings in models:
         loaded = load_pair(settings, None, SPLIT, "float32").target
@@ -112,8 +104,8 @@ def compare_with_one_process(
     save_model: SaveModel, directory: Path, per_device: int, start_method: str
 ) -> None:
     models = [save_model(kind, name=f"model{n}", **more) for n, (kind, more) in enumerate(MODELS)]
-    arguments = models, directory
-    torch.multiprocessing.start_processes(be_rank, arguments, nprocs=2, start_method=start_method)
+    program = partial(be_rank, models=models, directory=directory)
+    run_two_ranks(program, directory, start_method)
     ranks = [torch.load(directory / f"{rank}.pt") for rank in range(2)]
     for settings, first, second in zip(models, *ranks, strict=True):
         alone = load_pair(settings, None, PlacementSettings(strategy="single"), "float32").target
