@@ -71,9 +71,11 @@ class Arm:
             is told, because records do not have it.
         never_drawn: tokens that it never draws where texts go on after their end.
         penalises_prompts: whether presence and frequency penalties count the tokens of prompts, too.
+        given_up: why no more requests are sent, which fail at once from then on; None while they are.
     """
 
     name: str
+    given_up: str | None = None
     tells: frozenset[str] = frozenset()
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False

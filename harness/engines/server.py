@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import RunError, from_outside
+from harness.config.errors import HarnessError, RunError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.chunks import check_length, check_usage, joined_surrogates, read_chunk
@@ -40,6 +40,10 @@ from harness.engines.requests import RequestError, RequestRecord, as_records
 # parameters that OpenAI does not have.
 _WAYS = ((True, True), (False, True), (False, False))
 Message = TypeVar("Message")
+
+# Requests without an answer in a row, beyond those that are in flight together, after which no more are sent: each may
+# take `engine.timeout_s`.
+_MOST_UNANSWERED = 4
 
 # Seconds without a token from any request after which a line says so.
 QUIET_S = 20.0
@@ -119,6 +123,8 @@ class ServerArm(Arm):
     server: str | None = None
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False
+    given_up: str | None = None
+    _num_unanswered: int = 0
     _last_event: float = 0.0
     _before: Counted | None = None
 
@@ -292,7 +298,12 @@ class ServerArm(Arm):
         self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
     ) -> None:
         """Send one request, and note in it how that went; `add` gets its tokens, or none."""
+        if self.given_up is not None:
+            request.error = RequestError(0, "NotSent", self.given_up)
+            add([])
+            return
         timeout_s = self.settings.timeout_s
+        failure: Exception | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 try:
@@ -303,18 +314,33 @@ class ServerArm(Arm):
                         raise
                     request.sent_again = True
                     await self._read(body, request, add)
-        except TimeoutError:
+        except TimeoutError as error:
+            failure = error
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(499, "Cancelled", "not read to its end")
             raise
         except Exception as error:
+            failure = error
             request.error = self._explained(error)
+        self._count_unanswered(request, failure)
         request.text = joined_surrogates(request.text)
         if not request.token_ids:
             self._read_tokens(request)
             add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
+
+    def _count_unanswered(self, request: RequestRecord, failure: Exception | None) -> None:
+        """Give the server up after many requests in a row to which nothing came, no refusal either."""
+        is_refused = hasattr(failure, "status_code") or isinstance(failure, HarnessError)
+        if failure is None or request.arrivals or is_refused:
+            self._num_unanswered = 0
+            return
+        self._num_unanswered += 1
+        in_flight = sum(one.started_ns > 0 and not one.seconds for one in self.last_requests)
+        if self._num_unanswered > _MOST_UNANSWERED + in_flight:
+            number = f"{self._num_unanswered} requests in a row had no answer"
+            self.given_up = f"{number}, the last with {request.error}; no more are sent"
 
     def _read_tokens(self, request: RequestRecord) -> None:
         """Set the token ids of an ended answer: those of its events if none is missing, else those of its text."""

@@ -52,6 +52,10 @@ class Twin(Arm):
         self.tells = arm.tells
 
     @property
+    def given_up(self) -> str | None:  # type: ignore[override]
+        return self.arm.given_up
+
+    @property
     def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
         return self.arm.last_requests
 

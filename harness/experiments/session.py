@@ -357,6 +357,9 @@ class Session:
             warmed: gets the name of an arm that has warmed up.
             ended: gets the answers to a question so far whenever an arm has ended.
             for_arm: the question as an arm of this name is asked it.
+
+        Raises:
+            RunError: an arm was given up; the answers until then were noted.
         """
         engine = self.engine
         assert engine is not None
@@ -384,6 +387,7 @@ class Session:
                     ended(question, generations)
                 advance(note(question, generations) or "measuring")
                 answered()
+                _check_answering(arms)
 
     def _generate(
         self, engine: Engine, arm: Arm, question: Question, allow_failures: bool
@@ -498,6 +502,13 @@ def _weights_of_model(prefix: str, dtype: torch.dtype, sizes: dict[str, int]) ->
         f"{prefix}dtype": str(dtype).removeprefix("torch."),
         f"{prefix}weight_bytes": sizes,
     }
+
+
+def _check_answering(arms: Sequence[Arm]) -> None:
+    """Raise a RunError for an arm that gets no more requests: the other's answers would have no partners."""
+    for arm in arms:
+        if arm.given_up is not None:
+            raise RunError(f"{arm.name}: {arm.given_up}")
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

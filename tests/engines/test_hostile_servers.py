@@ -132,6 +132,33 @@ def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
     assert server.num_dropped == 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, batch_size: int) -> None:
+    server = EchoServer()
+    engine = open_engine(server, batch_size=batch_size)
+    server.die_after = 4
+    generation = generate(engine, engine.arms[0], ask(40), allow_failures=True)
+    errors = [request.error for request in generation.requests if request.error is not None]
+    assert len(errors) == 40 - 4
+    num_sent = sum(error.type != "NotSent" for error in errors)
+    assert 5 <= num_sent <= 4 + 2 * batch_size
+    given_up = engine.arms[0].given_up
+    assert given_up is not None
+    assert mentions(given_up, "requests in a row had no answer", "APIConnectionError")
+    # At the next question, too.
+    assert not answered(engine, 2).requests[0].answered
+    assert len(server.bodies) <= 4 + num_sent * 2
+
+
+def test_a_server_that_refuses_every_request_is_asked_on(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.fail_every = 1
+    errors = [request.error for request in answered(engine, 12).requests]
+    assert {error.code for error in errors if error is not None} == {500}
+    assert len(server.bodies) == 12
+
+
 def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)
