@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
+from harness.experiments.map import Measured, number_told
 from harness.report.map import crossing, map_document, schedule_of
 from harness.report.table import Line, Table
+from harness.results.acceptance import Acceptance
 from harness.results.schema import MapRow
+from harness.results.statistics.interval import Interval
 from in_process import Harness, only, results
 from wording import mentions
 
@@ -88,6 +91,18 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     # No cell is answered from what another one has left in a prefix cache.
     salts = {body["cache_salt"] for body in servers[0].bodies if "cache_salt" in body}
     assert len(salts) == 3
+
+
+def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
+    """vLLM with `num_speculative_tokens_per_batch_size`."""
+
+    def cell(told: int, outcomes: list[tuple[int, int]]) -> Measured:
+        return Measured(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
+
+    alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
+    assert number_told([alone, among_others]) is None
+    assert number_told([among_others, among_others]) == 3
+    assert number_told([cell(2, []), cell(3, [])]) == 3
 
 
 def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
