@@ -318,6 +318,11 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
         number = settings.decoding.num_draft_tokens
         rule = "must be a number with engine=vllm"
         require(isinstance(number, int), "decoding.num_draft_tokens", rule, number)
+        # As of vLLM 0.32, which starts, and fails at the first draft.
+        rule = "needs a GPU with engine=vllm: its CPU build accepts no tokens at given rates"
+        asked = settings.decoding.synthetic_acceptance
+        possible = asked is None or bool(planned.gpus)
+        require(possible, "decoding.synthetic_acceptance", rule, asked)
     for role, model in models.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
         rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"

@@ -110,6 +110,16 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     assert complaint == f"draft={draft}: must have the model's tokenizer with engine=vllm"
 
 
+def test_acceptance_at_given_rates_is_refused_on_a_cpu(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
+    monkeypatch.setattr("harness.engines.pair.visible_gpus", lambda *_: [])
+    complaint = harness("latency", *QUICK, "decoding.synthetic_acceptance=0.8", code=2).complaint
+    assert mentions(complaint, "decoding.synthetic_acceptance=0.8", "needs a GPU")
+
+
 def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
