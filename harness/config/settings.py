@@ -372,4 +372,5 @@ class ResultSettings:
     file: str | None
 
     def __post_init__(self) -> None:
-        require(self.file != "", "file", "must name a file; null collects no rows", "")
+        is_named = self.file not in ("", "none", "None")
+        require(is_named, "file", "must name a file; null collects no rows", self.file)

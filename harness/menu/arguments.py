@@ -21,6 +21,10 @@ _OPTIONS = {
     "--config-name": True, "-cn": True, "--config-dir": True, "-cd": True, "--experimental-rerun": True,
     "--info": True, "-i": True,
 }  # fmt: skip
+# The values that an option takes, where they are few.
+_PRINTED = ("job", "hydra", "all")
+_TOLD = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_CHOICES = {"--cfg": _PRINTED, "-c": _PRINTED, "--info": _TOLD, "-i": _TOLD}
 # They choose a preset, which null is not.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # What Hydra reads as a number, a truth or a list, where a name is asked for.
@@ -46,6 +50,8 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
             if option not in _OPTIONS and not re.fullmatch("-[hmr]+", argument):
                 raise SettingError(argument, _instead_of_option(argument, following, command))
             is_value = _OPTIONS.get(option, False) and not equals
+            if is_value:
+                _check_option(option, *following[:1])
         elif "=" not in argument and not argument.startswith("~"):
             _check_word(argument, following, known)
         else:
@@ -61,6 +67,16 @@ def _instead_of_option(argument: str, following: Sequence[str], command: str) ->
     return f"settings are typed without dashes: {setting}={value}"
 
 
+def _check_option(option: str, value: str | None = None) -> None:
+    """Check the value that follows an option; `--info` alone is `--info all`."""
+    choices = _CHOICES.get(option, ())
+    if value is None and option not in ("--info", "-i"):
+        examples = f" of {', '.join(choices)}" if choices else ""
+        raise SettingError(option, f"is followed by a value{examples}")
+    if choices and value not in (None, *choices):
+        raise SettingError(option, f"must be followed by one of {', '.join(choices)}", value)
+
+
 def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> None:
     if word in known and following:
         value = " ".join(following).lstrip("= ").partition(" ")[0]
@@ -71,6 +87,8 @@ def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> 
 
 def _check_group(argument: str) -> None:
     group, _, value = argument.partition("=")
+    if group.lstrip("+~") == "command":
+        raise SettingError("command", "is the first word: python -m harness COMMAND")
     if group not in _GROUPS or not _NO_NAME.fullmatch(value):
         return
     rule = "must be a preset"

@@ -46,11 +46,17 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         cause = str(error.__cause__ or text).splitlines()[0]
         if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
             return SettingError(key, cause)
+        within = re.match("Key '(.*?)' is not in struct", cause)
+        if within and not key.endswith(within[1]):
+            # `decoding={temprature: 0}`
+            key = f"{key}.{within[1]}"
         return _no_such_setting(key, command, conversion.setting_names(settings))
     if text.startswith(_UNMERGED):
         key, _, value = text.removeprefix(_UNMERGED).partition("=")
         rule = "must be a list, not a mapping" if value.startswith("{") else "must be a mapping"
         return SettingError(key, rule, value)
+    if "--resolve flag" in text:
+        return SettingError("--resolve", "needs --cfg job, or --help")
     if "Ambiguous value for argument" in text:
         return SettingError(
             text.split("'")[1], "several values need -m (a sweep) or brackets (a list)"

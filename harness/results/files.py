@@ -112,6 +112,25 @@ def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> list[Run
         return written
 
 
+def remove_jobs(path: Path, kind: type[RunRow]) -> None:
+    """Remove the rows of a sweep's jobs from its file, so that another sweep can have its place.
+
+    Raises:
+        RunError: when writing fails; what the file held is then unharmed.
+    """
+    if not path.exists():
+        return
+    with _locked(path) as target:
+        rows = [row for row in read_file(target, [*KINDS, kind]).rows if isinstance(row, kind)]
+        others = [row for row in rows if row.job is None]
+        if len(others) == len(rows):
+            return
+        if others:
+            _replace(target, _csv(others))
+        else:
+            target.unlink()
+
+
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in a shared CSV file and its numbered siblings; [] where there is none."""
     rows: list[AnyRow] = []

@@ -66,7 +66,8 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """See the class."""
         # Hydra imports this module for every command: slow imports wait until there is a sweep.
-        from harness.results.files import replace_file
+        from harness.menu.records import COMMANDS
+        from harness.results.files import remove_jobs, replace_file
 
         directory = Path(config.hydra.sweep.dir)
         sweeps = _swept_overrides(config)
@@ -81,8 +82,12 @@ class SweepCallback(Callback):
             methods=_drafting_methods(sweeps),
             engines=_engines(sweeps),
         )
+        kind = COMMANDS[config.command].row
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
+            if kind is not None:
+                # Of an earlier sweep with the same hydra.sweep.dir; its jobs' own directories keep theirs.
+                remove_jobs(directory / f"{kind.kind}.csv", kind)
         except RunError:
             # Hydra would turn it into a warning; it fails itself at the same place.
             return

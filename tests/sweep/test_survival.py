@@ -22,6 +22,7 @@ import pytest
 from forked import run, start
 from harness.results.files import append_rows, read_rows
 from harness.results.schema import LatencyRow
+from in_process import Harness
 from processes import end
 from sweep_pairs import FATAL_WIDTH, save_wicked
 
@@ -182,3 +183,14 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
 def test_a_sweep_into_a_device_is_refused(tmp_path: Path) -> None:
     done = run("plan", "-m", "seed=1,2", "results.file=/dev/full", cwd=tmp_path, code=2)
     assert "results.file=/dev/full: cannot be written: it is not a regular file" in done.stderr
+
+
+def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(
+    harness: Harness, tmp_path: Path
+) -> None:
+    plan = ["plan", "-m", "hydra.sweep.dir=s"]
+    harness(*plan, "batch_size=1,2,3")
+    again = harness(*plan, "batch_size=4")
+    assert "1 of 1 jobs" in again.stderr
+    assert list(pd.read_csv(tmp_path / "s" / "plan.csv").batch_size) == [4]
+    assert len(pd.read_csv(tmp_path / "s" / "2" / "plan.csv")) == 1

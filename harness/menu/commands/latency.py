@@ -53,9 +53,9 @@ class LatencySettings(PromptedSettings):
         if self.laps != "auto":
             require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
         # All of them are in memory at once.
-        require(
-            self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6", self.num_resamples
-        )
+        for name in ("num_prompts", "num_resamples"):
+            number = getattr(self, name)
+            require(number <= 10**6, name, "must be at most 10^6", number)
 
     def check_engine(self, engine: Abilities) -> None:
         """See `RunSettings.check_engine`."""
