@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
+from harness.menu.commands.serve import ServeSettings
 from in_process import Harness
+from some_settings import settings_of
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 
@@ -14,6 +16,18 @@ pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 def test_a_port_in_use(harness: Harness) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "port" in harness("serve", f"port={taken.getsockname()[1]}", code=2).complaint
+
+
+def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:
+    from harness.serve.command import listen
+
+    with (
+        listen(settings_of(ServeSettings, port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_there_are_no_sweeps(harness: Harness) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from harness.menu.commands.serve import ServeSettings
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
 from harness.serve.app import make_app
+from harness.serve.command import listen
 from harness.serve.service import Service
 from some_settings import settings_of
 
@@ -41,13 +41,13 @@ def faulty_service(directory: Path, fault: Fault) -> Iterator[str]:
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
     settings = settings_of(
-        ServeSettings, model=target, draft=draft, batch_size=BATCH_SIZE, runner="eager"
+        ServeSettings, model=target, draft=draft, batch_size=BATCH_SIZE, runner="eager", port=0
     )
     keeper = FaultyKeeper(fault)
     keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
     keeper.load()
     service = Service(keeper, settings, lambda message: None)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = listen(settings)
     server = uvicorn.Server(uvicorn.Config(make_app(service, None), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
