@@ -82,6 +82,8 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
     settings = ranks.with_ranks(
         conversion.from_config(records.settings_of(COMMANDS[command]), plain)
     )
+    if sweep is not None and not records.engine_of(settings).computes_here:
+        _refuse_labels(manifest.varying, settings.engine.name)
     limit = settings.job_timeout_s
     if sweep is None and limit is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
@@ -89,6 +91,17 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
     if repeats > 1 and not in_rounds:
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings
+
+
+def _refuse_labels(varying: Sequence[str], engine: str) -> None:
+    """Raise a SettingError for jobs that differ in how a server drafts, which nothing but its start sets."""
+    for name in varying:
+        if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
+            rule = (
+                f"cannot vary with engine={engine}: how a server drafts is set when it starts,"
+                " so that all jobs would measure the same"
+            )
+            raise SettingError(name, rule)
 
 
 def _run_alone(job: Job) -> Sequence[Any]:

@@ -144,6 +144,14 @@ def test_a_server_that_is_down_is_not_answered_from_old_rows(
     assert outcome.stdout.count("failed")
 
 
+@pytest.mark.parametrize("varied", ["draft=server,lookup", "decoding.num_draft_tokens=2,4"])
+def test_a_sweep_cannot_vary_how_a_server_drafts(harness: Harness, varied: str) -> None:
+    addresses = ["engine.url=http://localhost:1/v1", "engine.regular_url=http://localhost:1/v1"]
+    outcome = harness("latency", "-m", *QUICK, *addresses, varied, code=2)
+    assert f"{varied.partition('=')[0]}: cannot vary with engine=server" in outcome.stderr
+    assert not Path("results").exists()
+
+
 def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
     """The other arm finds the rows of the first one when its own requests arrive."""
     found: list[int] = []
