@@ -21,7 +21,7 @@ from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
 from harness.menu import conversion, documentation, names, overrides
 from harness.menu.names import CONF
-from harness.menu.records import COMMANDS, commands, with_settings, without_others
+from harness.menu.records import COMMANDS, METHODS, commands, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
@@ -46,7 +46,7 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
         compose(command, list(overrides)), resolve=True, throw_on_missing=True
     )
     assert plain.pop("command") == command
-    plain["draft"] = without_others(plain["draft"], methods)
+    plain["draft"] = METHODS.own(plain["draft"], methods)
     return conversion.from_config(COMMANDS[command].settings, plain)
 
 
