@@ -20,7 +20,8 @@ MISTAKES = {
     # Hybrids
     "latency draft=suffix+lookup": "draft=suffix+lookup: must be lookup, suffix or another method that reads",
     "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
-    "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: a hybrid",
+    "latency draft=lookup+tiny_eagle3 draft.tree=sequences": "draft.tree=sequences: must be chain, static or dynamic",
+    "latency draft=lookup+tiny_draft draft.tree=dynamic": "draft.tree=dynamic: must be chain for draft=lookup+tiny_d",
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
@@ -211,6 +212,8 @@ MISTAKES = {
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
+    "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, and draft=none is none",
+    "latency draft=tiny_eagle3_tree_tree": "draft=tiny_eagle3_tree_tree: no such preset",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for heads, not for draft=lookup",
     "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",
     "serve draft.tree=dynamic": "draft.tree=a tree: must be chain with serve",

@@ -31,6 +31,7 @@ class TreeOffer:
         accept_uniforms: [B, N] in [0, 1), one for the test of each node.
         next_uniforms: [B, depth + 1] in [0, 1), one for each position the next token may have.
         offered: [B, N], the nodes that count; the others are deeper than their row may go.
+        certain: see `trees.TreeProposal`.
     """
 
     logits: Tensor
@@ -41,6 +42,11 @@ class TreeOffer:
     accept_uniforms: Tensor
     next_uniforms: Tensor
     offered: Tensor
+    certain: Tensor | None = None
+
+    def is_certain(self, node: int) -> Tensor | None:
+        """Return whether a node of each row [B] is certain; None where none is."""
+        return None if self.certain is None else self.certain[:, node - 1]
 
     def distributions_after(self, node: int) -> tuple[Tensor, Tensor | None]:
         """Return the target's distribution [B, V] after a node, and the draft's unless it is
@@ -90,15 +96,25 @@ class _Remaining:
         ones = torch.ones_like(target[:, 0])
         return cls(target, ones, draft, ones)
 
-    def test(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities [B] of tokens [B] under the target and under the drafter."""
+    def test(self, tokens: Tensor, certain: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return probabilities [B] of tokens [B] under the target and under the drafter.
+
+        Where a token is certain [B], the drafter's is 1.
+        """
         index = tokens.unsqueeze(1)
         target = self.target.gather(1, index).squeeze(1) / self.target_mass
         if self.draft is None:
             return target, torch.ones_like(target)
-        return target, self.draft.gather(1, index).squeeze(1) / self.draft_mass
+        draft = self.draft.gather(1, index).squeeze(1) / self.draft_mass
+        return target, draft if certain is None else draft.masked_fill(certain, 1.0)
 
-    def reject(self, tokens: Tensor, rejected: Tensor, scale: Tensor | None = None) -> Tensor:
+    def reject(
+        self,
+        tokens: Tensor,
+        rejected: Tensor,
+        scale: Tensor | None = None,
+        certain: Tensor | None = None,
+    ) -> Tensor:
         """Take tokens [B] out, in the rows that rejected them.
 
         Returns the mass [B] of max(0, scale target - draft), which is what remains of the target.
@@ -112,6 +128,9 @@ class _Remaining:
             residual = target.scatter(1, index, 0.0)
         else:
             residual = (target - self.draft / self.draft_mass.unsqueeze(1)).clamp(min=0)
+            if certain is not None:
+                without = target.scatter(1, index, 0.0)
+                residual = torch.where(certain.unsqueeze(1), without, residual)
         mass = residual.sum(1)
         changes = rejected & (mass > 0)
         self.target = torch.where(changes.unsqueeze(1), residual, self.target)
@@ -132,6 +151,12 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     replacement (SpecInfer, Miao et al. 2023, arXiv:2305.09781; Sequoia, Chen et al. 2024,
     arXiv:2402.12374). A deterministic tree has draft(x) = 1 for each child in turn, so greedy
     decoding follows the path of the target's own tokens.
+
+    A child that is certain beside siblings that are drawn has draft(x) = 1 as well. Its rejection
+    leaves normalise(target without x), and the draft without x. Its siblings were drawn from just
+    that: which they are depends on the text alone, and never on the outcome of its test. So each
+    round begins with a target that is left and a draft that is independent of it, and the rounds
+    are those of drawn children.
     """
     rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
     parents = offer.shape.parents
@@ -140,12 +165,13 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     # A node comes after its parent and after its elder siblings.
     for number, tokens in enumerate(offer.draft_tokens.unbind(1), start=1):
         is_child = (parents[:, number - 1] == node) & offer.offered[:, number - 1]
-        target_probability, draft_probability = remaining.test(tokens)
+        certain = offer.is_certain(number)
+        target_probability, draft_probability = remaining.test(tokens, certain)
         # A token that the drafter cannot draw any more fills the tree up, and is never accepted.
         is_tested = is_child & (draft_probability > 0)
         passes = offer.accept_uniforms[:, number - 1] * draft_probability < target_probability
         accepted = is_tested & passes
-        remaining.reject(tokens, is_tested & ~passes)
+        remaining.reject(tokens, is_tested & ~passes, certain=certain)
         new = _Remaining.after(*offer.distributions_after(number))
         remaining = _where(accepted, new, remaining)
         node = torch.where(accepted, number, node)
@@ -218,7 +244,8 @@ class _Branches:
         tokens = self._offer.draft_tokens[:, number - 1]
         parent = self._offer.shape.parents[:, number - 1]
         remaining = self._after(parent)
-        target_probability, draft_probability = remaining.test(tokens)
+        certain = self._offer.is_certain(number)
+        target_probability, draft_probability = remaining.test(tokens, certain)
         above = (parent - 1).clamp(min=0)
         is_offered_above = (parent == 0) | self.is_tested[rows, above]
         is_tested = is_offered_above & self.is_tested[:, number - 1] & (draft_probability > 0)
@@ -226,7 +253,7 @@ class _Branches:
         reach = self.reach[rows, parent]
         ratio = target_probability / draft_probability.clamp(min=_TINY)
         self.reach[:, number] = (reach * ratio).clamp(max=1)
-        mass = remaining.reject(tokens, is_tested, reach)
+        mass = remaining.reject(tokens, is_tested, reach, certain)
         # A node that is reached for certain stays so, even where no mass is left.
         lowered = mass / (mass + 1 - reach).clamp(min=_TINY)
         self.reach[rows, parent] = torch.where(is_tested & (reach < 1), lowered, reach)

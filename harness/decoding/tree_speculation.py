@@ -132,9 +132,10 @@ class TreeJudge(Decision):
     """Warps the target's logits and verifies a tree, after the pass over it.
 
     The inputs are the draft tokens [B, N], two kinds of uniforms and the offered nodes of a
-    `TreeOffer`, the tensors of its `PlacedShape`, and the draft's probabilities unless the trees are
-    deterministic. The outputs are the tensor of `PackedFigures`, and the probabilities [B, N] of the
-    draft tokens under the target and under the drafter, in the order of the figures' nodes.
+    `TreeOffer`, the tensors of its `PlacedShape`, and unless the trees are deterministic the draft's
+    probabilities and the certain nodes. The outputs are the tensor of `PackedFigures`, and the
+    probabilities [B, N] of the draft tokens under the target and under the drafter, in the order of
+    the figures' nodes.
     """
 
     warp: Warp | RowWarp
@@ -153,6 +154,7 @@ class TreeJudge(Decision):
             accept_uniforms=accept_uniforms,
             next_uniforms=next_uniforms,
             offered=offered,
+            certain=None if self.is_deterministic else others[5],
         )
         verdict = self.rule(offer)
         nodes, is_rejection = _node_order(offer, verdict)
@@ -175,7 +177,8 @@ class TreeJudge(Decision):
         if self.is_deterministic:
             return inputs
         share = 1 / vocabulary_size
-        return *inputs, torch.full_like(logits, share, dtype=torch.float32)
+        probabilities = torch.full_like(logits, share, dtype=torch.float32)
+        return *inputs, probabilities, torch.zeros_like(tokens, dtype=torch.bool)
 
 
 def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]:
@@ -204,7 +207,8 @@ def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
     target = offer.target_probabilities[row_index, parents, offer.draft_tokens]
     if offer.draft_probabilities is None:
         return target, torch.ones_like(target)
-    return target, offer.draft_probabilities[row_index, parents, offer.draft_tokens]
+    draft = offer.draft_probabilities[row_index, parents, offer.draft_tokens]
+    return target, draft if offer.certain is None else draft.masked_fill(offer.certain, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +371,10 @@ class _TreeSteps:
         offered = shape.offered_on(device)
         inputs = [tokens, accept_uniforms, uniforms.target, offered, *shape.on(device)]
         if proposal.probabilities is not None:
-            inputs.append(proposal.probabilities)
+            certain = proposal.certain
+            if certain is None:
+                certain = torch.zeros_like(tokens, dtype=torch.bool)
+            inputs += [proposal.probabilities, certain]
         root = to_device(progress.next_tokens, device).unsqueeze(1)
         is_deterministic = proposal.probabilities is None
         judge = TreeJudge(rows.warp.current, self.rule, is_deterministic)

@@ -190,8 +190,11 @@ class TreeProposal:
         probabilities: [B, N + 1, V] float32, the distributions from which the children of the root
             and of each node were drawn, in the order of their numbers and without replacement. None
             if nothing was drawn: the trees are functions of the texts.
+        certain: [B, N] bool, nodes that were not drawn from these distributions but follow from the
+            text. They come before their siblings, which are drawn without them. None: no node.
     """
 
     tokens: Tensor
     shape: TreeShape
     probabilities: Tensor | None = None
+    certain: Tensor | None = None

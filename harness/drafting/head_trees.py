@@ -16,6 +16,7 @@ from harness.decoding.transfer import most
 from harness.decoding.trees import TreeProposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.head_drafter import HeadDrafter, Unread
+from harness.drafting.text_branches import TextBranch
 from harness.drafting.tree_growth import Predictor, TreePlan
 
 
@@ -31,8 +32,16 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         """Read the features, and predict the tokens of a tree of at most so many levels."""
 
     @torch.inference_mode()
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        """See `TreeDrafter.propose_tree`."""
+    def propose_tree(
+        self,
+        depth: int,
+        limits: Sequence[int],
+        uniforms: Tensor,
+        branches: Sequence[TextBranch] = (),
+    ) -> TreeProposal:
+        """See `TreeDrafter.propose_tree`. The trees have the branches of the texts as well, see
+        `text_branches`.
+        """
         uniforms = uniforms.to(self.device)
         with without_plans():
             unread = self._unread()
@@ -40,13 +49,14 @@ class HeadTrees(HeadDrafter, TreeDrafter):
             self.cache.num_slots = most(self._num_cached) + unread.features.shape[1] + num_ahead
             predictor = self.predictor(unread, depth)
             self._count_as_read(self.num_reread)
-            proposal = self._plan.propose(predictor, depth, self._warp, uniforms)
+            proposal = self._plan.propose(predictor, depth, self._warp, uniforms, branches)
         self.cache.end_tree()
         self._proposed = proposal.tokens
         probabilities = proposal.probabilities
         if probabilities is not None:
             probabilities = probabilities.to(self._home)
-        return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities)
+        certain = None if proposal.certain is None else proposal.certain.to(self._home)
+        return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities, certain)
 
     def follow(self, path: Tensor) -> None:
         """See `TreeDrafter.follow`."""

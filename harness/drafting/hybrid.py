@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, FollowingDrafter, Proposal, Step
 from harness.decoding.transfer import to_device
 from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.hybrid_trees import HybridTreeDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.graphs import filled_up
 
@@ -131,7 +132,7 @@ class HybridDrafter(Drafter):
 
 def part_with_head(drafter: Drafter) -> HeadDrafter | None:
     """The drafter itself or the part of a hybrid that drafts with a head; None where none does."""
-    part = drafter.other if isinstance(drafter, HybridDrafter) else drafter
+    part = drafter.other if isinstance(drafter, HybridDrafter | HybridTreeDrafter) else drafter
     return part if isinstance(part, HeadDrafter) else None
 
 

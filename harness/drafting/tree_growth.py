@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from harness.decoding.randomness import existing_index
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
+from harness.drafting.text_branches import TextBranch, beside, first_tokens, merged
 
 # A dynamic tree expands so many nodes of a level, and looks at as many children of each, as EAGLE-2
 # does, where each expansion takes time.
@@ -86,7 +87,12 @@ class TreePlan:
         return max(Counter(int(levels[node]) for node in expanded).values(), default=0)
 
     def propose(
-        self, predictor: Predictor, depth: int, warp: Any, uniforms: Tensor
+        self,
+        predictor: Predictor,
+        depth: int,
+        warp: Any,
+        uniforms: Tensor,
+        branches: Sequence[TextBranch] = (),
     ) -> TreeProposal:
         """Grow a tree for each row.
 
@@ -94,14 +100,21 @@ class TreePlan:
             depth: the most levels.
             warp: what tokens are drawn with, where a tree is not deterministic.
             uniforms: [B, budget].
+            branches: of the rows' texts, which take the place of nodes that count less; none for
+                trees of the predictor alone. Not for sequences.
         """
         if predictor.num_levels is not None:
             depth = min(depth, predictor.num_levels)
+        has_text = any(branch.tokens for branch in branches)
         if self.kind == "dynamic":
-            return grow_dynamic(predictor, depth, self.budget, _confidence_temperature(warp))
+            temperature = _confidence_temperature(warp)
+            proposal, scores = _likeliest_nodes(predictor, depth, self.budget, temperature)
+            return merged(proposal, scores.exp().tolist(), branches) if has_text else proposal
         if self.kind == "static":
             parents = best_shape(self.rates, depth, self.budget)
-            return grow_static(predictor, parents, warp, uniforms)
+            if not has_text:
+                return grow_static(predictor, parents, warp, uniforms)
+            return self._static_with_text(predictor, parents, warp, uniforms, branches)
         depth = min(depth, self.budget)
         num_sequences = self.budget // depth
         if self.replacement and not _is_greedy(warp):
@@ -109,6 +122,21 @@ class TreePlan:
         # Sequences of likeliest tokens would all be the same, so they begin with different ones.
         parents = sequences_shape(num_sequences, depth)
         return grow_static(predictor, parents, warp, uniforms)
+
+    def _static_with_text(
+        self,
+        predictor: Predictor,
+        parents: Parents,
+        warp: Any,
+        uniforms: Tensor,
+        branches: Sequence[TextBranch],
+    ) -> TreeProposal:
+        values = shape_values(self.rates, parents)
+        if _is_greedy(warp):
+            proposal = grow_static(predictor, parents, warp, uniforms)
+            return merged(proposal, [values] * len(uniforms), branches)
+        taken = first_tokens(branches, uniforms.device)
+        return beside(grow_static(predictor, parents, warp, uniforms, taken), values, branches)
 
 
 def grow_dynamic(
@@ -120,6 +148,14 @@ def grow_dynamic(
     A node's score is the product of the drafter's probabilities on its path, at a temperature, so a
     parent scores no less than its children. The trees follow from the texts alone.
     """
+    proposal, _ = _likeliest_nodes(predictor, depth, budget, temperature)
+    return proposal
+
+
+def _likeliest_nodes(
+    predictor: Predictor, depth: int, budget: int, temperature: float
+) -> tuple[TreeProposal, Tensor]:
+    """Grow dynamic trees -> the trees, and the logarithms of their nodes' scores [B, N]."""
     logits = predictor.root()
     width = min(predictor.width or budget, budget, logits.shape[-1])
     num_rows = len(logits)
@@ -154,14 +190,22 @@ def grow_dynamic(
     places = torch.searchsorted(chosen + 1, chosen_parents) + 1
     renumbered = torch.where(chosen_parents == 0, 0, places)
     shape = TreeShape([tuple(row) for row in renumbered.tolist()])
-    return TreeProposal(torch.cat(tokens, dim=1).gather(1, chosen), shape)
+    proposal = TreeProposal(torch.cat(tokens, dim=1).gather(1, chosen), shape)
+    return proposal, torch.cat(scores, dim=1).gather(1, chosen)
 
 
 def grow_static(
-    predictor: Predictor, parents: Parents, warp: Any, uniforms: Tensor
+    predictor: Predictor,
+    parents: Parents,
+    warp: Any,
+    uniforms: Tensor,
+    taken: tuple[Tensor, Tensor] | None = None,
 ) -> TreeProposal:
     """Draw trees of one shape, the children of each node without replacement; with a greedy warp the
     likeliest ones.
+
+    Args:
+        taken: a token [B] that no child of the root is, and in which rows [B] there is one.
     """
     num_rows = len(uniforms)
     num_nodes = len(parents)
@@ -182,7 +226,10 @@ def grow_static(
                 _take_likeliest(tokens, children[node], logits[:, place])
             else:
                 probabilities[:, node] = warp(logits[:, place])
-                _draw_children(tokens, children[node], probabilities[:, node], uniforms)
+                drawn_from = probabilities[:, node]
+                if node == 0 and taken is not None:
+                    drawn_from = _without(drawn_from, *taken)
+                _draw_children(tokens, children[node], drawn_from, uniforms)
         # Nodes of the next level that have children.
         following: list[int] = []
         for node in level:
@@ -191,6 +238,12 @@ def grow_static(
             logits = _expand(predictor, tokens, parents, level, following)
         level = following
     return TreeProposal(tokens, TreeShape([parents] * num_rows), probabilities)
+
+
+def _without(probabilities: Tensor, tokens: Tensor, are_there: Tensor) -> Tensor:
+    """Take a token [B] out of probabilities [B, V], in the rows where there is one."""
+    left = probabilities.scatter(1, tokens.unsqueeze(1), 0.0)
+    return torch.where(are_there.unsqueeze(1), left, probabilities)
 
 
 def _take_likeliest(tokens: Tensor, siblings: Sequence[int], logits: Tensor) -> None:
@@ -361,3 +414,14 @@ def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
         offer(above, level, parent, rank + 1)
         offer(-value, level + 1, len(parents), 0)
     return tuple(parents)
+
+
+def shape_values(rates: Sequence[float], parents: Parents) -> list[float]:
+    """Return the chance that each node is reached and accepted, in the tree that `best_shape` gives."""
+    falling = list(itertools.accumulate(rates, min))
+    values = [1.0]
+    num_children = [0] * (len(parents) + 1)
+    for parent in parents:
+        values.append(values[parent] * falling[num_children[parent]])
+        num_children[parent] += 1
+    return values[1:]

@@ -142,6 +142,10 @@ def _group(kind: type, value: Any, setting: str) -> Any:
         rule = f"must be a group of settings, such as {setting}.{_names_of(kind)[0]}=..."
         raise SettingError(setting, rule, value)
     if issubclass(kind, ModelSettings) and value.get("name") == "none":
+        for key in set(value) - {"name"}:
+            raise SettingError(
+                f"{setting}.{key}", "needs a draft, and draft=none is none", value[key]
+            )
         return None
     if kind in _CHOSEN:
         kind = _CHOSEN[kind].kind(value)

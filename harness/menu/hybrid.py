@@ -75,11 +75,15 @@ class Hybrid(Method):
         self._text.check(run)
         self._other.check(run)
         tree = getattr(run.draft, "tree", "chain")
-        require(tree == "chain", "draft.tree", "must be chain: a hybrid has no trees", tree)
+        rule = "must be chain, static or dynamic for a hybrid"
+        require(tree != "sequences", "draft.tree", rule, tree)
 
     def plan(self, settings: Any, target: Any, read: Any, weights: bool) -> DraftPlan:
         """See `Method.plan`."""
         plan = self._other.plan(self._of_other(settings), target, read, weights)
+        if settings.most_nodes and plan.head is None:
+            rule = f"must be chain for draft={settings.name}: only heads draft trees beside a text"
+            raise SettingError("draft.tree", rule, settings.tree)
         shared = {name: getattr(settings, name) for name in self._shared()}
         return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **shared))
 
@@ -110,6 +114,7 @@ class Hybrid(Method):
     def drafter(self, settings: Any, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
         from harness.drafting.hybrid import HybridDrafter
+        from harness.drafting.hybrid_trees import HybridTreeDrafter
 
         if pair.translation is not None:
             rule = f"must have the model's tokenizer to draft beside {self._text.name}"
@@ -119,7 +124,8 @@ class Hybrid(Method):
 
         def make(warp: Any) -> Any:
             drafters: list[Any] = [text(warp), other(warp)]
-            return HybridDrafter(drafters[0], drafters[1], settings.least_text)
+            kind: Any = HybridTreeDrafter if settings.most_nodes else HybridDrafter
+            return kind(*drafters, settings.least_text)
 
         return make
 

@@ -108,6 +108,8 @@ def _drafter_of_trees(name: str) -> str | None:
     is_shorter = drafter not in (name, "") and "/" not in name
     if not is_shorter or (CONF / "model" / f"{name}.yaml").is_file():
         return None
+    if _drafter_of_trees(drafter) is not None:
+        return None  # `tiny_eagle3_tree_tree`
     return drafter if _method_and_choice(drafter)[0] == "model" else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class Trees:
     """Many offers of trees of one shape over a Markov chain; every third row is cut to one level.
 
     The draft is another chain; `by_level` it predicts the tokens of a level alike after all nodes, as
-    heads do that draft a block at once.
+    heads do that draft a block at once. A certain first child is a token that the text alone says.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Trees:
         *,
         deterministic: bool,
         by_level: bool = False,
+        has_certain: bool = False,
         warp: Warp | None = None,
     ) -> None:
         parents = random_tree(seed)
         self._levels = TreeShape([parents]).depths_on(torch.device("cpu"))[0].clamp(max=SIZE)
         self._by_level = by_level
+        self._has_certain = has_certain
         self._generator = torch.Generator().manual_seed(seed)
         chain = markov_chain(seed)
         self.target = chain if warp is None else warp(chain.log())
@@ -85,6 +88,7 @@ class Trees:
             self._uniforms(len(parents)),
             self._uniforms(len(parents) + 1),
             shape.depths[:, 1:] <= limits,
+            torch.arange(len(parents)).expand(NUM_DRAWS, -1) == 0 if has_certain else None,
         )
 
     def _uniforms(self, *shape: int) -> Tensor:
@@ -104,6 +108,8 @@ class Trees:
             new = after.argsort(dim=1, descending=True)[:, len(siblings)]
             if not deterministic:
                 new = draw_child(after, tokens[:, siblings], self._uniforms())
+            if node == 0 and self._has_certain:
+                new = torch.full_like(new, SIZE - 1)
             tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
         return tokens
 
@@ -145,15 +151,25 @@ def test_it_keeps_the_target_s_distribution_where_levels_are_drawn_alike(rule: T
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_certain_child_beside_drawn_ones_is_lossless(rule: TreeRule, seed: int) -> None:
+    """False-alarm rate 1e-9. Verified as if it had been drawn as well, it is caught."""
+    trees = Trees(seed, deterministic=False, has_certain=True)
+    assert trees.p_value(rule) > FALSE_ALARM_RATE
+    trees.offer = dataclasses.replace(trees.offer, certain=None)
+    assert trees.p_value(rule) < FALSE_ALARM_RATE
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
 def test_a_draft_that_is_not_renormalised_after_a_rejection_is_caught(
     rule: TreeRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = Trees(2, deterministic=False)
     reject = tree_rules._Remaining.reject
 
-    def without_draft(remaining: tree_rules._Remaining, *args: Tensor) -> Tensor:
+    def without_draft(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
         before = remaining.draft, remaining.draft_mass
-        mass = reject(remaining, *args)
+        mass = reject(remaining, *args, **more)
         remaining.draft, remaining.draft_mass = before
         return mass
 
@@ -175,7 +191,7 @@ def test_duplicate_siblings_count_once(rule: TreeRule, monkeypatch: pytest.Monke
     assert len(siblings) > 1
     assert trees.p_value(rule) > FALSE_ALARM_RATE
 
-    def nothing_taken_out(remaining: tree_rules._Remaining, *args: Tensor) -> Tensor:
+    def nothing_taken_out(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
         return remaining.target.sum(1)
 
     monkeypatch.setattr(tree_rules._Remaining, "reject", nothing_taken_out)

@@ -118,6 +118,22 @@ def test_recovery_judges_trees_of_marginals(
     assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
 
 
+def test_a_text_and_a_head_are_verified_in_one_tree(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    """Drawn trees keep the target's distribution, greedy ones its texts."""
+    target, _, prompts = pair
+    head = save_medusa_head(tmp_path, target.removeprefix("model="))
+    trees = ["draft.tree=static", "draft.budget=6", "draft.least_text=1", "draft.min_ngram=1"]
+    draws = ["batch_size=500", "num_draws=5000"]
+    found = harness("recovery", target, f"draft=lookup+{head}", prompts, *SMALL, *trees, *draws)
+    assert "Lossless:" in found.stdout
+    greedy = ["decoding=greedy", "decoding.num_draft_tokens=8", "draft.least_text=1", *FEW]
+    harness("latency", "draft=suffix+tiny_eagle3", "draft.tree=dynamic", *greedy)
+    row = results().iloc[-1]
+    assert (row.draft_tree, row.identical_prompts) == ("dynamic", 3)
+
+
 @pytest.mark.parametrize(("temperature", "lossless"), [(1, True), (0.5, False)])
 def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone(
     harness: Harness, pair: list[str], temperature: float, lossless: bool
