@@ -60,7 +60,13 @@ class GraphRecorder:
             torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                # NCCL's watchdog, another thread, may ask for events of earlier messages meanwhile.
+                with torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self._stream,
+                    capture_error_mode="thread_local",
+                ):
                     try:
                         outputs = call()
                     except Exception as error:

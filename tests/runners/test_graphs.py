@@ -73,7 +73,7 @@ class Cuda:
             self.set_stream(before)
 
     @contextmanager
-    def graph(self, graph: object, pool: object, stream: Stream) -> Iterator[None]:
+    def graph(self, graph: object, *, stream: Stream, **options: object) -> Iterator[None]:
         before = self.current[stream.device]
         self.set_stream(stream)
         self.captured_on.append(stream)
@@ -160,7 +160,7 @@ def test_an_error_at_the_end_of_a_capture_is_raised(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def graph(graph: object, pool: object, stream: Stream) -> Iterator[None]:
+    def graph(graph: object, *, stream: Stream, **options: object) -> Iterator[None]:
         cuda.set_stream(stream)
         yield
         raise RuntimeError("at the end")

@@ -11,21 +11,34 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from architectures import VOCABULARY
 from chains import GREEDY, request, texts
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.decoding.decisions import Draw
-from harness.decoding.loops import autoregressive
+from harness.decoding.decisions import Draw, Judge
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.verify import verify
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.prepared_head import PreparedHead
 from harness.engines.runner_choice import build_runner, first_possible
 from harness.models.loading import LoadedModel
-from harness.models.ranks import check_agreement, join, of_rank_0
+from harness.models.ranks import (
+    check_agreement,
+    compute_on_plain_parts,
+    join,
+    of_rank_0,
+    split_arguments,
+)
 from harness.runners.agreement import of_every_rank
 from harness.runners.checks import refusing
 from harness.runners.compiled import CompilationError, PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.slots import UnsupportedModelError
+from harness.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
+from small_heads import eagle_head, layer_config, target_model
 from tiny_checkpoints import VOCABULARY_SIZE, load_pair
 from two_ranks import run_two_ranks
 
@@ -94,6 +107,47 @@ def test_split_models_are_captured_and_replayed_in_the_same_order(
 ) -> None:
     settings = save_model("llama", tie_word_embeddings=True)
     run_two_ranks(partial(capture, settings=settings), tmp_path)
+
+
+def draft_by_head(rank: int, directory: Path) -> None:
+    """Decode by a head that uses the split embedding and output layer of its target."""
+    join(torch.device("cpu"), 2)
+    target = AutoModelForCausalLM.from_pretrained(directory, **split_arguments(2)).eval()
+    compute_on_plain_parts(target)
+    head = eagle_head(layer_config("llama"), own_embedding=False, own_output=False)
+
+    def records(runner: StaticRunner, drafter: HeadDrafter, device: str) -> list[Any]:
+        what = request(PROMPTS, length=LENGTH)
+        what = replace(what, uniforms=what.uniforms.to(device))
+        ahead = device != "cpu"
+        found = speculative(runner, drafter, what, 3, ahead=ahead, agree=of_rank_0)
+        return [(record.rows, record.tokens, record.proposed) for record in found]
+
+    drafter = head.drafter(target, GREEDY)
+    expected = records(StaticRunner(target, hidden_layers=drafter.layers), drafter, "cpu")
+    with pretended_gpus(), pytest.MonkeyPatch.context() as patch:
+        recording = Recording(patch)
+        target.to("cuda:0")
+        head.to("cuda:0")
+        drafter = head.drafter(target, GREEDY)
+        runner = PreparedRunner(target, compiled=False, captured=True, hidden_layers=drafter.layers)
+        runner.prepare(2, 60, (1, 4), (), GREEDY, {4: [Judge(GREEDY, verify)]}, 8)
+        prepared = PreparedHead(
+            head.drafter(target, GREEDY), target, VOCABULARY, compiled=False, captured=True
+        )
+        prepared.prepare(2, 60, (3,))
+        drafter.prepared = prepared
+        num_events = len(recording.events)
+        assert records(runner, drafter, "cuda:0") == expected
+    # The prompts, and a proposal and a verdict for each turn; the last one may offer nothing.
+    assert len(recording.events) - num_events >= 2 * (len(expected) - 1)
+    first, second = of_every_rank((expected, recording.events))
+    assert first == second
+
+
+def test_heads_of_split_models_are_captured_with_them(tmp_path: Path) -> None:
+    target_model().save_pretrained(tmp_path)
+    run_two_ranks(partial(draft_by_head, directory=tmp_path), tmp_path)
 
 
 def fail_to_capture(rank: int, settings: ModelSettings) -> None:

@@ -246,7 +246,7 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
             gpus.arrive(self.awaited)
 
     @contextmanager
-    def graph(captured: _Graph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+    def graph(captured: _Graph, **options: Any) -> Iterator[None]:
         gpus.recorded = captured.calls = []
         try:
             yield
