@@ -5,6 +5,7 @@ position; and rates of profiles, which `draft.rates` may name too.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -71,6 +72,16 @@ def mean_length(asked: Rates, num_draft_tokens: int) -> float:
     """The mean acceptance length that follows from what is asked, with K draft tokens each time."""
     conditional = conditional_rates(asked, num_draft_tokens)
     return 1 + sum(marginal_rates(conditional, num_draft_tokens))
+
+
+def length_deviation(asked: Rates, num_draft_tokens: int) -> float:
+    """The standard deviation of an iteration's tokens that follows from what is asked."""
+    conditional = conditional_rates(asked, num_draft_tokens)
+    marginal = marginal_rates(conditional, num_draft_tokens)
+    mean = sum(marginal)
+    # A length of at least i tokens adds i² - (i - 1)² to the square.
+    square = sum((2 * place - 1) * rate for place, rate in enumerate(marginal, start=1))
+    return math.sqrt(max(0.0, square - mean * mean))
 
 
 def for_vllm(marginal: Sequence[float]) -> dict[str, Any]:

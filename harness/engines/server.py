@@ -262,7 +262,12 @@ class ServerArm(Arm):
                 break
         is_regular = self.name == "regular" and self.settings.regular_url
         setting = "engine.regular_url" if is_regular else "engine.url"
-        raise RunError(f"{setting}={self.client.base_url}: {request.error}")
+        advice = ""
+        if chat and self.tokenizer.chat_template is None:
+            advice = (
+                "\nthe model's tokenizer has no chat template, which engine.chat=true needs there"
+            )
+        raise RunError(f"{setting}={self.client.base_url}: {request.error}{advice}")
 
     @property
     def salts(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from harness.config.synthetic import mean_length
+from harness.config.synthetic import length_deviation, mean_length
 from harness.menu.records import is_elsewhere
 from harness.report.doubts import doubts
 from harness.report.words import (
@@ -24,8 +25,10 @@ _MANY_EXPERTS = 1.25
 # Arms that run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
 
-# Share by which a server's mean length may differ from the one that was asked for.
+# Share by which a server may differ from the mean length that was asked for, beyond so many standard deviations of the
+# mean over its iterations.
 _MOST_OFF = 0.1
+_TWO_SIDED = 2.0
 
 # Tokens that arrive at once on average, from which on a line says so.
 _BURST = 1.2
@@ -113,11 +116,17 @@ def _as_asked(row: LatencyRow) -> str:
     if not isinstance(rates, tuple) and rates > k + 1:
         return f", and was not: it drafts {k} tokens"
     expected = mean_length(rates, k)
-    if abs(length / expected - 1) > _MOST_OFF:
+    by_chance = _TWO_SIDED * length_deviation(rates, k) / math.sqrt(_num_iterations(row))
+    if abs(length - expected) > _MOST_OFF * expected + by_chance:
         return (
             f", and was not: it yields {length:.2f} tokens per iteration in place of {expected:.2f}"
         )
     return f", and was: it yields {length:.2f} tokens per iteration, {expected:.2f} were asked for"
+
+
+def _num_iterations(row: LatencyRow) -> float:
+    """How many iterations a run had, about."""
+    return max(1.0, (row.num_tokens or 0) / (row.mean_acceptance_length or 1.0))
 
 
 def _asked_again(row: LatencyRow) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from harness.menu.records import COMMANDS
+from harness.menu.records import COMMANDS, is_elsewhere
 from harness.report.overview import failures_table
 from harness.report.runs import group, merge, prompts_of
 from harness.report.table import Document, Line, grouped, without_empty
@@ -55,9 +55,17 @@ def print_sweep(
     # Commands that measure nothing give the same again.
     is_unfinished = len(done) < num_jobs or (failed and record.measures)
     if is_unfinished:
-        line += "; the same command again measures what is missing or failed"
+        line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(line, "dim"))
+
+
+def _how_to_go_on(rows: Rows) -> str:
+    """The command that measures the rest: answers of a server that may be another one by now are not reused unasked."""
+    of_servers = [row for row in rows if is_elsewhere(row.engine)]
+    if not of_servers or any(row.server_started for row in of_servers):
+        return "the same command again"
+    return "the same command with resume=always (the server does not tell when it was started)"
 
 
 def sweep_document(command: str, rows: Rows) -> Document:

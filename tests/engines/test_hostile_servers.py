@@ -159,6 +159,12 @@ def test_a_server_that_refuses_every_request_is_asked_on(open_engine: Open) -> N
     assert len(server.bodies) == 12
 
 
+def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine: Open) -> None:
+    """`transformers serve` answers with status 500 and no reason."""
+    with pytest.raises(RunError, match=r"engine.url=.*told to fail\n.* no chat template"):
+        open_engine(EchoServer(fail_every=1), chat=True)
+
+
 def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)

@@ -109,7 +109,11 @@ def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
         row = LatencyRow(draft="server", synthetic_acceptance=asked, **(told | changes))
         return caveats([row])[0]
 
-    assert mentions(said(0.9), "and was not", "2.30", "4.10")
+    many = {"num_tokens": 10_000}
+    assert mentions(said(0.9, **many), "and was not", "2.30", "4.10")
+    assert mentions(said(0.75, **many), "and was not")
+    # So few iterations say little.
+    assert "and was:" in said(0.75, num_tokens=20)
     assert mentions(said(4.5, mean_proposed=3.0), "and was not", "3 tokens")
     assert "it does not tell" in said(0.9, mean_proposed=None)
 

@@ -118,6 +118,19 @@ def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "Nothing was measured.\n"
 
 
+@pytest.mark.parametrize("started", [None, "1700000000"])
+def test_what_is_left_of_a_server_that_tells_no_start_needs_resume_always(
+    started: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_server = {"engine": "server", "server_started": started}
+    rows = of_job(0, latency_run(**of_server))
+    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
+    error = capsys.readouterr().err
+    assert "1 of 2 jobs" in error
+    assert "measures what is missing or failed" in error
+    assert ("resume=always" in error) == (started is None)
+
+
 def test_methods_are_ranked_for_each_target(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
