@@ -35,17 +35,17 @@ class EagleTrees(HeadTrees):
         """Append entries of nodes [B, n] to the cache -> their states.
 
         Args:
-            states: [B, n, width] that the entries take.
-            num_before: entries of nodes before these.
-            level: of these nodes, from 1.
-            visible: [B, n, num_before + n], the entries of nodes that each attends to.
+            states: [B, n, width], which the head reads beside the tokens.
+            num_before: number of nodes that have entries already.
+            level: the level of these nodes in the tree, from 1.
+            visible: [B, n, num_before + n], whether each of these nodes sees each node up to now.
         """
-        starts = to_device(self._num_cached, self.device).unsqueeze(1)
-        count = tokens.shape[1]
+        first_slots = to_device(self._num_cached, self.device)
+        positions = (first_slots + level - 1).unsqueeze(1)
         self.cache.place_tree(
-            positions=(starts + level - 1).expand(-1, count),
-            first=starts,
-            longest=most(self._num_cached),
+            positions.expand(-1, tokens.shape[1]),
+            first_slots,
+            largest_first=most(self._num_cached),
             num_before=num_before,
             visible=visible,
         )

@@ -175,7 +175,7 @@ class HeadDrafter(Drafter):
             following.append(to_device([*prompt[1:], first], self.device))
         self._num_cached = [*self._num_cached, *[0] * len(prompts)]
         self._num_unread = [*self._num_unread, *map(len, prompts)]
-        self.cache.hold(len(self._num_unread))
+        self.cache.ensure_rows(len(self._num_unread))
         self._chunks = [
             self._chunk(
                 pad_sequence(features, batch_first=True), pad_sequence(following, batch_first=True)

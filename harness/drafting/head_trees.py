@@ -50,7 +50,6 @@ class HeadTrees(HeadDrafter, TreeDrafter):
             predictor = self.predictor(unread, depth)
             self._count_as_read(self.num_reread)
             proposal = self._plan.propose(predictor, depth, self._warp, uniforms, branches)
-        self.cache.end_tree()
         self._proposed = proposal.tokens
         probabilities = proposal.probabilities
         if probabilities is not None:

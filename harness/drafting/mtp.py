@@ -50,10 +50,10 @@ class MtpHead(EagleHead):
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:
         """Entries of one layer at `cache.positions` [B, n] -> their states [B, n, width], normalised."""
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_of[layer])
-        seen = cache.causal(self.windows[layer])
+        is_seen = cache.causal_mask(self.windows[layer])
         # Not every attention of transformers takes booleans.
         unseen = torch.finfo(states.dtype).min
-        mask = torch.where(seen, 0.0, unseen).to(states.dtype)
+        mask = torch.where(is_seen, 0.0, unseen).to(states.dtype)
         block = self.layers[layer]
         states = block(
             embedded,

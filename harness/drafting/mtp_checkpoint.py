@@ -58,8 +58,8 @@ class MtpCheckpoint(HeadCheckpoint):
                     tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
         cache = SlotCache()
         head = MtpHead(self.config, model)
-        cache.positions = torch.zeros(1, 1, dtype=torch.long, device="meta")
         cache.num_slots = 1
+        cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         for layer in range(len(self.numbers)):
             head(states, states, cache, layer)
@@ -68,7 +68,7 @@ class MtpCheckpoint(HeadCheckpoint):
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache.token_size),)),),
+            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache.numbers_per_token),)),),
             num_parameters=sum(tensor.count for tensor in tensors),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,

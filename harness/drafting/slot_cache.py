@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-# A full cache grows by so many slots.
+# How many slots beyond the needed ones are allocated when a cache grows.
 SPARE_SLOTS = 256
 
 
@@ -15,35 +15,74 @@ class SlotCache:
     """Keys and values of a head's layers: the entry at position p of a row is in slot p.
 
     Every query says which slots it sees. So entries that were made from rejected tokens need no
-    removal: they are overwritten before their positions are seen. Rows that were never written cost
-    nothing either: buffers may have more of them than a batch.
+    removal: they are overwritten before their positions are seen.
+
+    The buffers may have more rows than the batch; `update` returns only the batch's.
 
     Attributes:
-        positions: [B, n], where `update` writes next.
-        num_slots: how many slots queries may see.
+        positions: [B, n], the positions of the entries that `update` writes next.
+        num_slots: the number of slots S that `update` returns and masks cover, at least as many as
+            are written. The drafter sets it once for a whole proposal: `place` cannot know it, as
+            `starts` may still be on the device, and prepared proposals need a fixed S.
 
     Args:
-        num_spare: how many slots more are allocated.
+        num_spare: how many slots beyond `num_slots` are allocated.
     """
 
     def __init__(self, num_spare: int = SPARE_SLOTS) -> None:
         self._num_spare = num_spare
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
-        # Nodes of a tree share positions: the slots where `update` writes them, and what they see.
-        self._places: Tensor | None = None
-        self._visible: Tensor | None = None
+        # The slots [B, n] that `update` writes next. Nodes of a tree may share a position, but not
+        # a slot, and have a mask [B, 1, n, S] of the slots that each of them sees.
+        self._slots = self.positions
+        self._tree_mask: Tensor | None = None
+        # For each layer its keys and its values [rows, heads, slots, D].
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def place(self, starts: Tensor, count: int) -> None:
-        """Make `update` write `count` entries of each row next, from slots `starts` [B] on."""
+        """Make `update` write `count` entries of each row next, from position `starts` [B] on."""
         ahead = torch.arange(count, device=starts.device)
         self.positions = starts.unsqueeze(1) + ahead
+        self._slots = self.positions
+        self._tree_mask = None
+
+    def place_tree(
+        self,
+        positions: Tensor,
+        first_slots: Tensor,
+        largest_first: int,
+        num_before: int,
+        visible: Tensor,
+    ) -> None:
+        """Make `update` write n nodes of a tree next, until `place` is called.
+
+        Nodes see the whole text, in the slots before `first_slots`, and of the tree what `visible`
+        says. A row with a text in slots 0 to 4 has node 1 in slot 5, node 2 in slot 6, and so on.
+
+        Args:
+            positions: [B, n], the same for all nodes of a level.
+            first_slots: [B], the slot of the first node of each row's tree.
+            largest_first: the largest of `first_slots`, which the host knows.
+            num_before: number of nodes of the tree that were written before these.
+            visible: [B, n, num_before + n], whether each of these nodes sees each node up to now.
+        """
+        count = positions.shape[1]
+        device = positions.device
+        first = first_slots.unsqueeze(1)
+        node_slots = first + torch.arange(num_before + count, device=device)
+        self.positions = positions
+        self.num_slots = largest_first + num_before + count
+        self._slots = node_slots[:, num_before:]
+        is_text = torch.arange(self.num_slots, device=device) < first
+        text_mask = is_text.unsqueeze(1).repeat(1, count, 1)
+        index = node_slots.unsqueeze(1).expand(-1, count, -1)
+        self._tree_mask = text_mask.scatter(2, index, visible).unsqueeze(1)
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, heads, n, D], return all slots [B, heads, S, D].
+        """Write keys and values [B, heads, n, D], return those of all slots [B, heads, S, D].
 
         transformers' attention calls it.
         """
@@ -54,45 +93,37 @@ class SlotCache:
         num_rows, num_heads = states.shape[:2]
         rows = torch.arange(num_rows, device=states.device).view(-1, 1, 1)
         heads = torch.arange(num_heads, device=states.device).view(-1, 1)
-        # Not through a view, which a compiler would copy.
-        places = self.positions if self._places is None else self._places
-        buffer.index_put_((rows, heads, places.unsqueeze(1)), states)
+        # Into the whole buffer: a compiler would copy a view such as `buffer[:num_rows]`.
+        buffer.index_put_((rows, heads, self._slots.unsqueeze(1)), states)
         return buffer[:num_rows, :, : self.num_slots]
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's buffers, grown where they are too small."""
+        """Return the layer's buffers, large enough for `num_slots` and the rows of these keys."""
         num_rows = len(keys)
+        num_slots = self.num_slots + self._num_spare
         if layer not in self._layers:
-            self._layers[layer] = self._allocate(keys, num_rows), self._allocate(values, num_rows)
+            new_keys = _enlarged(keys[:0], num_rows, num_slots)
+            new_values = _enlarged(values[:0], num_rows, num_slots)
+            self._layers[layer] = new_keys, new_values
             return self._layers[layer]
         old_keys, old_values = self._layers[layer]
-        rows_held, _, slots_held, _ = old_keys.shape
-        if rows_held < num_rows or slots_held < self.num_slots:
-            num_rows = max(num_rows, rows_held)
-            all_keys = self._allocate(keys, num_rows)
-            all_values = self._allocate(values, num_rows)
-            all_keys[:rows_held, :, :slots_held] = old_keys
-            all_values[:rows_held, :, :slots_held] = old_values
-            self._layers[layer] = all_keys, all_values
+        if len(old_keys) < num_rows or old_keys.shape[2] < self.num_slots:
+            new_keys = _enlarged(old_keys, num_rows, num_slots)
+            new_values = _enlarged(old_values, num_rows, num_slots)
+            self._layers[layer] = new_keys, new_values
         return self._layers[layer]
 
-    def _allocate(self, states: Tensor, num_rows: int) -> Tensor:
-        """An empty buffer for keys or values such as these [B, heads, n, D]."""
-        _, num_heads, _, width = states.shape
-        return states.new_zeros(num_rows, num_heads, self.num_slots + self._num_spare, width)
+    def ensure_rows(self, num_rows: int) -> None:
+        """Grow the buffers to at least `num_rows` rows.
 
-    def hold(self, num_rows: int) -> None:
-        """Have at least so many rows."""
+        `select` may then name rows that joined, but that no `update` has written yet.
+        """
         for layer, (keys, values) in self._layers.items():
-            missing = num_rows - len(keys)
-            if missing > 0:
-                padding = (0, 0, 0, 0, 0, 0, 0, missing)
-                more_keys = nn.functional.pad(keys, padding)
-                more_values = nn.functional.pad(values, padding)
-                self._layers[layer] = more_keys, more_values
+            if len(keys) < num_rows:
+                self._layers[layer] = _enlarged(keys, num_rows), _enlarged(values, num_rows)
 
     def select(self, rows: Tensor) -> None:
-        """Move these rows to the front, in this order."""
+        """Move these rows to the front of the same buffers, in this order."""
         for buffers in self._layers.values():
             for buffer in buffers:
                 buffer[: len(rows)] = buffer[rows]
@@ -103,67 +134,54 @@ class SlotCache:
             self._layers[layer] = keys[rows], values[rows]
 
     def twin(self) -> SlotCache:
-        """A cache in the same buffers, until either of them grows."""
+        """Return a cache in the same buffers, until either of them grows or repeats rows.
+
+        The twin of a cache without spare slots has some as soon as it grows.
+        """
         twin = SlotCache()
         twin.num_slots = self.num_slots
         twin._layers = dict(self._layers)
         return twin
 
     def shares(self, other: SlotCache) -> bool:
-        """Whether both are in the same buffers."""
+        """Return whether both caches, of one head, are in the same buffers."""
         pairs = zip(self._layers.values(), other._layers.values(), strict=True)
-        return all(mine[0] is theirs[0] for mine, theirs in pairs)
-
-    def place_tree(
-        self, positions: Tensor, first: Tensor, longest: int, num_before: int, visible: Tensor
-    ) -> None:
-        """Make `update` write n nodes of a tree next, until `end_tree`.
-
-        Args:
-            positions: [B, n].
-            first: [B, 1], the slot of the first node of each row; those before it are its text's.
-            longest: the largest of them.
-            num_before: nodes that were written before.
-            visible: [B, n, num_before + n], the nodes that each of these sees.
-        """
-        num_rows, count = positions.shape
-        device = positions.device
-        nodes = first + torch.arange(num_before + count, device=device)
-        self.positions = positions
-        self.num_slots = longest + num_before + count
-        self._places = nodes[:, num_before:]
-        is_text = torch.arange(self.num_slots, device=device) < first
-        seen = is_text.unsqueeze(1).repeat(1, count, 1)
-        places = nodes.unsqueeze(1).expand(num_rows, count, -1)
-        self._visible = seen.scatter(2, places, visible).unsqueeze(1)
-
-    def end_tree(self) -> None:
-        """Go on with texts."""
-        self._places = self._visible = None
+        return all(keys is other_keys for (keys, _), (other_keys, _) in pairs)
 
     @property
-    def token_size(self) -> int:
-        """Numbers of one entry, in all layers."""
-        size = 0
+    def numbers_per_token(self) -> int:
+        """How many numbers, keys and values of all layers, one entry has."""
+        total = 0
         for keys, values in self._layers.values():
-            size += keys.shape[1] * keys.shape[3] + values.shape[1] * values.shape[3]
-        return size
+            total += keys.shape[1] * keys.shape[3] + values.shape[1] * values.shape[3]
+        return total
 
-    def causal(self, window: int | None) -> Tensor:
-        """Mask [B, 1, n, S] of the slots up to each query's own, within the window."""
+    def causal_mask(self, window: int | None) -> Tensor:
+        """Return a mask [B, 1, n, S] of what each entry sees: nothing after it, within the window."""
         last = self.positions
-        if self._visible is None:
+        if self._tree_mask is None:
             first = torch.zeros_like(last) if window is None else last - window + 1
-            return self.seen(first, last)
+            return self.range_mask(first, last)
         if window is None:
-            return self._visible
+            return self._tree_mask
+        # The slot of a node is never before its position, and a window is longer than a tree is
+        # deep. So this hides only slots of the text.
         slots = torch.arange(self.num_slots, device=last.device)
         is_within = slots > last.unsqueeze(-1) - window
-        return self._visible & is_within.unsqueeze(1)
+        return self._tree_mask & is_within.unsqueeze(1)
 
-    def seen(self, first: Tensor, last: Tensor) -> Tensor:
-        """Mask [B, 1, n, S] of the slots from `first` to `last` [B, n] of each query."""
+    def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
+        """Return a mask [B, 1, n, S] of the slots from `first` to `last` [B, n] of each entry."""
         slots = torch.arange(self.num_slots, device=last.device)
         not_before = slots >= first.unsqueeze(-1)
         not_after = slots <= last.unsqueeze(-1)
         return (not_before & not_after).unsqueeze(1)
+
+
+def _enlarged(buffer: Tensor, num_rows: int, num_slots: int = 0) -> Tensor:
+    """Return a copy of a buffer with at least as many rows and slots, the new ones zero."""
+    num_old_rows, num_heads, num_old_slots, width = buffer.shape
+    shape = (max(num_rows, num_old_rows), num_heads, max(num_slots, num_old_slots), width)
+    enlarged = buffer.new_zeros(shape)
+    enlarged[:num_old_rows, :, :num_old_slots] = buffer
+    return enlarged

@@ -1,4 +1,4 @@
-"""Between two tokenizers: which tokens they have in common, and how the text of one is read by the other."""
+"""Translations between two tokenizers: their common tokens, and the text of one as the other's tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint, source
 from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
-# With fewer of the draft's tokens in the target's vocabulary the draft tells its text instead of drawing from these.
-_FEWEST_IN_COMMON = 0.5
+# The share of the draft's tokens that the target's vocabulary must have. With fewer, the draft does
+# not draw from the common tokens: its text is translated.
+_LEAST_SHARE_IN_COMMON = 0.5
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -27,13 +28,14 @@ def how_to_translate(
     target_tokenizer: PreTrainedTokenizerBase,
     draft_tokenizer: PreTrainedTokenizerBase,
 ) -> Translation | None:
-    """How a draft with another tokenizer is understood; None where both models mean the same token by every id.
+    """Return the translation of a draft with another tokenizer, None if the tokenizers agree.
 
-    Raises a SettingError if a model has no outputs for some of its tokens.
+    Tokenizers may agree although the embeddings differ in size: models of one family pad them
+    differently (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond
+    `Pair.vocabulary_size` stand for no token, and must be cut off before logits are compared.
 
-    The embeddings may differ in size as long as the tokenizers agree: models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Cut logits to `Pair.vocabulary_size` before
-    comparing them; the rest stands for no token.
+    Raises:
+        SettingError: if one of two models that agree has no outputs for some of the tokens.
     """
     if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
         return translation(target_tokenizer, draft_tokenizer, vocabulary_size(target.config))
@@ -48,7 +50,7 @@ def how_to_translate(
 
 
 def check_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """`how_to_translate` where both tokenizers are in directories, where nothing is downloaded."""
+    """Call `how_to_translate` if both tokenizers are in directories, so that nothing is downloaded."""
     if not (_has_tokenizer(target) and _has_tokenizer(draft)):
         return
     target_tokenizer = load_tokenizer(target.settings)
@@ -63,7 +65,10 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
 def translation(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int
 ) -> Translation:
-    """Between a target's tokenizer and a draft's; `num_tokens` is the width of the target's logits."""
+    """Return the translation between a target's tokenizer and a draft's.
+
+    `num_tokens` is the width of the target's logits.
+    """
     draft_tokens = _texts(draft)
     common: dict[int, int] = {}
     for text, token in _texts(target).items():
@@ -71,37 +76,43 @@ def translation(
             common[token] = draft_tokens[text]
 
     def into_draft(tokens: Sequence[int]) -> list[int]:
-        read: list[int] = []
+        translated: list[int] = []
         unknown: list[int] = []
         for token in tokens:
             if token not in common:
                 unknown.append(token)
                 continue
-            read += [*_read(draft, target, unknown), common[token]]
+            translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
         # A character has at most four bytes, and each may be a token.
         may_be_incomplete = 0 < len(unknown) < 4
         if may_be_incomplete and _text(target, unknown).endswith(_BROKEN):
             return []
-        return read + _read(draft, target, unknown)
+        return translated + _reread(draft, target, unknown)
 
-    def read_prompt(tokens: Sequence[int]) -> list[int]:
+    def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
         text = target.decode(list(tokens), skip_special_tokens=True)
         return list(draft(text)["input_ids"]) or [_any_token(draft)]
 
     def into_target(tokens: Sequence[int]) -> list[int]:
-        return _read(target, draft, tokens)
+        return _reread(target, draft, tokens)
 
-    has_enough = len(common) >= _FEWEST_IN_COMMON * len(draft.get_vocab())
-    name: Literal["intersection", "text"] = "intersection" if has_enough else "text"
-    pairs = sorted(common.items())
-    return Translation(pairs, read_prompt, into_draft, into_target, num_tokens, name)
+    has_enough = len(common) >= _LEAST_SHARE_IN_COMMON * len(draft.get_vocab())
+    method: Literal["intersection", "text"] = "intersection" if has_enough else "text"
+    return Translation(
+        common=sorted(common.items()),
+        prompt_into_draft=prompt_into_draft,
+        into_draft=into_draft,
+        into_target=into_target,
+        target_vocabulary_size=num_tokens,
+        method=method,
+    )
 
 
-def _read(
+def _reread(
     reader: PreTrainedTokenizerBase, writer: PreTrainedTokenizerBase, tokens: Sequence[int]
 ) -> list[int]:
-    """Tokens of one tokenizer as another's, whole characters only."""
+    """Return the reader's tokens for the text of the writer's tokens, whole characters only."""
     text = _text(writer, tokens).rstrip(_BROKEN)
     if not text:
         return []
@@ -109,7 +120,7 @@ def _read(
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    # Behind another token, because some write a token at the beginning of a text without its space.
+    # Decoded after another token: some tokenizers drop the space of a text's first token.
     first = list(tokens[:1])
     whole = _decoded(tokenizer, [*first, *tokens])
     return whole[len(_decoded(tokenizer, first)) :]
@@ -121,7 +132,10 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
-    """The bytes that each token stands for, the end of a text as none at all; other special tokens are left out."""
+    """Return the token of each sequence of bytes; no bytes stand for the end of a text.
+
+    Other special tokens are left out.
+    """
     vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
     by_bytes = not any("\N{LOWER ONE EIGHTH BLOCK}" in token for token in vocabulary)
@@ -135,7 +149,7 @@ def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
             text = bytes.fromhex(token[3:5])
         else:
             text = token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-        # Bytes may have a token as well as the character.
+        # A character may have two tokens, one for it and one for its byte: take the smaller id.
         texts[text] = min(number, texts.get(text, number))
     if tokenizer.eos_token_id is not None:
         texts[b""] = int(tokenizer.eos_token_id)

@@ -156,7 +156,7 @@ class SketchedPair:
             new = new_tokens
             limit = max_context(checkpoint.config)
             if checkpoint.role == "draft" and self.translation is not None:
-                own = max(len(self.translation.read_prompt(tokens)) for tokens in token_ids)
+                own = max(len(self.translation.prompt_into_draft(tokens)) for tokens in token_ids)
                 new = -(-new_tokens * own // longest)  # as many for each token as in the prompt
             if limit is not None and own + new > limit:
                 that = f"{said.format(own)}with decoding.max_new_tokens={new} that is {own + new} tokens"
@@ -210,7 +210,7 @@ class PlacedPair(PlannedPair):
         drafting = self.drafting
         if self.translation is not None:
             name = self.models[1].checkpoint.settings.name
-            lines.append(f"draft {name}: another tokenizer; {_SAID[self.translation.name]}")
+            lines.append(f"draft {name}: another tokenizer; {_SAID[self.translation.method]}")
         elif drafting is not None and len(self.models) == 1:
             how = method_of(drafting).describe(drafting)
             if self.head is not None:

@@ -484,7 +484,7 @@ def _columns_of_weights(placed: PlacedPair) -> dict[str, Any]:
     """The columns about the weights of a pair and their places."""
     columns: dict[str, Any] = {"draft_layers": getattr(placed.drafting, "layers", None)}
     if placed.translation is not None:
-        columns["translation"] = placed.translation.name
+        columns["translation"] = placed.translation.method
     target = placed.models[0]
     columns |= _weights_of_model("", target.dtype, target.placement.bytes_per_device)
     if placed.head is not None:

@@ -11,7 +11,7 @@ from chains import request
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
-from harness.drafting.translated import TranslatedDrafter, Translation, drawing_warp
+from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.engines.pair import plan_pair
 from harness.engines.pair_runners import Demanded, open_runners
 from harness.menu.methods.model import ModelDraftSettings
@@ -43,7 +43,7 @@ def test_a_draft_with_another_tokenizer_draws_in_one_prepared_call(
     target, draft = pair("llama")
     between = translation(name)
     prepared = PreparedRunner(draft, compiled=False, captured=True)
-    prepared.prepare(3, 60, (1, 2), [3], drawing_warp(between, WARP))
+    prepared.prepare(3, 60, (1, 2), [3], between.drawing_warp(WARP))
 
     def decided(runner: Any, prompts: list[list[int]]) -> list[Any]:
         drafter = TranslatedDrafter(runner, between, WARP)

@@ -91,7 +91,7 @@ class Checked(TranslatedDrafter):
 
     def start(self, prompts, first_tokens, step):  # type: ignore[no-untyped-def]
         super().start(prompts, first_tokens, step)
-        self.whole = [self._translation.read_prompt(prompt) for prompt in prompts]
+        self.whole = [self._translation.prompt_into_draft(prompt) for prompt in prompts]
         self.waiting: list[list[int]] = [[] for _ in prompts]
         self.learn([[token] for token in first_tokens])
 
@@ -103,12 +103,11 @@ class Checked(TranslatedDrafter):
                 self.waiting[row] = []
 
     def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
-        offered = self._offered or [[]] * len(next_tokens)
-        kept = zip(offered, num_accepted, next_tokens, strict=False)
-        self.learn([[*tokens[:count], last] for tokens, count, last in kept])
+        kept = zip(self._rows, num_accepted, next_tokens, strict=True)
+        self.learn([[*row.offered[:count], last] for row, count, last in kept])
         super().observe(num_accepted, next_tokens, step)
-        for seen, pending, whole in zip(self._runner.rows, self._pending, self.whole, strict=True):  # type: ignore[attr-defined]
-            assert seen + pending == whole
+        for seen, row, whole in zip(self._runner.rows, self._rows, self.whole, strict=True):  # type: ignore[attr-defined]
+            assert seen + row.unread == whole
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
@@ -128,8 +127,8 @@ def test_the_draft_model_reads_the_whole_text() -> None:
 class Unmapped(TranslatedDrafter):
     """The broken twin: probabilities at the draft's own places instead of the target's."""
 
-    def _spread(self, distributions: Sequence[Tensor]) -> Tensor:
-        return super()._spread(distributions).roll(1, -1)
+    def _over_target(self, probabilities: Tensor) -> Tensor:
+        return super()._over_target(probabilities).roll(1, -1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def trained_tokenizer(corpus: list[str], size: int) -> PreTrainedTokenizerFast:
 def test_tokens_are_compared_by_their_bytes() -> None:
     target, draft = make_tokenizer(), trained_tokenizer(["höher und höher und höher"] * 9, 270)
     found = translation(target, draft, 320)
-    assert found.name == "intersection"
+    assert found.method == "intersection"
     for one, own in found.common:
         if one != target.eos_token_id:
             assert target.convert_ids_to_tokens(one) == draft.convert_ids_to_tokens(own)
@@ -182,7 +181,7 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     back = translation(draft, target, 320)
     begin = draft(" höher")["input_ids"]
     assert target.decode(back.into_draft(begin)) == " höher", "tokens that it lacks are spelt"
-    assert translation(target, spaced_tokenizer(), 320).name == "text"
+    assert translation(target, spaced_tokenizer(), 320).method == "text"
 
 
 SaveModel = Callable[..., ModelSettings]

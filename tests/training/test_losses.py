@@ -77,14 +77,13 @@ def test_eagle_learns_from_chains_on_its_own_states(target: PreTrainedModel) -> 
             for last in range(TOKENS.shape[1] - 1):
                 # The chain that begins after entry `last`, as `EagleDrafter` computes it, fed with the text's tokens.
                 cache = SlotCache()
-                cache.positions, cache.num_slots = torch.arange(last + 1)[None], last + 1
+                cache.num_slots = last + 1
+                cache.place(torch.tensor([0]), last + 1)
                 states = head(embedded[:, 1 : last + 2], features[:, : last + 1], cache)[:, -1:]
                 for step in range(min(steps, TOKENS.shape[1] - 1 - last)):
                     if step:
-                        cache.positions, cache.num_slots = (
-                            torch.tensor([[last + step]]),
-                            last + step + 1,
-                        )
+                        cache.num_slots = last + step + 1
+                        cache.place(torch.tensor([last + step]), 1)
                         states = head(embedded[:, last + step + 1 : last + step + 2], states, cache)
                     place = last + step + 1
                     if COUNTS[row, place]:
@@ -112,12 +111,11 @@ def test_dflash_learns_from_blocks_behind_the_features(
     with torch.no_grad():
         for row, anchor in enumerate(anchors):
             cache = SlotCache()
-            cache.positions, cache.num_slots = torch.arange(anchor)[None], anchor
+            cache.num_slots = anchor
+            cache.place(torch.tensor([0]), anchor)
             head.read(batch.features()[row : row + 1, :anchor], cache)
-            cache.positions, cache.num_slots = (
-                torch.arange(anchor, anchor + size)[None],
-                anchor + size,
-            )
+            cache.num_slots = anchor + size
+            cache.place(torch.tensor([anchor]), size)
             queries = [int(TOKENS[row, anchor]), *[head.config.mask_token_id] * (size - 1)]
             states = head(embedding(torch.tensor([queries])), cache)
             # The first mask predicts the token after the anchor: the only one that counts here.

@@ -137,7 +137,7 @@ class BlockHead(LayeredHead):
             first = self._first_seen(positions, window)
             last = positions if is_causal else end.expand_as(positions)
             how = {
-                "attention_mask": cache.seen(first, last),
+                "attention_mask": cache.range_mask(first, last),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }
@@ -182,27 +182,27 @@ class BlockHead(LayeredHead):
         # prediction is of token a + 1.
         possible = lesson.counts[:, 1 : length - most + 1].float() + 1e-9
         chosen = torch.multinomial(possible, BLOCKS, replacement=True)
-        anchors = 1 + chosen.flatten().unsqueeze(1)
+        anchors = 1 + chosen.flatten()
         rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
         tokens = lesson.tokens[rows]
 
         cache = SlotCache()
-        cache.positions = torch.arange(length, device=device).expand(num_rows, -1)
         cache.num_slots = length + config.block_size
+        cache.place(torch.zeros(num_rows, dtype=torch.long, device=device), length)
         self.read(lesson.features(), cache)
         cache.repeat(rows)
-        cache.positions = anchors + torch.arange(config.block_size, device=device)
+        cache.place(anchors, config.block_size)
         queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
-        queries[:, :1] = tokens.gather(1, anchors)
+        queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))
         states = self(embedding(queries), cache)
 
         ahead = torch.arange(most, device=device)
-        places = anchors + ahead
+        positions = anchors.unsqueeze(1) + ahead
         return Blocks(
             states[:, config.block_size - most :],
-            tokens=tokens.gather(1, places),
-            wanted=lesson.wanted[rows.unsqueeze(1), places],
-            counts=lesson.counts[rows].gather(1, places) * DECAY**ahead,
+            tokens=tokens.gather(1, positions),
+            wanted=lesson.wanted[rows.unsqueeze(1), positions],
+            counts=lesson.counts[rows].gather(1, positions) * DECAY**ahead,
         )
 
 

@@ -94,7 +94,7 @@ class EagleHead(LayeredHead):
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             how = {
-                "attention_mask": cache.causal(window),
+                "attention_mask": cache.causal_mask(window),
                 "position_embeddings": rotary,
                 "past_key_values": cache,
             }
@@ -234,7 +234,7 @@ class _Unrolled(SlotCache):
         self._layers[layer] = keys, values
         return keys, values
 
-    def seen(self, first: Tensor, last: Tensor) -> Tensor:
+    def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
         ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
         window = last.unsqueeze(-1) - first.unsqueeze(-1)
         seen_of_steps = [(ahead >= self.step) & (ahead <= window)]

@@ -152,10 +152,8 @@ class ModelDraft(Method):
 
     def warp(self, settings: ModelDraftSettings, pair: Any, of_target: Any) -> Any:
         """See `Method.warp`."""
-        from harness.drafting.translated import drawing_warp
-
         own = settings.warp(of_target)
-        return own if pair.translation is None else drawing_warp(pair.translation, own)
+        return own if pair.translation is None else pair.translation.drawing_warp(own)
 
     def drafter(self, settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
         """See `Method.drafter`."""
