@@ -1,15 +1,15 @@
 """Speculative decoding with trees of draft tokens, in the turns of the other loops.
 
 The root of a tree, node 0, is the row's last decided token. Its draft tokens are nodes 1 to N: node
-n is column n of the target's forward pass, and token n - 1 of the proposal. A row whose last token is
-`the` may get this tree of N = 3 nodes:
+n is column n of the target's forward pass, and token n - 1 of the proposal. A row whose last token
+is `the` may get this tree of N = 3 nodes:
 
     0 the ─┬─ 1 cat ─── 3 sat
            └─ 2 dog
 
-Say the verdict keeps `cat`, rejects `sat` and draws `slept` instead. The host reads the nodes in the
-order 1, 3, 2: the kept path, the rejected children of its last node, then the other nodes. So the
-first `num_accepted` tokens of `cat sat dog` are the accepted ones, as in a chain.
+Say the verdict keeps `cat`, rejects `sat` and draws `slept` instead. The host then reads the nodes
+in the order 1, 3, 2: the kept path, the rejected children of its last node, then the other nodes.
+So the first `num_accepted` tokens of `cat sat dog` are the accepted ones, as in a chain.
 """
 
 from __future__ import annotations
@@ -287,8 +287,8 @@ def speculative_trees(
     of a chain belong to positions of the text, but several nodes of a tree share a position.
 
     Args:
-        depth: K, the number of levels of a tree, or the rule that chooses it before every iteration;
-            0 is an iteration of regular decoding.
+        depth: K, the number of levels of a tree, or the rule that chooses it before every
+            iteration; 0 is an iteration of regular decoding.
         budget: N, the number of nodes of a tree.
         rule: one of `tree_rules`.
         warp, agree: as in `loops.speculative`.

@@ -1,7 +1,8 @@
-"""Early exit: the first layers of a model, with its norm and head, as a separate model that shares all weights.
+"""Early exit: the first layers of a model, with its norm and head, as a separate model that shares
+all weights.
 
-Nothing is trained for it, as in Draft & Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip (Elhoushi et al. 2024,
-arXiv:2404.16710) trains models so that early layers predict well.
+Nothing is trained for it, as in Draft & Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip
+(Elhoushi et al. 2024, arXiv:2404.16710) trains models so that early layers predict well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ SETTING = "draft.layers"
 
 
 def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
-    """The configuration of the first `num_layers` layers. Raises SettingError if there are no more than that."""
+    """The configuration of the first `num_layers` layers. Raises SettingError if there are no more
+    than that.
+    """
     total = getattr(config, "num_hidden_layers", 0)
     if not 1 <= num_layers < total:
         raise SettingError(
@@ -47,7 +50,9 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
 
 
 def num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
-    """How many layers draft: those asked for, or a quarter of all. Raises SettingError for too many."""
+    """How many layers draft: those asked for, or a quarter of all. Raises SettingError for too
+    many.
+    """
     total = getattr(config, "num_hidden_layers", 0)
     number = asked[0] if asked else max(1, total // 4)
     truncated_config(config, number)
@@ -57,7 +62,9 @@ def num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
 def exit_sketch(
     target: Checkpoint, settings: DraftSettings, num_layers: int, dtype: torch.dtype
 ) -> Sketch:
-    """A draft that holds no weights of its own but a cache, and reads those of the target's first layers."""
+    """A draft that holds no weights of its own but a cache, and reads those of the target's first
+    layers.
+    """
     config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
     caches = tuple(cache for block in whole.blocks for cache in block.caches)
@@ -66,15 +73,16 @@ def exit_sketch(
         "settings": settings,
         "blocks": (Block(("",), (), caches),),
     }
-    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed=whole.read_bytes())
+    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed_bytes=whole.read_bytes())
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A model of the first `num_layers` layers, which are the given model's own modules, as are its norm and head.
+    """A model of the first `num_layers` layers, which are the given model's own modules, as are its
+    norm and head.
 
-    The model itself stays as it is. Only one of the two may return hidden states: transformers' hooks for them are on
-    the shared layers, and each model would add its own. Raises SettingError for a model whose list of layers is not
-    found.
+    The model itself stays as it is. Only one of the two may return hidden states: transformers'
+    hooks for them are on the shared layers, and each model would add its own. Raises SettingError
+    for a model whose list of layers is not found.
     """
     config = truncated_config(model.config, num_layers)
     *parents, name = _path_to_layers(model)
@@ -90,7 +98,9 @@ def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 
 def _path_to_layers(model: PreTrainedModel) -> list[str]:
-    """Attribute names that lead to the list of decoder layers: the only outermost one of that length."""
+    """Attribute names that lead to the list of decoder layers: the only outermost one of that
+    length.
+    """
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
@@ -107,7 +117,9 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
 
 
 def _copied(module: Any, config: PreTrainedConfig) -> Any:
-    """The same module, whose children and configuration can be replaced without changing the original."""
+    """The same module, whose children and configuration can be replaced without changing the
+    original.
+    """
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     twin.config = config

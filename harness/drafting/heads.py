@@ -1,4 +1,5 @@
-"""Draft heads before and after their weights load: which repositories are heads, of which kind, and for which target.
+"""Draft heads before and after their weights load: which repositories are heads, of which kind, and
+for which target.
 
 A head must match its target exactly, down to the shape of every tensor.
 """
@@ -30,7 +31,8 @@ from harness.models.random_weights import RandomTensor
 from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# Copies of the target's tensors for training, the inverse of d2t, and what follows from the configuration.
+# Copies of the target's tensors for training, the inverse of d2t, and what follows from the
+# configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
 _LOOKED_UP = (
     "embed_tokens.weight",
@@ -64,7 +66,9 @@ class HeadCheckpoint:
         return bool(getattr(self.config, "confidence", False))
 
     def build(self) -> Head:
-        """The module, without memory for its weights. Raises SettingError for sizes that make none."""
+        """The module, without memory for its weights. Raises SettingError for sizes that make
+        none.
+        """
         try:
             with torch.device("meta"):
                 return self.kind.build(self.config)
@@ -75,14 +79,16 @@ class HeadCheckpoint:
             raise SettingError("draft", rule, self.settings.name) from error
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """Its sizes; it stays on one device. What it borrows from the target is read, but not held."""
+        """Its sizes; it stays on one device. What it borrows from the target is read, but not
+        held.
+        """
         state = self.build().state_dict()
         tensors = [
             TensorSketch(
                 name,
                 tensor.numel(),
                 None if tensor.is_floating_point() else tensor.itemsize,
-                read=name not in _LOOKED_UP,
+                read_per_token=name not in _LOOKED_UP,
             )
             for name, tensor in state.items()
         ]
@@ -96,9 +102,9 @@ class HeadCheckpoint:
             num_parameters=sum(tensor.count for tensor in tensors if tensor.name != "d2t"),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
-            slots=SPARE_SLOTS,
-            borrowed=dtype.itemsize * self.config.borrowed_outputs,
-            one_pass=self.kind.one_pass,
+            spare_slots=SPARE_SLOTS,
+            borrowed_bytes=dtype.itemsize * self.config.borrowed_outputs,
+            drafts_in_one_pass=self.kind.one_pass,
         )
 
     def load(
@@ -109,7 +115,8 @@ class HeadCheckpoint:
         `target` lends to heads that are built from it.
 
         Raises:
-            RunError: a file that cannot be read; a table of tokens that names one twice, or one that there is not.
+            RunError: a file that cannot be read; a table of tokens that names one twice, or one
+                that there is not.
         """
         module = self.build()
         if self.files:
@@ -163,7 +170,8 @@ def read_head(
         weights: False where none are needed: tensors are then those that the format usually has.
 
     Raises:
-        SettingError: a head for another target, in a format that is not known completely, or with other tensors.
+        SettingError: a head for another target, in a format that is not known completely, or with
+            other tensors.
         RunError: weights that cannot be fetched.
     """
     raw = (
@@ -251,7 +259,9 @@ def _find_shards(settings: ModelSettings, index: Path) -> tuple[Path, ...]:
 
 
 def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index tells it. Raises RunError for one that tells no files."""
+    """The file of each tensor, as an index tells it. Raises RunError for one that tells no
+    files.
+    """
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         is_whole = isinstance(weight_map, dict)

@@ -1,4 +1,6 @@
-"""Multi-token-prediction layers: whether a target's own checkpoint has any, their sizes, and their weights."""
+"""Multi-token-prediction layers: whether a target's own checkpoint has any, their sizes, and their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class MtpCheckpoint(HeadCheckpoint):
     config: EagleConfig
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """See `HeadCheckpoint.sketch`. The layers are read for every token, or all once if there are several."""
+        """See `HeadCheckpoint.sketch`. The layers are read for every token, or all once if there
+        are several.
+        """
         bare = bare_model(self.target, dtype)
         bare.set_experts_implementation("batched_mm")  # as in `meta._caches`
         with init_empty_weights(include_buffers=True):
@@ -72,17 +76,20 @@ class MtpCheckpoint(HeadCheckpoint):
             num_parameters=sum(tensor.count for tensor in tensors),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
-            slots=SPARE_SLOTS,
-            borrowed=dtype.itemsize * output * len(self.numbers),
-            one_pass=len(self.numbers) > 1,
+            spare_slots=SPARE_SLOTS,
+            borrowed_bytes=dtype.itemsize * output * len(self.numbers),
+            drafts_in_one_pass=len(self.numbers) > 1,
         )
 
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> MtpHead:
-        """See `HeadCheckpoint.load`; `target` is the loaded model. Raises RunError for tensors that are missing."""
+        """See `HeadCheckpoint.load`; `target` is the loaded model. Raises RunError for tensors that
+        are missing.
+        """
         assert target is not None
-        # transformers looks where the target came from, and there for layers of the numbers that were published.
+        # transformers looks where the target came from, and there for layers of the numbers that
+        # were published.
         lender = copy.copy(target)
         lender.config = copy.copy(target.config)
         lender._keys_to_ignore_on_load_unexpected = _patterns(type(target), self.numbers)
@@ -114,7 +121,8 @@ class MtpCheckpoint(HeadCheckpoint):
 
 
 def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
-    """The multi-token-prediction layers of a target; without `weights` its configuration alone is believed.
+    """The multi-token-prediction layers of a target; without `weights` its configuration alone is
+    believed.
 
     Raises:
         SettingError: a target without such layers, or with layers that transformers does not read.
@@ -190,7 +198,9 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
 
 
 def _patterns(model_class: Any, numbers: range) -> list[str]:
-    """Patterns for the names of tensors in MTP layers: numbered ones, and those that the class names."""
+    """Patterns for the names of tensors in MTP layers: numbered ones, and those that the class
+    names.
+    """
     named = [
         pattern
         for pattern in model_class._keys_to_ignore_on_load_unexpected or ()

@@ -157,7 +157,9 @@ class SlotCache:
         return total
 
     def causal_mask(self, window: int | None) -> Tensor:
-        """Return a mask [B, 1, n, S] of what each entry sees: nothing after it, within the window."""
+        """Return a mask [B, 1, n, S] of what each entry sees: nothing after it, within the
+        window.
+        """
         last = self.positions
         if self._tree_mask is None:
             first = torch.zeros_like(last) if window is None else last - window + 1

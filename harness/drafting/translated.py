@@ -77,11 +77,11 @@ class Translation:
 class _Row:
     """One row of the batch.
 
-    Say the target decided ` blue`, which the draft's tokenizer writes as ` bl` and `ue`. Then
-    `unread` is [` bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws ` sky`
-    and `.`: `unread` is empty, `num_fed` is 2, `drafted` is [` sky`, `.`]. The runner has read ` sky`
-    too, to draw `.`. Say the verdict accepts ` sky`, and `!` follows. The runner then keeps the two
-    fed tokens and ` sky`; `unread` is [`!`].
+    Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. Then `unread`
+    is [`bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws `sky` and `.`:
+    `unread` is empty, `num_fed` is 2, `drafted` is [`sky`, `.`]. The runner has read `sky` too, to
+    draw `.`. Say the verdict accepts `sky`, and `!` follows. The runner then keeps the two fed
+    tokens and `sky`; `unread` is [`!`].
 
     Attributes:
         untranslated: the target's decided tokens that end within a character, and wait for more.

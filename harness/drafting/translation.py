@@ -1,4 +1,6 @@
-"""Translations between two tokenizers: their common tokens, and the text of one as the other's tokens."""
+"""Translations between two tokenizers: their common tokens, and the text of one as the other's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def how_to_translate(
 
 
 def check_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """Call `how_to_translate` if both tokenizers are in directories, so that nothing is downloaded."""
+    """Call `how_to_translate` if both tokenizers are in directories, so that nothing is
+    downloaded.
+    """
     if not (_has_tokenizer(target) and _has_tokenizer(draft)):
         return
     target_tokenizer = load_tokenizer(target.settings)

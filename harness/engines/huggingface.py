@@ -28,12 +28,14 @@ from harness.models.tokenizers import vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) -> None:
-    """Raise a SettingError for a pair with which `generate` does not do this, before weights load."""
-    drafting = planned.drafting
+    """Raise a SettingError for a pair with which `generate` does not do this, before weights
+    load.
+    """
+    draft_settings = planned.draft_settings
     name = None
-    if drafting is not None:
-        name = drafting.name
-        method_of(drafting).check_huggingface(planned, drafting, schedule)
+    if draft_settings is not None:
+        name = draft_settings.name
+        method_of(draft_settings).check_huggingface(planned, draft_settings, schedule)
     stateful = []
     hows = {}
     for checkpoint in planned.checkpoints:
@@ -42,7 +44,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) 
         if recurrent_kind(checkpoint.config) is not None:
             stateful.append(settings.name)
     rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
-    require(drafting is None or not stateful, "draft", rule, name)
+    require(draft_settings is None or not stateful, "draft", rule, name)
     rule = "must be tensor_parallel like the other model: copies may round differently, and ranks hang in generate()"
     for role, how in hows.items():
         require(
@@ -63,7 +65,8 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) 
 
 
 class HuggingFaceEngine(Engine):
-    """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no more.
+    """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no
+    more.
 
     Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
 
@@ -83,12 +86,12 @@ class HuggingFaceEngine(Engine):
         longest_prompt: int = 0,
         say: Callable[[str], None] = lambda message: None,
     ):
-        drafting = pair.drafting
+        draft_settings = pair.draft_settings
         arguments: dict[str, Any] = {}
         assistant = None if pair.draft is None else pair.draft.model
-        if drafting is not None:
-            method = method_of(drafting)
-            arguments = method.huggingface(pair, drafting, decoding)
+        if draft_settings is not None:
+            method = method_of(draft_settings)
+            arguments = method.huggingface(pair, draft_settings, decoding)
             if method.memory == "shared":
                 assistant = pair.target.model
         self._reference = open_reference(pair, decoding, longest_prompt, say)
@@ -98,7 +101,7 @@ class HuggingFaceEngine(Engine):
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
         self.arms: Sequence[Arm] = [HuggingFaceArm("regular", pair, self._thread)]
-        if drafting is not None:
+        if draft_settings is not None:
             speculative = HuggingFaceArm(
                 "speculative", pair, self._thread, arguments, assistant, schedule
             )
@@ -141,7 +144,8 @@ class HuggingFaceArm(Arm):
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, question.stop_tokens)
-        # `generate` takes unset values from the model's own configuration, and has no argument for an assistant's.
+        # `generate` takes unset values from the model's own configuration, and has no argument for
+        # an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
             configs[self.assistant] = _assistant_config(decoding, self.schedule)
@@ -183,12 +187,13 @@ class HuggingFaceArm(Arm):
 class _Recorder(BaseStreamer):
     """Turns the tokens that `generate` decides into records in a queue.
 
-    Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the beginning of what is
-    decided next were accepted. A rejected token is never decided in its own place, neither greedily nor from the
-    residual.
+    Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the
+    beginning of what is decided next were accepted. A rejected token is never decided in its own
+    place, neither greedily nor from the residual.
 
     Attributes:
-        sums: of the logits of each forward pass, with the model's role and the number of tokens before it.
+        sums: of the logits of each forward pass, with the model's role and the number of tokens
+            before it.
     """
 
     max_new_tokens: int
@@ -207,7 +212,8 @@ class _Recorder(BaseStreamer):
             return
         tokens = value.reshape(-1).tolist()
         proposed = self.proposed
-        # Prompt lookup may propose more than the limit leaves room for; what comes after it is never looked at.
+        # Prompt lookup may propose more than the limit leaves room for; what comes after it is
+        # never looked at.
         proposed = proposed[: self.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
@@ -225,10 +231,11 @@ class _Recorder(BaseStreamer):
         """Required of a streamer; the queue ends when `generate` returns."""
 
     def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
-        """Sum the logits of every forward pass of a model, and make them numbers that can be sampled from.
+        """Sum the logits of every forward pass of a model, and make them numbers that can be
+        sampled from.
 
-        A sum is finite if they all are. A GPU would not survive sampling from others, and waiting for the sum after
-        each pass would cost time. Gives the function that ends it.
+        A sum is finite if they all are. A GPU would not survive sampling from others, and waiting
+        for the sum after each pass would cost time. Gives the function that ends it.
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
@@ -240,12 +247,16 @@ class _Recorder(BaseStreamer):
         return model.register_forward_hook(note).remove
 
     def first_not_finite(self) -> tuple[str, str] | None:
-        """The model's role and the place of the first logits that are not finite; None without any."""
+        """The model's role and the place of the first logits that are not finite; None without
+        any.
+        """
         broken = (found for found in self.sums if not found[-1].isfinite())
         return next(((role, f"new token {position}") for role, position, _ in broken), None)
 
     def watch(self, model: Any) -> Callable[[], None]:
-        """Note the candidates of every candidate generator that `model` makes. Gives the function that ends it."""
+        """Note the candidates of every candidate generator that `model` makes. Gives the function
+        that ends it.
+        """
         make = model._get_candidate_generator
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
@@ -275,7 +286,9 @@ def _num_equal(proposed: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:
-    """The same warp and limits as every engine's. Without stop tokens exactly `max_new_tokens` are generated."""
+    """The same warp and limits as every engine's. Without stop tokens exactly `max_new_tokens` are
+    generated.
+    """
     warp: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
         warp = {"do_sample": True, "temperature": decoding.temperature}
@@ -288,7 +301,9 @@ def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) 
 
 
 def _assistant_config(decoding: DecodingSettings, schedule: str) -> GenerationConfig:
-    """Every question starts with the same number of draft tokens, because it gets a new one of these."""
+    """Every question starts with the same number of draft tokens, because it gets a new one of
+    these.
+    """
     adaptive = schedule == "adaptive"
     return GenerationConfig(
         num_assistant_tokens=decoding.num_draft_tokens,

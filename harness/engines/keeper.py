@@ -3,65 +3,71 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, Fault
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
-from harness.engines.runner_choice import is_spoiled, resolve
+from harness.engines.runner_choice import needs_new_process, resolve
 from harness.menu.engine import Opening
 from harness.menu.records import engine_of, pair_of
 from harness.models.case import Demand
 
 
 class PairKeeper:
-    """Plans and loads pairs, and keeps the last one for the next run with the same pair.
+    """Plans, places and loads pairs, and opens engines over them.
+
+    It keeps the last pair for the next run with the same one: each step is taken once for a pair,
+    after the steps before it.
 
     Args:
-        report: called with `True` before a step that may fail for this pair, and `False` after it.
+        note_loading: called with `True` before a pair is planned or loaded, and with `False` when
+            that has succeeded. A sweep so learns that a run failed because of its pair.
     """
 
-    is_spoiled = staticmethod(is_spoiled)  # for processes that know experiments only through it
-
-    def __init__(self, report: Callable[[bool], None] = lambda begins: None) -> None:
-        self._report = report
-        self._settings: object = None
+    def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
+        self._note_loading = note_loading
+        # The identity of the planned pair.
+        self._key: object = None
         self._planned: PlannedPair | None = None
         self._placed: PlacedPair | None = None
         self._pair: Pair | None = None
 
     def plan(self, settings: RunSettings) -> PlannedPair:
-        """See `plan_pair`."""
-        if self._planned is None or self._settings != pair_of(settings):
+        """Plan the settings' pair, and let go of any other; see `plan_pair`."""
+        key = pair_of(settings)
+        if self._planned is None or self._key != key:
             self._planned = self._placed = self._pair = None
-            self._report(True)
-            models = settings.model, settings.draft, settings.placement, settings.dtype
-            if engine_of(settings).computes_here:
-                self._planned = plan_pair(*models, weights=settings.weights)
-            else:
-                self._planned = plan_tokenizer(settings.model)
-            self._report(False)
-            self._settings = pair_of(settings)
+            with self._loading():
+                self._planned = _planned_pair(settings)
+            self._key = key
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
         """Place the pair with room for the demand; one that is loaded stays where it is."""
+        planned = self.plan(settings)
         if self._placed is None or self._pair is None:
-            self._placed = self.plan(settings).place(demand, force=settings.force)
-        resolve(settings.runner, self._placed.devices)
+            self._placed = planned.place(demand, force=settings.force)
+        resolve(settings.runner, self._placed.devices)  # raises if they cannot have the runner
         return self._placed
 
     def load(self) -> Pair:
-        """The pair that was placed last."""
+        """Load the pair that was placed last."""
         assert self._placed is not None
         if self._pair is None:
-            self._report(True)
-            self._pair = self._placed.load()
-            # Loading leaves much behind, and nothing that follows looks through it again.
-            gc.collect()
-            self._report(False)
+            with self._loading():
+                self._pair = self._placed.load()
+                # Loading leaves garbage behind; later no collection looks for it.
+                gc.collect()
         return self._pair
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        self._note_loading(True)
+        yield
+        self._note_loading(False)  # not after an exception
 
     def open(
         self,
@@ -94,3 +100,19 @@ class PairKeeper:
             fault=fault,
         )
         return engine_of(settings).open(opening)
+
+    def needs_new_process(self) -> bool:
+        """Return whether this process should measure nothing more; see `runner_choice`."""
+        return needs_new_process()
+
+
+def _planned_pair(settings: RunSettings) -> PlannedPair:
+    if not engine_of(settings).computes_here:
+        return plan_tokenizer(settings.model)
+    return plan_pair(
+        settings.model,
+        settings.draft,
+        settings.placement,
+        settings.dtype,
+        weights=settings.weights,
+    )

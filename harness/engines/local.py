@@ -86,7 +86,7 @@ class LocalArm(Arm):
 
     @property
     def _most_nodes(self) -> int:
-        return 0 if self.pair.drafting is None else self.pair.drafting.most_nodes
+        return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
 
     def _target(self) -> Any:
         target = self.runners.target
@@ -205,7 +205,9 @@ class LocalEngine(Engine):
 
     @property
     def watches_freely(self) -> bool:
-        """See `Engine.watches_freely`. GPUs would be waited for, and each layer of 8 bits be timed."""
+        """See `Engine.watches_freely`. GPUs would be waited for, and each layer of 8 bits be
+        timed.
+        """
         for model in (self._pair.target, self.runners.draft_model):
             if model is not None and eight_bit_layers(model.model):
                 return False

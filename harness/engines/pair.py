@@ -1,4 +1,6 @@
-"""From settings to a pair of models that run: everything that can be checked is checked before any weights load."""
+"""From settings to a pair of models that run: everything that can be checked is checked before any
+weights load.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,12 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft if there is one, and their tokenizer. Shared weights are the same `model` in both.
+    """A target, its draft if there is one, and their tokenizer. Shared weights are the same `model`
+    in both.
 
     Attributes:
         head: a draft that is a head on the target's hidden states.
-        drafting: the settings of the draft, of any kind.
+        draft_settings: the settings of the draft, of any kind.
         translation: of a draft with another tokenizer.
     """
 
@@ -55,13 +58,13 @@ class Pair:
     draft: LoadedModel | None
     tokenizer: PreTrainedTokenizerBase
     head: Head | None = None
-    drafting: DraftSettings | None = None
+    draft_settings: DraftSettings | None = None
     translation: Translation | None = None
 
     def __post_init__(self) -> None:
-        if self.drafting is None and self.draft is not None:
+        if self.draft_settings is None and self.draft is not None:
             settings = self.draft.settings
-            object.__setattr__(self, "drafting", ModelDraftSettings(**vars(settings)))
+            object.__setattr__(self, "draft_settings", ModelDraftSettings(**vars(settings)))
 
     @property
     def devices(self) -> list[torch.device]:
@@ -72,7 +75,8 @@ class Pair:
 
     @property
     def vocabulary_size(self) -> int:
-        """The width that the logits of both models have, or the target's own with a draft of another tokenizer.
+        """The width that the logits of both models have, or the target's own with a draft of
+        another tokenizer.
 
         Cut logits to it before comparing them.
         """
@@ -110,7 +114,7 @@ class SketchedPair:
     translation: Translation | None = None
 
     @property
-    def drafting(self) -> DraftSettings | None:
+    def draft_settings(self) -> DraftSettings | None:
         """The settings of the draft, of any kind."""
         return None if self.draft_plan is None else self.draft_plan.settings
 
@@ -143,7 +147,8 @@ class SketchedPair:
         value: object = ...,
         advice: str = "",
     ) -> None:
-        """Raise a SettingError, about `setting`, if the longest prompt is too long for a model's context.
+        """Raise a SettingError, about `setting`, if the longest prompt is too long for a model's
+        context.
 
         Args:
             said: what is too long, with its number of tokens.
@@ -207,15 +212,15 @@ class PlacedPair(PlannedPair):
     def describe(self) -> str:
         """The decisions, for the user: one line per model."""
         lines: list[str | None] = [model.describe() for model in self.models]
-        drafting = self.drafting
+        draft_settings = self.draft_settings
         if self.translation is not None:
             name = self.models[1].checkpoint.settings.name
             lines.append(f"draft {name}: another tokenizer; {_SAID[self.translation.method]}")
-        elif drafting is not None and len(self.models) == 1:
-            how = method_of(drafting).describe(drafting)
+        elif draft_settings is not None and len(self.models) == 1:
+            how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
                 how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
-            lines.append(f"draft {drafting.name}: {how}")
+            lines.append(f"draft {draft_settings.name}: {how}")
         lines += [sketch.about_cache for sketch in self.sketches]
         lines.append(advice_on_8bit(self.sketches, self.placements))
         if any(checkpoint.random for checkpoint in self.checkpoints):
@@ -231,12 +236,12 @@ class PlacedPair(PlannedPair):
             join(split[0].devices[0], split[0].num_ranks)
         target, *others = [model.load() for model in self.models]
         draft = others[0] if others else None
-        if self.shared and self.drafting is not None:
-            draft = dataclasses.replace(target, settings=self.drafting)
+        if self.shared and self.draft_settings is not None:
+            draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
         if self.head is not None:
             head = self.head.load(self.placements[1].devices[0], target.dtype, target.model)
-        return Pair(target, draft, self.tokenizer, head, self.drafting, self.translation)
+        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
 
 
 def plan_pair(
@@ -247,9 +252,11 @@ def plan_pair(
     *,
     weights: Weights = "stored",
 ) -> PlannedPair:
-    """Check everything that can be checked before weights load: configurations, tokenizers, vocabularies, quantization.
+    """Check everything that can be checked before weights load: configurations, tokenizers,
+    vocabularies, quantization.
 
-    See `sketch_pair`. Random weights need no stored ones, and no tokenizer: text is then read byte by byte.
+    See `sketch_pair`. Random weights need no stored ones, and no tokenizer: text is then read byte
+    by byte.
 
     Raises:
         SettingError: a setting that cannot hold for these models.
@@ -293,11 +300,11 @@ def sketch_pair(
 
     Args:
         target: the model whose output is wanted.
-        draft: None for the target alone. With the target's own settings it shares its weights; a method without
-            weights needs none.
+        draft: None for the target alone. With the target's own settings it shares its weights; a
+            method without weights needs none.
         placement: the run's; overridden by the models' own settings.
-        dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU (bfloat16 where the
-            checkpoint is in float32; float16 with 8-bit weights).
+        dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
+            (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
@@ -320,7 +327,7 @@ def sketch_pair(
         model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
         sketch = sketch_model(checkpoint, model_dtype)
         if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
-            sketch = dataclasses.replace(sketch, one_pass=True)
+            sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
         sketches.append(sketch)
     if plan is not None:
         method = method_of(plan.settings)
@@ -332,7 +339,9 @@ def sketch_pair(
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:
-    """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError without one."""
+    """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError
+    without one.
+    """
     quiet_libraries()
     tokenizer = load_tokenizer(target)
     return PlannedPair(

@@ -113,12 +113,14 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     Raises:
         SettingError: for a runner that the devices do not have, or a model that it cannot read.
     """
-    if pair.drafting is not None:
-        demanded = replace(demanded, most_nodes=pair.drafting.most_nodes)
+    if pair.draft_settings is not None:
+        demanded = replace(demanded, most_nodes=pair.draft_settings.most_nodes)
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
     draft_name = target_name
-    draft_model = None if pair.drafting is None else method_of(pair.drafting).model(pair)
+    draft_model = (
+        None if pair.draft_settings is None else method_of(pair.draft_settings).model(pair)
+    )
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
     prepared: list[PreparedRunner | PreparedHead] = [
@@ -129,7 +131,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
         draft = None if draft is None else sharing(draft)
     make: MakeDrafter | None = None
     head: PreparedHead | None = None
-    if pair.drafting is not None:
+    if pair.draft_settings is not None:
         make = make_drafter(pair, draft, pair.vocabulary_size)
     if make is not None and pair.head is not None:
         head, head_name = _prepared_head(pair, make, demanded, say)
@@ -157,8 +159,8 @@ def _target_runner(
     pair: Pair, demanded: Demanded, say: Callable[[str], None]
 ) -> tuple[Runner, RunnerName]:
     decoding = demanded.decoding
-    drafting = pair.drafting
-    method = None if drafting is None else method_of(drafting)
+    draft_settings = pair.draft_settings
+    method = None if draft_settings is None else method_of(draft_settings)
     widths = [1]
     trees = TreeDemand()
     if demanded.most_nodes:
@@ -191,7 +193,7 @@ def _target_runner(
 
 def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
     """The passes over trees that verify them, together with the token before each."""
-    settings: Any = pair.drafting
+    settings: Any = pair.draft_settings
     decoding = demanded.decoding
     is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
     judge = TreeJudge(warp_of(decoding), tree_rule_of(decoding, demanded.fault), is_deterministic)
@@ -215,18 +217,18 @@ def _draft_runner(
     if pair.translation is not None:
         # Its logits are those of its own tokens.
         size = vocabulary_size(model.model.config)
-    drafting = pair.drafting
-    assert drafting is not None
-    method = method_of(drafting)
+    draft_settings = pair.draft_settings
+    assert draft_settings is not None
+    method = method_of(draft_settings)
     widths, num_drawn = method.passes(pair, demanded.numbers_drafted)
     trees = TreeDemand()
     if demanded.most_nodes:
-        trees = _drafted_trees(drafting, demanded)
+        trees = _drafted_trees(draft_settings, demanded)
         num_drawn = ()
     # The largest extension may reach as far beyond a row's end.
     widest = max(*widths, trees.most_tokens + max(trees.widths, default=0))
     num_slots = demanded.num_slots + widest - 2
-    warp = method.warp(drafting, pair, warp_of(demanded.decoding))
+    warp = method.warp(draft_settings, pair, warp_of(demanded.decoding))
     return build_runner(
         model,
         demanded.runner,

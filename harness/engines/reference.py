@@ -127,8 +127,8 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     is_draft = role == "draft"
     loaded = pair.draft if is_draft and pair.draft is not None else pair.target
     name = loaded.settings.name
-    if is_draft and pair.drafting is not None:
-        name = pair.drafting.name
+    if is_draft and pair.draft_settings is not None:
+        name = pair.draft_settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
     # bfloat16 has the range of float32; a draft that is no model computes in the target's format.

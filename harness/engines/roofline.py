@@ -1,7 +1,9 @@
-"""The least time of a step: the bytes it must read, over the rate at which its devices' memory gives them.
+"""The least time of a step: the bytes it must read, over the rate at which its devices' memory
+gives them.
 
 Making one token reads every weight and the whole cache once, so no implementation beats bytes over
-bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a data sheet's.
+bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a
+data sheet's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _SECONDS = 0.2
 
 
 class Gpu(NamedTuple):
-    """A GPU on its maker's data sheet: what torch calls it as a regular expression, memory as sold, 10^9 bytes/s."""
+    """A GPU on its maker's data sheet: what torch calls it as a regular expression, memory as sold,
+    10^9 bytes/s.
+    """
 
     name: str
     pattern: str
@@ -38,7 +42,8 @@ class Gpu(NamedTuple):
 class Roof:
     """The least work of one step: the weights and cache that it reads, on all devices together.
 
-    `floor_ms` is the time that takes, the devices one after the other; None where a device's rate is not known.
+    `floor_ms` is the time that takes, the devices one after the other; None where a device's rate
+    is not known.
     """
 
     step_bytes: int
@@ -61,7 +66,9 @@ def known_gpus() -> tuple[Gpu, ...]:
 
 
 def known_gpu(device: str) -> Gpu | None:
-    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an unknown one."""
+    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an
+    unknown one.
+    """
     return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device)), None)
 
 
@@ -73,7 +80,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     found = []
     for model in placed.models:
         placement = model.placement
-        read = Counter(model.sketch.weights_on(placement.device_map, read_by=batch_size))
+        read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
         read.update(
             model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size)
         )
@@ -94,7 +101,8 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
-    """Bytes per second, read and written together, of a large copy within the device's memory; the median.
+    """Bytes per second, read and written together, of a large copy within the device's memory; the
+    median.
 
     Measured once per process. None where there is no room for the buffers.
     """

@@ -1,4 +1,6 @@
-"""Chooses the runner of a model: the one that was asked for, or a plainer one where the model cannot have it."""
+"""Chooses the runner of a model: the one that was asked for, or a plainer one where the model
+cannot have it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ T = TypeVar("T")
 # Runners whose calls are made before decoding begins.
 _PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 
-# Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs with the same ones.
+# Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs
+# with the same ones.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
@@ -107,7 +110,8 @@ def prepare_head(
     shapes: tuple[int, int, Sequence[int]],
     warp: Warp,
 ) -> tuple[PreparedHead | None, RunnerName]:
-    """The prepared proposals of a pair's head, and the name of their runner; None where nothing is prepared.
+    """The prepared proposals of a pair's head, and the name of their runner; None where nothing is
+    prepared.
 
     Args:
         make_drafter: makes a drafter over the head.
@@ -117,7 +121,7 @@ def prepare_head(
         shapes: that it is prepared for, the arguments of `PreparedHead.prepare`.
         warp: the target's.
     """
-    assert pair.drafting is not None
+    assert pair.draft_settings is not None
     model = pair.target.model
     chosen = resolve(runner, [pair.target.input_device])
 
@@ -127,19 +131,21 @@ def prepare_head(
         drafter = part_with_head(make_drafter(warp))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
-        if pair.drafting is not None and pair.drafting.most_nodes:
+        if pair.draft_settings is not None and pair.draft_settings.most_nodes:
             raise UnsupportedModelError("drafts trees, which are not prepared")
         prepared = PreparedHead(drafter, model, vocabulary_size, **_preparation(chosen))
         prepared.prepare(*shapes)
         return prepared
 
-    return first_possible(pair.drafting.name, chosen, build, say)
+    return first_possible(pair.draft_settings.name, chosen, build, say)
 
 
 def first_possible(
     name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
 ) -> tuple[T, RunnerName]:
-    """Build with a runner, or with a plainer one as long as that is refused -> what was built, and with which."""
+    """Build with a runner, or with a plainer one as long as that is refused -> what was built, and
+    with which.
+    """
     reasons: list[str] = []
     while True:
         if chosen in _PREPARED:
@@ -169,8 +175,10 @@ def _preparation(runner: RunnerName) -> dict[str, Any]:
     return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
 
 
-def is_spoiled() -> bool:
-    """Whether this process should measure nothing more, because a CUDA graph could not be captured in it."""
+def needs_new_process() -> bool:
+    """Return whether this process should measure nothing more: a capture of a CUDA graph failed in
+    it.
+    """
     return GraphRecorder.has_failed
 
 
@@ -214,7 +222,9 @@ def _eager_runner(
 def _snapshot_runner(
     loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
-    """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or padding, wrongly."""
+    """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or
+    padding, wrongly.
+    """
     num_rows, num_slots, widths, role = *shapes[:3], "draft" if drafts else "model"
     takes_back = max(widths) > 1
     name = loaded.settings.name

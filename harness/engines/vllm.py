@@ -1,4 +1,6 @@
-"""vLLM as an engine: in this process, one of its engines for each arm, from the settings that all engines have."""
+"""vLLM as an engine: in this process, one of its engines for each arm, from the settings that all
+engines have.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from harness.models.failures import as_run_error, first_line
 from harness.models.sketch import Sketch
 from harness.models.tokenizers import max_context
 
-# Unless the user says otherwise: it computes in this process, so that its failures have a reason; it prints errors
-# alone, and reports to nobody.
+# Unless the user says otherwise: it computes in this process, so that its failures have a reason;
+# it prints errors alone, and reports to nobody.
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -43,7 +45,8 @@ _BLOCK = 128
 
 
 class VllmEngine(Engine):
-    """vLLM with and without speculation: both at once where memory holds both, else one after the other.
+    """vLLM with and without speculation: both at once where memory holds both, else one after the
+    other.
 
     It starts for one number of draft tokens, and one number of prompts in flight.
 
@@ -86,7 +89,9 @@ class VllmEngine(Engine):
                 self.start(arm)
 
     def start(self, arm: VllmArm) -> Any:
-        """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not fit."""
+        """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not
+        fit.
+        """
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -122,7 +127,8 @@ class VllmEngine(Engine):
 
 @dataclass
 class VllmArm(Arm):
-    """An arm: one of vLLM's engines, with the `arguments` that start it and its bytes on all GPUs together.
+    """An arm: one of vLLM's engines, with the `arguments` that start it and its bytes on all GPUs
+    together.
 
     Acceptance is in `last_requests`, because vLLM reports it when a text has ended.
     """
@@ -219,7 +225,9 @@ class VllmArm(Arm):
                 llm.abort_request(list(running))
 
     def _begin(self, llm: Any, asked: LoadRequest) -> str:
-        """Add a request, and give its name. Raises SettingError for a parameter that vLLM refuses."""
+        """Add a request, and give its name. Raises SettingError for a parameter that vLLM
+        refuses.
+        """
         identity = f"{self.name}-{next(self._ids)}"
         question = asked.question
         tokens = {"type": "token", "prompt_token_ids": list(question.prompts[0])}
@@ -252,7 +260,9 @@ def _import_vllm() -> str:
 def _arm(
     name: str, engine: VllmEngine, arguments: dict[str, Any], sketches: Sequence[Sketch]
 ) -> VllmArm:
-    """An arm with models; caches are sized here, because by default the first arm's would take all memory."""
+    """An arm with models; caches are sized here, because by default the first arm's would take all
+    memory.
+    """
     blocks = math.ceil(arguments["max_model_len"] / _BLOCK)
     num_slots = (arguments["max_num_seqs"] + 1) * blocks * _BLOCK
     cache_bytes = num_slots * sum(sketch.cache_bytes for sketch in sketches)
@@ -283,7 +293,7 @@ def _fit_together(arms: Sequence[VllmArm], opening: Opening) -> bool:
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
     """The draft in vLLM's words. Its own default draws draft tokens greedily."""
-    draft = planned.drafting
+    draft = planned.draft_settings
     assert draft is not None
     words = method_of(draft).vllm(planned, draft) | _coin(decoding)
     return {"num_speculative_tokens": decoding.num_draft_tokens} | words
@@ -356,13 +366,16 @@ def _arguments(opening: Opening) -> dict[str, Any]:
         "use_tqdm_on_load": False,
     }
     if not planned.gpus:
-        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be set back.
+        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be
+        # set back.
         arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
     return arguments
 
 
 def _longest_sequence(opening: Opening) -> int:
-    """The most tokens of a prompt with its answer and what is drafted beyond it, within the models' contexts."""
+    """The most tokens of a prompt with its answer and what is drafted beyond it, within the models'
+    contexts.
+    """
     decoding = opening.decoding
     planned = opening.planned
     length = opening.longest_prompt + decoding.max_new_tokens + 1

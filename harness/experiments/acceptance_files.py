@@ -35,7 +35,8 @@ def write_acceptance(
     texts: Iterable[str],
     rates_by_rank: Sequence[float] = (),
 ) -> None:
-    """Write `speculation_profile.json` and `golden_acceptance_lengths.yaml`; neither if nothing was drafted.
+    """Write `speculation_profile.json` and `golden_acceptance_lengths.yaml`; neither if nothing was
+    drafted.
 
     Args:
         texts: the answers, which show whether the model thinks before it answers.
@@ -78,7 +79,7 @@ def _extrapolates(planned: PlannedPair) -> bool:
     if planned.draft_plan is None:
         return False
     drafts = planned.sketches[1:]
-    return not any(sketch.one_pass for sketch in drafts)
+    return not any(sketch.drafts_in_one_pass for sketch in drafts)
 
 
 def _method(planned: PlannedPair, method: str) -> str:

@@ -300,11 +300,11 @@ def _most_drafted(columns: Mapping[str, Any]) -> int | None:
 def _draft_for_vllm(session: Session) -> dict[str, Any]:
     """The draft as entries of vLLM's `--speculative-config`; none for one that vLLM does not have, or a server's."""
     planned = session.planned
-    drafting = planned.drafting
-    if drafting is None:
+    draft_settings = planned.draft_settings
+    if draft_settings is None:
         return {}
     try:
-        words = method_of(drafting).vllm(planned, drafting)
+        words = method_of(draft_settings).vllm(planned, draft_settings)
     except SettingError:
         return {}
     return {name: value for name, value in words.items() if value is not None}

@@ -94,7 +94,7 @@ class Plan:
                 check_local(target, draft)
             else:
                 check_sizes(target, draft)
-        self.figures["draft_layers"] = getattr(pair.drafting, "layers", None)
+        self.figures["draft_layers"] = getattr(pair.draft_settings, "layers", None)
         demand = Demand(
             settings.batch_size, length, new_tokens, settings.most_verified, settings.runner
         )
@@ -147,8 +147,8 @@ def _this_machine(placement: PlacementSettings) -> Machine:
 
 
 def _slowest(names: Sequence[str]) -> dict[str, float]:
-    """The bandwidth of the slowest GPU that is known, by its name: it decides, as each layer is read
-    where it is.
+    """The bandwidth of the slowest GPU that is known, by its name: it decides, as each layer is
+    read where it is.
     """
     bandwidths = {}
     for name in names:
@@ -283,7 +283,7 @@ def _limits(
     has_weights = len(case.models) > 1 or case.shared
     if has_weights:
         draft_step = _step_bytes(demand, draft, draft_placement)
-    num_draft_steps = 1 if draft.one_pass else num_draft_tokens
+    num_draft_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
     most_tokens = num_draft_tokens + 1
     verification = _step_bytes(demand, target, target_placement, most_tokens)
     iteration = verification + num_draft_steps * draft_step

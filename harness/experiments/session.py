@@ -1,4 +1,6 @@
-"""Does the work of every command around its measurement: plan, encode, place, load, open an engine, and write rows."""
+"""Does the work of every command around its measurement: plan, encode, place, load, open an engine,
+and write rows.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,13 @@ from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, PromptedRow, RunRow
 from harness.results.weights import weights_identity
 
-# The largest question to a reference that is loaded for an engine without one: rows, and tokens of each.
+# The largest question to a reference that is loaded for an engine without one: rows, and tokens of
+# each.
 REFERENCE_BATCH = 64
 REFERENCE_TOKENS = 128
-# Seconds before each lap of an engine that keeps requests in flight. What is written between two laps is not the same
-# before both arms, and slows the first requests after it: without a rest the first tokens of one of two identical
-# arms came 0.25 ms later (`benchmarks/identical_arms.py`).
+# Seconds before each lap of an engine that keeps requests in flight. What is written between two
+# laps is not the same before both arms, and slows the first requests after it: without a rest the
+# first tokens of one of two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
 _REST_S = 0.02
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -148,10 +151,12 @@ class Session:
     def encode(
         self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
     ) -> list[list[int]]:
-        """Token ids of each prompt, through the chat template where setting and tokenizer agree on it.
+        """Token ids of each prompt, through the chat template where setting and tokenizer agree on
+        it.
 
-        Raises a SettingError, of the `setting` that the prompts come from, for one that does not fit into a model's
-        context with the `new_tokens` that follow it; None for those of the settings.
+        Raises a SettingError, of the `setting` that the prompts come from, for one that does not
+        fit into a model's context with the `new_tokens` that follow it; None for those of the
+        settings.
         """
         planned = self._keeper.plan(self.settings)
         token_ids = encode(planned.tokenizer, prompts, self.settings.chat_template)
@@ -192,7 +197,8 @@ class Session:
     def place(
         self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None
     ) -> PlacedPair | None:
-        """Place the pair with its caches, for prompts of at most so many tokens; say where, write `environment.json`.
+        """Place the pair with its caches, for prompts of at most so many tokens; say where, write
+        `environment.json`.
 
         None where the engine needs no pair in this process.
 
@@ -231,7 +237,9 @@ class Session:
         decoding: DecodingSettings | None = None,
         **options: Any,
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one; `options` are those of `Opening`."""
+        """Open the engine, with the pair loaded if it needs one; `options` are those of
+        `Opening`.
+        """
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
         asked = self.settings, decoding or self.settings.decoding, batch_size, longest_prompt
@@ -239,9 +247,11 @@ class Session:
         return self.engine
 
     def reference(self) -> Reference | None:
-        """The probabilities of the models that generate: the engine's own, else of the same weights, loaded for that.
+        """The probabilities of the models that generate: the engine's own, else of the same
+        weights, loaded for that.
 
-        None, which is said, for a server whose model cannot be loaded here, or that tells no token ids.
+        None, which is said, for a server whose model cannot be loaded here, or that tells no token
+        ids.
 
         Raises:
             RunError: models of an engine that computes here do not fit.
@@ -250,7 +260,9 @@ class Session:
         return self.engine.reference or self._told_reference
 
     def text_reference(self) -> Reference | None:
-        """The same for greedy texts, whose tokens need not be told; None where the server makes chats of prompts."""
+        """The same for greedy texts, whose tokens need not be told; None where the server makes
+        chats of prompts.
+        """
         assert self.engine is not None
         if getattr(self.settings.engine, "chat", False):
             return None
@@ -350,7 +362,8 @@ class Session:
         """Give every arm every question, in turns, with a progress bar.
 
         Args:
-            note: gets the arms' answers to a question before the next one begins; gives a text for the bar, or None.
+            note: gets the arms' answers to a question before the next one begins; gives a text for
+                the bar, or None.
             num_warmup: how often each arm answers `warmup` before, by default the first question.
             arms: the engine's by default.
             allow_failures: see `run_lap`.
@@ -372,7 +385,8 @@ class Session:
             quick_collections(),
         ):
             for number, question in enumerate(questions):
-                # The order alternates, so that neither arm always runs after the other has warmed the caches.
+                # The order alternates, so that neither arm always runs after the other has warmed
+                # the caches.
                 in_turn = list(arms) if number % 2 == 0 else list(reversed(arms))
                 generations: dict[str, Generation] = {}
                 for arm in in_turn:
@@ -403,7 +417,8 @@ class Session:
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
     ) -> AnyRow:
-        """A row with settings, circumstances and figures; of acceptance, those that this kind of row has.
+        """A row with settings, circumstances and figures; of acceptance, those that this kind of
+        row has.
 
         Raises:
             TypeError: a circumstance or a figure that the kind of row has no column for.
@@ -425,7 +440,9 @@ class Session:
         return kind(**(columns | figures))
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
-        """Append rows to a file in the run's directory, at once, so that nothing measured is lost."""
+        """Append rows to a file in the run's directory, at once, so that nothing measured is
+        lost.
+        """
         append_rows(self.directory / name, rows)
 
     def write_rows(self, rows: Sequence[RunRow]) -> str | None:
@@ -445,7 +462,9 @@ class Session:
         return f"{own} and {file}{note}"
 
     def settled(self, settings: AnySettings) -> AnySettings:
-        """The run's settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in chats."""
+        """The run's settings with `decoding.ignore_eos=auto` decided: texts go on after their end,
+        but not in chats.
+        """
         if settings.decoding.ignore_eos != "auto":
             return settings
         is_chat = uses_template(self.tokenizer, settings.chat_template)
@@ -482,7 +501,7 @@ class Session:
 
 def _columns_of_weights(placed: PlacedPair) -> dict[str, Any]:
     """The columns about the weights of a pair and their places."""
-    columns: dict[str, Any] = {"draft_layers": getattr(placed.drafting, "layers", None)}
+    columns: dict[str, Any] = {"draft_layers": getattr(placed.draft_settings, "layers", None)}
     if placed.translation is not None:
         columns["translation"] = placed.translation.method
     target = placed.models[0]

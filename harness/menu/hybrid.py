@@ -7,16 +7,24 @@ setting that both have is the text's.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require, require_at_least
-from harness.menu.method import MakeDrafter, Method, TextMethod
+from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 
 if TYPE_CHECKING:
+    import torch
+
+    from harness.decoding.protocols import Runner
+    from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.plan import DraftPlan
+    from harness.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.models.loading import LoadedModel
+    from harness.models.sketch import Sketch
 
 SUMMARY = (
     "a method that reads text where it is confident, another draft elsewhere: suffix+tiny_eagle3; "
@@ -40,7 +48,7 @@ class HybridSettings(DraftSettings):
 
     @staticmethod
     def own_names() -> list[str]:
-        """The settings that no other draft has."""
+        """Return the names of the settings that no other draft has."""
         return ["least_text"]
 
     def __reduce__(self) -> Any:
@@ -57,7 +65,7 @@ class Hybrid(Method):
         other: the method of every other proposal, whose drafters are `FollowingDrafter`s.
     """
 
-    # The text's proposals alone come without probabilities.
+    # Only the text's proposals come without probabilities.
     deterministic = None
     named = False
 
@@ -71,48 +79,52 @@ class Hybrid(Method):
         self.settings = _settings_of_both(text.settings, other.settings)  # type: ignore[misc]
 
     def check(self, run: RunSettings) -> None:
-        """See `Method.check`."""
+        """Refuse what either part refuses, and trees of sequences."""
         self._text.check(run)
         self._other.check(run)
         tree = getattr(run.draft, "tree", "chain")
         rule = "must be chain, static or dynamic for a hybrid"
         require(tree != "sequences", "draft.tree", rule, tree)
 
-    def plan(self, settings: Any, target: Any, read: Any, weights: bool) -> DraftPlan:
-        """See `Method.plan`."""
-        plan = self._other.plan(self._of_other(settings), target, read, weights)
+    def plan(
+        self,
+        settings: Any,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
+    ) -> DraftPlan:
+        """Return the other part's plan, with the text's values of settings that both parts have."""
+        plan = self._other.plan(self._of_other(settings), target, read_checkpoint, needs_weights)
         if settings.most_nodes and plan.head is None:
             rule = f"must be chain for draft={settings.name}: only heads draft trees beside a text"
             raise SettingError("draft.tree", rule, settings.tree)
         shared = {name: getattr(settings, name) for name in self._shared()}
         return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **shared))
 
-    def sketch(self, plan: Any, target: Any, dtype: Any) -> Any:
-        """See `Method.sketch`."""
+    # Text needs no weights, no hidden states and no runner: the other part answers for both.
+
+    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
         return self._other.sketch(plan, target, dtype)
 
     def describe(self, settings: Any) -> str:
-        """See `Method.describe`."""
         return self._other.describe(settings)
 
-    def layers(self, pair: Any) -> Any:
-        """See `Method.layers`."""
+    def layers(self, pair: LoadedPair) -> Sequence[int]:
         return self._other.layers(pair)
 
-    def model(self, pair: Any) -> Any:
-        """See `Method.model`."""
+    def model(self, pair: LoadedPair) -> LoadedModel | None:
         return self._other.model(pair)
 
-    def passes(self, pair: Any, numbers: Any) -> Any:
-        """See `Method.passes`."""
+    def passes(
+        self, pair: LoadedPair, numbers: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
         return self._other.passes(pair, numbers)
 
-    def warp(self, settings: Any, pair: Any, of_target: Any) -> Any:
-        """See `Method.warp`."""
+    def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         return self._other.warp(settings, pair, of_target)
 
-    def drafter(self, settings: Any, pair: Any, runner: Any) -> MakeDrafter:
-        """See `Method.drafter`."""
+    def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
+        """Return a function that makes a `HybridDrafter` of a drafter of each part."""
         from harness.drafting.hybrid import HybridDrafter
         from harness.drafting.hybrid_trees import HybridTreeDrafter
 
@@ -130,12 +142,12 @@ class Hybrid(Method):
         return make
 
     def _of_other(self, settings: Any) -> Any:
-        """The settings, with the defaults of the other part for those that both parts have."""
+        """Return the settings, with the other part's defaults for those that both parts have."""
         defaults = {field.name: field.default for field in dataclasses.fields(self._other.settings)}
         return dataclasses.replace(settings, **{name: defaults[name] for name in self._shared()})
 
     def _shared(self) -> set[str]:
-        """The settings that both parts have of their own."""
+        """Return the names of settings that both parts have and other drafts do not."""
         common = {field.name for field in dataclasses.fields(DraftSettings)}
         of_text = {field.name for field in dataclasses.fields(self._text.settings)}
         of_other = {field.name for field in dataclasses.fields(self._other.settings)}
@@ -149,7 +161,7 @@ _CLASSES: dict[tuple[type, type], type[DraftSettings]] = {}
 def _settings_of_both(
     of_text: type[DraftSettings], of_other: type[DraftSettings]
 ) -> type[DraftSettings]:
-    """The class of a hybrid's settings, from those of its parts."""
+    """Return the class of a hybrid's settings, from the classes of its parts."""
     if (of_text, of_other) not in _CLASSES:
         kind = type("HybridSettings", (HybridSettings, of_text, of_other), {})
         _CLASSES[of_text, of_other] = dataclass(frozen=True, kw_only=True)(kind)
@@ -163,14 +175,14 @@ def _restored(
 
 
 def parts(name: str) -> tuple[str, str] | None:
-    """The parts before and after the first plus of a name; None unless it has both."""
+    """Return the parts before and after the first plus of a name; None unless it has both."""
     first, _, second = name.partition("+")
     return (first, second) if first and second else None
 
 
 def hybrid(name: str, text: Method, other: Method) -> Hybrid:
-    """The hybrid of two methods. Raises SettingError unless they can draft together."""
-    if isinstance(text, TextMethod) and other.follows:
+    """Return the hybrid of two methods. Raises SettingError unless they can draft together."""
+    if isinstance(text, TextMethod) and other.can_join_hybrid:
         return Hybrid(text, other)
     rule = (
         "must be lookup, suffix or another method that reads text, a plus, and a model, a head, "

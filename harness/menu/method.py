@@ -1,8 +1,9 @@
 """The record of a way to draft: everything that the rest of the house needs to know about it.
 
-A method is a subclass of `Method` in a file of `records/methods/`, in an installed package (entry point group
-`harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What needs torch is imported inside
-functions: names, settings and help are known without it.
+A method is a subclass of `Method` in a file of `menu/methods/`, in an installed package (entry
+point group `harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What
+needs
+torch is imported inside functions: names, settings and help are known without it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from harness.models.loading import LoadedModel
     from harness.models.sketch import Sketch
 
-# From the target's warp.
+# Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 
 class LoadedPair(Protocol):
-    """A target and what drafts for it, loaded; see `engines.pair.Pair`."""
+    """A target and its draft, loaded; see `engines.pair.Pair`."""
 
     @property
     def target(self) -> LoadedModel:
@@ -44,23 +45,23 @@ class LoadedPair(Protocol):
 
     @property
     def draft(self) -> LoadedModel | None:
-        """A model that drafts."""
+        """The draft, if it is a model."""
 
     @property
     def head(self) -> Head | None:
-        """A head that drafts."""
+        """The draft, if it is a head."""
 
     @property
-    def drafting(self) -> DraftSettings | None:
-        """The settings of the draft."""
+    def draft_settings(self) -> DraftSettings | None:
+        """The settings of the draft, if there is one."""
 
     @property
     def translation(self) -> Translation | None:
-        """How a draft with another tokenizer is understood."""
+        """The translation of a draft with another tokenizer."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's."""
+        """The target's tokenizer."""
 
 
 class DraftedPair(Protocol):
@@ -68,7 +69,7 @@ class DraftedPair(Protocol):
 
     @property
     def head(self) -> HeadCheckpoint | None:
-        """A draft that is a head."""
+        """The draft, if it is a head."""
 
     @property
     def draft_plan(self) -> DraftPlan | None:
@@ -82,13 +83,16 @@ class Method(Record):
         name: what `draft=` calls it.
         summary: what it proposes, in half a line, for help.
         settings: the dataclass of what can be set under `draft.`.
-        memory: in a table of methods, where it holds no weights: `none`, or `shared` with the target.
-        deterministic: whether its proposals come without probabilities; None where some do.
+        memory: the entry in the column `memory` of the table of methods, for a draft without
+            weights: `none`, or `shared` with the target; None for a draft with weights, whose size
+            is shown.
+        deterministic: whether its proposals come without probabilities; None if only some do.
         trains: whether `distill` can train it.
         batches: whether it drafts for several prompts at once.
-        follows: whether it can draft beside a text method in a hybrid; its drafters are then
-            `FollowingDrafter`s.
-        named: whether `draft=NAME` alone chooses it; False for models, which have names of their own.
+        can_join_hybrid: whether it can draft beside a text method in a hybrid; its drafters are
+            then `FollowingDrafter`s.
+        named: whether `draft=NAME` alone chooses it; False for models, which have names of their
+            own.
     """
 
     summary: ClassVar[str]
@@ -97,11 +101,14 @@ class Method(Record):
     deterministic: ClassVar[bool | None] = False
     trains: ClassVar[bool] = False
     batches: ClassVar[bool] = True
-    follows: ClassVar[bool] = False
+    can_join_hybrid: ClassVar[bool] = False
     named: ClassVar[bool] = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
-        """The settings that a name stands for, `early_exit_8`; None for a name that is not of this method."""
+        """Return the settings that a name stands for, or None for another method's name.
+
+        `early_exit_8` stands for {"layers": [8]}.
+        """
         return {} if name == self.name else None
 
     def check(self, run: RunSettings) -> None:
@@ -110,15 +117,19 @@ class Method(Record):
         require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
 
     def plan(
-        self, settings: Any, target: Checkpoint, read: ReadCheckpoint, weights: bool
+        self,
+        settings: Any,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
     ) -> DraftPlan:
         """Plan the draft, before any weights load.
 
         Args:
-            settings: of the class `settings`.
+            settings: an object of the class `settings`, as typed by the user.
             target: the target's checkpoint.
-            read: reads the checkpoint of another model.
-            weights: whether stored weights will be needed.
+            read_checkpoint: reads the checkpoint of a draft model.
+            needs_weights: whether the run needs the stored weights of the draft.
 
         Raises:
             SettingError: a draft that does not go with the target.
@@ -128,46 +139,54 @@ class Method(Record):
         return DraftPlan(settings)
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
-        """The sizes of a draft that is no model of its own; None where it holds nothing."""
+        """Return the sizes of a draft that is no model of its own; None if it holds nothing."""
         return None if plan.head is None else plan.head.sketch(dtype)
 
     def describe(self, settings: Any) -> str:
-        """The weights that it holds, in a few words."""
+        """Return a few words about the weights of the draft."""
         return "no weights"
 
     def layers(self, pair: LoadedPair) -> Sequence[int]:
-        """The target's layers whose hidden states the drafters read."""
+        """Return the numbers of the target's layers whose hidden states the drafters read."""
         return () if pair.head is None else pair.head.config.layers
 
     def model(self, pair: LoadedPair) -> LoadedModel | None:
-        """The model that drafts and needs a runner, if one does."""
+        """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
 
     def passes(
         self, pair: LoadedPair, numbers: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """The shapes that the runner of `model` is prepared for, where so many tokens are drafted.
+        """Return the shapes that the runner of `model` is prepared for.
 
-        Returns the numbers of tokens that it is extended by, and those that it draws in one call.
+        Args:
+            numbers: every number of draft tokens, K, that the run may use.
+
+        Returns:
+            The numbers of tokens that the runner is extended by, and those that it draws in one
+            call.
         """
         return (1, 2), numbers
 
     def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
-        """The warp that the runner of `model` draws with, where the target's tokens are drawn with `of_target`."""
+        """Return the warp that the runner of `model` is prepared to draw with.
+
+        It is the one that drafters use, if the target's logits are warped by `of_target`.
+        """
         return of_target
 
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
-        """A function from the target's warp to a drafter.
+        """Return a function that makes a drafter, given the warp of the target's logits.
 
         Args:
-            settings: of the class `settings`.
+            settings: an object of the class `settings`, completed by `plan`.
             pair: the loaded models.
-            runner: of `model`, if there is one.
+            runner: the runner of `model`, if there is one.
         """
         raise NotImplementedError
 
     def vllm(self, planned: DraftedPair, settings: Any) -> dict[str, Any]:
-        """Entries of vLLM's `speculative_config`.
+        """Return the entries of vLLM's `speculative_config`.
 
         Raises:
             SettingError: vLLM has no such method, or not with these settings.
@@ -178,7 +197,7 @@ class Method(Record):
     def huggingface(
         self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        """Keyword arguments of `generate` beyond those of every question."""
+        """Return the arguments of transformers' `generate` that make it draft in this way."""
         return {}
 
     def check_huggingface(self, planned: DraftedPair, settings: Any, schedule: str) -> None:
@@ -188,21 +207,21 @@ class Method(Record):
 
 
 class TextMethod(Method):
-    """A way to draft that reads nothing but the text: it makes a `Text` for each row."""
+    """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
 
     memory = "none"
     deterministic = True
 
     def hybrid_defaults(self) -> dict[str, Any]:
-        """The defaults that a hybrid has in place of the method's own."""
+        """Return defaults that replace the method's own in a hybrid."""
         return {}
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
-        """A function that makes an empty text, for each row of each batch."""
+        """Return a function that makes an empty `Text`; it is called for each row of each batch."""
         raise NotImplementedError
 
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
-        """See `Method.drafter`."""
+        """Return a function that makes a `TextDrafter`, whatever the warp."""
         from harness.drafting.text import TextDrafter
 
         new_text = self.texts(settings, pair.tokenizer)

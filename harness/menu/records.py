@@ -147,7 +147,7 @@ def make_drafter(pair: LoadedPair, runner: Runner | None, vocabulary_size: int) 
         runner: of the model that drafts, if one does.
         vocabulary_size: how many tokens drafts may be.
     """
-    settings = pair.drafting
+    settings = pair.draft_settings
     assert settings is not None
     make = method_of(settings).drafter(settings, pair, runner)
     if METHODS.is_built_in(settings.method):
@@ -184,7 +184,9 @@ def default_draft(engine: str) -> str | None:
 
 
 def pair_of(settings: RunSettings) -> tuple[object, ...]:
-    """The identity of the models and engine that a process holds for a run. Runs with the same value can share them."""
+    """The identity of the models and engine that a process holds for a run. Runs with the same
+    value can share them.
+    """
     engine = engine_of(settings)
     return *settings.pair, engine.loads_pair, engine.computes_here, engine.may_crash
 

@@ -61,18 +61,19 @@ class Demand:
         """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
-    def cached_tokens(self, runner: RunnerName, slots: int = 0) -> int:
+    def cached_tokens(self, runner: RunnerName, spare_slots: int | None = None) -> int:
         """The most tokens whose keys and values are kept for a row.
 
         Args:
-            slots: step in which a head's own cache grows; 0 for a cache that a runner holds.
+            spare_slots: the spare slots of a head's own cache; None for a cache that a runner
+                holds.
         """
-        if slots:
-            first_size = self.prompt_tokens + self.num_draft_tokens + slots
+        if spare_slots is not None:
+            first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
             if self.row_tokens <= first_size:
                 return first_size
             # The old buffer stays allocated until its contents have been copied.
-            return 2 * self.row_tokens + slots
+            return 2 * self.row_tokens + spare_slots
         if runner == "eager":
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
@@ -193,9 +194,9 @@ class Case:
             return Needs(num_states * demand.row_tokens, num_states, graph_bytes=0)
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
-        if on_gpu and runner.startswith("graphs") and not sketch.slots:
+        if on_gpu and runner.startswith("graphs") and sketch.spare_slots is None:
             graph_bytes = sum(demand.graph_bytes(sketch, drafts=role) for role in drafts)
-        tokens = num_rows * demand.cached_tokens(runner, sketch.slots)
+        tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
 
     def _runner(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> RunnerName:

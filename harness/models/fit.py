@@ -149,11 +149,11 @@ def _share_out(
     whole = len(devices) == 1 and not num_offloaded
     needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
     caches = sketch.block_caches(needs.tokens, needs.states)
-    weights = sketch.plain_bytes if num_offloaded and not on_gpu else sketch.block_bytes
+    weights = sketch.unquantized_bytes if num_offloaded and not on_gpu else sketch.block_bytes
     loads = [weights[block] + caches[block] for block in range(num_here)]
     loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
-    rooms[0] -= max(sketch.plain_bytes[num_here:], default=0) + sum(caches[num_here:])
+    rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
     in_order = num_offloaded or case.how(sketch).strategy == "sequential"
     places = filled(loads, rooms) if in_order else balanced(loads, rooms)
     if not places:
@@ -270,7 +270,7 @@ def _why_not_split(sketch: Sketch, num_ranks: int) -> str:
     quantization = sketch.stored or sketch.quantization
     if quantization != "none":
         return f": its weights are quantized ({quantization})"
-    if not sketch.tp_plan:
+    if not sketch.supports_tensor_parallel:
         return f": transformers has no tp_plan for {sketch.class_name}"
     for kind, number in sketch.heads.items():
         if number % num_ranks:

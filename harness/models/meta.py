@@ -87,7 +87,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
         heads=_num_heads(checkpoint.config),
-        tp_plan=bool(model.tp_plan),
+        supports_tensor_parallel=bool(model.tp_plan),
         splits_cache=_splits_cache(model),
         estimated_cache=not measured_caches,
     )
@@ -150,7 +150,7 @@ def _caches_after_a_pass(model: PreTrainedModel) -> list[LayerCache]:
 
 def _layer_cache(layer: Any) -> LayerCache:
     """The size of one layer of transformers' cache, after one token of one row."""
-    token_numbers = 0
+    numbers_per_token = 0
     state_bytes = 0
     for name, value in vars(layer).items():
         # A layer with several states has a dictionary of them.
@@ -159,10 +159,10 @@ def _layer_cache(layer: Any) -> LayerCache:
             if not isinstance(tensor, torch.Tensor):
                 continue
             if name in ("keys", "values"):
-                token_numbers += tensor.numel()
+                numbers_per_token += tensor.numel()
             elif name.endswith("_states"):
                 state_bytes += tensor.nbytes
-    return LayerCache(token_numbers=token_numbers, state_bytes=state_bytes)
+    return LayerCache(numbers_per_token=numbers_per_token, state_bytes=state_bytes)
 
 
 def _configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
@@ -177,7 +177,7 @@ def _configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
         return []
     num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
     head_size = getattr(text_config, "head_dim", None) or width // num_heads
-    return [LayerCache(token_numbers=2 * num_key_heads * head_size)] * num_layers
+    return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
 
 
 # Quantization -------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def sketch_tensor(
         quantizable: whether bitsandbytes would quantize the module's weight.
     """
     if not isinstance(tensor, nn.Parameter):
-        return TensorSketch(name, tensor.numel(), tensor.itemsize, read=0.0)
+        return TensorSketch(name, tensor.numel(), tensor.itemsize, read_per_token=0.0)
     is_weight = name.rpartition(".")[2] == "weight"
     stored_bytes = _stored_bytes(module) if is_weight else None
     count = tensor.numel()
@@ -347,8 +347,8 @@ def sketch_tensor(
         count,
         itemsize,
         outputs=outputs,
-        read=_read_share(model, module, name, tensor),
-        split=_split_length(model.tp_plan or {}, name, tensor),
+        read_per_token=_read_share(model, module, name, tensor),
+        split_length=_split_length(model.tp_plan or {}, name, tensor),
     )
 
 

@@ -28,28 +28,30 @@ class TensorSketch:
         count: how many numbers it has.
         itemsize: bytes of each number; None for the model's dtype.
         outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
-        read: share that a forward pass of one token reads: 0 for embeddings that are looked up, less
-            than 1 for experts.
-        split: length of the dimension along which ranks share it; 0 if each rank has all of it.
+        read_per_token: share that a forward pass of one token reads: 0 for embeddings that are
+            looked up, less than 1 for experts.
+        split_length: length of the dimension that is divided among ranks, such as 4096 rows; 0 if
+            each rank has the whole tensor.
     """
 
     name: str
     count: int
     itemsize: int | None = None
     outputs: int = 0
-    read: float = 1.0
-    split: int = 0
+    read_per_token: float = 1.0
+    split_length: int = 0
 
     def read_share(self, num_tokens: int) -> float:
-        """Share that a forward pass of so many tokens reads, if each chooses its experts by itself.
+        """Return the share that a pass of `num_tokens` tokens reads, if each chooses its own
+        experts.
 
-        Of E experts with k for each token these are E (1 − (1 − k/E)^n) in expectation; texts whose
-        tokens agree on experts read fewer.
+        Of E experts with k for each token, n tokens read E (1 − (1 − k/E)^n) in expectation. Texts
+        whose tokens agree on experts read fewer.
         """
-        return 1 - (1 - self.read) ** num_tokens
+        return 1 - (1 - self.read_per_token) ** num_tokens
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
-        """Bytes in memory, scales of quantized matrices included."""
+        """Return the bytes in memory, scales of quantized matrices included."""
         if self.outputs and quantization == "8bit":
             return eight_bit_bytes(self.count, self.outputs)
         if self.outputs and quantization == "4bit":
@@ -59,21 +61,22 @@ class TensorSketch:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Memory that one layer needs for each row.
+    """The size of one layer's cache: for each token of each row, and of a row's recurrent state.
 
     Attributes:
         module: name of the module that fills it.
-        token_numbers: numbers of keys and values for one token.
-        state_bytes: size of the recurrent state.
+        numbers_per_token: how many numbers the keys and values of one token have.
+        state_bytes: bytes of one row's recurrent state.
     """
 
     module: str = ""
-    token_numbers: int = 0
+    numbers_per_token: int = 0
     state_bytes: int = 0
 
-    def nbytes(self, dtype: torch.dtype, tokens: int, states: int) -> int:
-        """Bytes of so many tokens and so many rows' states."""
-        return tokens * self.token_numbers * dtype.itemsize + states * self.state_bytes
+    def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
+        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states."""
+        token_bytes = self.numbers_per_token * dtype.itemsize
+        return num_tokens * token_bytes + num_states * self.state_bytes
 
 
 @dataclass(frozen=True)
@@ -91,23 +94,25 @@ class Block:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A model before its weights load.
+    """The sizes of a model or of a draft head, before its weights load.
 
     Attributes:
+        role: `model` for the target, `draft` for a draft: the setting that names it.
         dtype: format of everything that is not quantized.
         blocks: in the order in which they are placed on devices.
         quantization: applied by bitsandbytes while loading.
         stored: quantization of the repository's own weights; None for none.
-        num_parameters: of the architecture, quantized or not; shared tensors count once.
+        num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
         modules: names of all modules, the empty one included.
-        heads: numbers of heads by kind.
-        tp_plan: whether transformers can split the model over ranks.
+        heads: numbers of attention heads, {"attention": 32, "key and value": 8}.
+        supports_tensor_parallel: whether transformers can split the model over ranks.
         splits_cache: whether each rank keeps the keys and values of its own heads alone.
-        slots: step in which a head's own cache grows; 0 if a runner holds the cache.
-        borrowed: bytes of the target's weights that each pass reads too.
-        one_pass: whether one pass drafts all tokens.
-        estimated_cache: whether caches follow from the configuration because the model's code does
-            not tell them.
+        spare_slots: for a draft head, whose cache is its own: slots that are allocated beyond the
+            needed ones. None for a model, whose runner holds the cache.
+        borrowed_bytes: for a draft: weights of the target that each of its passes reads too.
+        drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
+        estimated_cache: whether cache sizes were estimated from the configuration, because the
+            model's code does not reveal them.
     """
 
     role: str
@@ -121,11 +126,11 @@ class Sketch:
     class_name: str = ""
     modules: frozenset[str] = frozenset([""])
     heads: Mapping[str, int] = field(default_factory=dict)
-    tp_plan: bool = False
+    supports_tensor_parallel: bool = False
     splits_cache: bool = False
-    slots: int = 0
-    borrowed: int = 0
-    one_pass: bool = False
+    spare_slots: int | None = None
+    borrowed_bytes: int = 0
+    drafts_in_one_pass: bool = False
     estimated_cache: bool = False
 
     @property
@@ -139,8 +144,10 @@ class Sketch:
         return self._block_bytes(self.quantization)
 
     @functools.cached_property
-    def plain_bytes(self) -> list[int]:
-        """The same outside the GPUs, where bitsandbytes does not quantize."""
+    def unquantized_bytes(self) -> list[int]:
+        """The same for a block that is offloaded to CPU or disk: bitsandbytes leaves it as it
+        is.
+        """
         return self._block_bytes("none")
 
     def _block_bytes(self, quantization: Quantization) -> list[int]:
@@ -149,11 +156,12 @@ class Sketch:
             sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
         return sizes
 
-    def block_caches(self, tokens: int = 1, states: int = 1) -> list[int]:
-        """Bytes of each block's caches, for so many tokens and so many rows' recurrent states."""
+    def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
+        """Return the bytes of each block's caches; see `LayerCache.nbytes`."""
         sizes = []
         for block in self.blocks:
-            sizes.append(sum(cache.nbytes(self.dtype, tokens, states) for cache in block.caches))
+            caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
+            sizes.append(sum(caches))
         return sizes
 
     @property
@@ -164,83 +172,95 @@ class Sketch:
     @property
     def cache_bytes(self) -> int:
         """Keys and values of all blocks for one token of one row."""
-        return sum(self.block_caches(states=0))
+        return sum(self.block_caches(num_states=0))
 
     @property
     def state_bytes(self) -> int:
         """The recurrent state of one row."""
-        return sum(self.block_caches(tokens=0))
+        return sum(self.block_caches(num_tokens=0))
 
     @property
     def knows_cache(self) -> bool:
-        """Whether the size of the cache is known at all; an unknown size is not zero."""
-        return bool(self.slots or self.cache_bytes or self.state_bytes)
+        """Whether the size of the cache is known.
+
+        A model always has a cache, so that a size of zero means an unknown one. A head's size is
+        always known, and is zero for a head without attention.
+        """
+        is_head = self.spare_slots is not None
+        return is_head or bool(self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:
-        """A sentence about a cache whose size is unknown or estimated; None for any other."""
-        silent = (
-            f"the code of {self.role}={self.settings.name} does not tell the size of its KV cache"
-        )
+        """A sentence if the size of the cache is unknown or estimated, else None."""
+        name = f"{self.role}={self.settings.name}"
+        no_size = f"the code of {name} does not tell the size of its KV cache"
         if not self.knows_cache:
-            return f"{silent}, nor does its configuration: it is not counted"
+            return f"{no_size}, nor does its configuration: it is not counted"
         if self.estimated_cache:
-            return f"{silent}: it is estimated from the configuration"
+            return f"{no_size}: it is estimated from the configuration"
         return None
 
     def read_bytes(self, num_tokens: int = 1) -> int:
-        """Bytes of weights that a forward pass of so many tokens reads, wherever they are."""
-        return sum(self.weights_on({"": 0}, read_by=num_tokens).values()) + self.borrowed
+        """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
+        # As if all were on one GPU: nothing is offloaded then, and so all is quantized.
+        weights = self.weights_on({"": 0}, num_tokens=num_tokens)
+        return sum(weights.values()) + self.borrowed_bytes
 
-    def weights_on(self, device_map: DeviceMap, *, read_by: int | None = None) -> dict[str, int]:
-        """Bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
+    def weights_on(self, device_map: DeviceMap, *, num_tokens: int | None = None) -> dict[str, int]:
+        """Return the bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
 
         Args:
-            read_by: count only what a forward pass of so many tokens reads; None counts all.
+            num_tokens: count only what a forward pass of this many tokens reads; None counts all.
         """
-        offloaded = offloads(device_map)
+        has_offloaded = offloads(device_map)
         total: Counter[str] = Counter()
         for tensor in self.tensors:
             device = device_map[covering(tensor.name, device_map)]
-            plain = offloaded and not isinstance(device, int)
-            size = tensor.nbytes(self.dtype, "none" if plain else self.quantization)
-            share = 1.0 if read_by is None else tensor.read_share(read_by)
+            is_offloaded = has_offloaded and not isinstance(device, int)
+            size = tensor.nbytes(self.dtype, "none" if is_offloaded else self.quantization)
+            share = 1.0 if num_tokens is None else tensor.read_share(num_tokens)
             total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 
-    def caches_on(self, device_map: DeviceMap, tokens: int = 1, states: int = 1) -> dict[str, int]:
-        """Bytes of caches by device; those of offloaded layers are on the first GPU."""
+    def caches_on(
+        self, device_map: DeviceMap, num_tokens: int = 1, num_states: int = 1
+    ) -> dict[str, int]:
+        """Return the bytes of caches by device; those of offloaded layers are on the first GPU."""
         gpus = [device for device in device_map.values() if isinstance(device, int)]
-        elsewhere = gpus[0] if gpus else "cpu"
+        fallback_device = gpus[0] if gpus else "cpu"
         total: Counter[str] = Counter()
         for block in self.blocks:
             for cache in block.caches:
                 device = device_map[covering(cache.module, device_map)]
-                name = device_name(device if isinstance(device, int) else elsewhere)
-                total[name] += cache.nbytes(self.dtype, tokens, states)
+                name = device_name(device if isinstance(device, int) else fallback_device)
+                total[name] += cache.nbytes(self.dtype, num_tokens, num_states)
         return dict(total)
 
     def rank_bytes(self, num_ranks: int) -> int:
-        """Bytes of the rank with the most: its part of split tensors, and all other tensors."""
+        """Return the bytes of the largest rank: its part of split tensors, and all other tensors.
+
+        A model that ranks share is never quantized.
+        """
         total = 0
         for tensor in self.tensors:
             size = tensor.nbytes(self.dtype, "none")
-            if tensor.split:
-                longest = math.ceil(tensor.split / num_ranks)
-                size = round(size * longest / tensor.split)
+            if tensor.split_length:
+                longest = math.ceil(tensor.split_length / num_ranks)
+                size = round(size * longest / tensor.split_length)
             total += size
         return total
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
-    """Bytes of so many weights in LLM.int8(): int8, and one float32 scale for each output."""
+    """Return the bytes of `count` weights in LLM.int8(): int8, and a float32 scale per output."""
     return count + 4 * outputs
 
 
 def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> int:
-    """Bytes of so many weights in NF4, with a scale for every `block_size` of them.
+    """Return the bytes of `count` weights in NF4, with a scale for every `block_size` weights.
 
-    `nested` if the scales are quantized as well.
+    Args:
+        nested: whether the scales are quantized as well.
     """
     num_scales = math.ceil(count / block_size)
     scales = 4 * num_scales
@@ -253,7 +273,13 @@ def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> 
 
 
 def covering(name: str, modules: Container[str]) -> str:
-    """The longest of `modules` that holds the tensor or module `name`; KeyError if none does."""
+    """Return the longest of `modules` that holds the tensor or module `name`.
+
+    `model.layers.3.weight` is held by `model.layers.3`, by `model` and by "".
+
+    Raises:
+        KeyError: if none holds it.
+    """
     key = name
     while key not in modules:
         if not key:
@@ -263,11 +289,11 @@ def covering(name: str, modules: Container[str]) -> str:
 
 
 def device_name(device: int | str) -> str:
-    """`cuda:0` for a GPU's index; `cpu` and `disk` as they are."""
+    """Return `cuda:0` for GPU 0; `cpu` and `disk` as they are."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
 def offloads(device_map: DeviceMap) -> bool:
-    """Whether some layers are stored on another device than the one that computes them."""
+    """Return whether some layers are stored on another device than the one that computes them."""
     devices = set(device_map.values())
     return "disk" in devices or ("cpu" in devices and len(devices) > 1)

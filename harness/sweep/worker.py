@@ -303,7 +303,7 @@ def serve(file_descriptor: int) -> None:
         keeper = _load("harness.engines.keeper").PairKeeper(connection.send)
         while True:
             error = _run(job, keeper, rank)
-            spent = isinstance(error, RunError) or keeper.is_spoiled()
+            spent = isinstance(error, RunError) or keeper.needs_new_process()
             connection.send(_Answer(error, spent))
             if spent:
                 break
@@ -359,7 +359,8 @@ def _load(name: str) -> ModuleType:
 
 
 class _MeetingPoint:
-    """A file at which ranks find each other. A port that is free now may be taken before rank 0 opens it.
+    """A file at which ranks find each other. A port that is free now may be taken before rank 0
+    opens it.
 
     Attributes:
         environments: variables of each rank, with torchrun's names where it has them.

@@ -212,7 +212,7 @@ def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
     num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
     assert (
-        sketch.weights_on({"": "cpu"}, read_by=1)["cpu"] < sketch.weight_bytes
+        sketch.weights_on({"": "cpu"}, num_tokens=1)["cpu"] < sketch.weight_bytes
         or name in ("Medusa", "z-lab dflash", "JetSpec")
         or "full" in name
     )

@@ -14,12 +14,12 @@ from harness.config.settings import ModelSettings, PlacementSettings
 from harness.drafting.mtp import MtpHead
 from harness.drafting.mtp_checkpoint import read_mtp
 from harness.engines.pair import plan_pair
-from harness.menu.methods.model import DrawnSettings
+from harness.menu.methods.model import SampledDraftSettings
 from harness.models.checkpoints import Checkpoint, read_checkpoint
 from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_tokenizer
 
-DRAFT = DrawnSettings(name="mtp", method="mtp")
+DRAFT = SampledDraftSettings(name="mtp", method="mtp")
 
 
 def save(
@@ -62,7 +62,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(
     held = sum(tensor.nbytes for name, tensor in expected.items() if ".experts." in name)
     unread = sum(tensor.nbytes for name, tensor in expected.items() if "correction_bias" in name)
     assert sketch.read_bytes() == sketch.weight_bytes - held // 2 - unread + number * 4 * 258 * 32
-    assert sketch.one_pass == (number > 1)
+    assert sketch.drafts_in_one_pass == (number > 1)
 
 
 def test_random_layers_need_no_files() -> None:

@@ -61,7 +61,7 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 
 def with_lookup(pair: Pair) -> Pair:
     return dataclasses.replace(
-        pair, draft=None, drafting=LookupSettings(name="lookup", method="lookup")
+        pair, draft=None, draft_settings=LookupSettings(name="lookup", method="lookup")
     )
 
 

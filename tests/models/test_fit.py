@@ -240,9 +240,9 @@ def test_tokens_that_a_runner_holds() -> None:
         assert demand.cached_tokens(runner) == 256 + 100
     assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
     # A head has spare slots, and holds what was full while it copies it.
-    assert demand.cached_tokens("graphs", slots=256) == 100 + 4 + 256
+    assert demand.cached_tokens("graphs", spare_slots=256) == 100 + 4 + 256
     assert (
-        dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", slots=256)
+        dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", spare_slots=256)
         == 2 * 404 + 256
     )
 
@@ -467,11 +467,13 @@ def ranks(*models: Any, free: dict[int | str, int] | None = None, **settings: An
 
 def splittable(**fields: Any) -> Any:
     """Layers that ranks share, and what they do not."""
-    whole = sketch(tp_plan=True, splits_cache=True, cache=1000, **fields)
+    whole = sketch(supports_tensor_parallel=True, splits_cache=True, cache=1000, **fields)
     shared = [
         dataclasses.replace(
             block,
-            tensors=tuple(dataclasses.replace(tensor, split=1000) for tensor in block.tensors),
+            tensors=tuple(
+                dataclasses.replace(tensor, split_length=1000) for tensor in block.tensors
+            ),
         )
         for block in whole.blocks[1:-1]
     ]
@@ -514,7 +516,7 @@ def test_what_does_not_fit_says_so_for_each_rank() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"tp_plan": False}, "model=13B: .*transformers has no tp_plan for Tower"),
+        ({"supports_tensor_parallel": False}, "model=13B: .*transformers has no tp_plan for Tower"),
         (
             {"heads": {"attention": 3}},
             "over 2 ranks, which cannot share its 3 attention heads evenly",

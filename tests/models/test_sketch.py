@@ -68,7 +68,7 @@ def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16
 
 
 def read(one: Sketch) -> int:
-    return sum(one.weights_on(CPU, read_by=1).values())
+    return sum(one.weights_on(CPU, num_tokens=1).values())
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     for state in (runner._state, runner._ahead):
         assert state is not None
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
-    assert sum(sizes) == sum(predicted.block_caches(tokens=3 * (4 + 7), states=3 * 2))
+    assert sum(sizes) == sum(predicted.block_caches(num_tokens=3 * (4 + 7), num_states=3 * 2))
     assert predicted.state_bytes > 0
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
@@ -292,9 +292,9 @@ def test_what_ranks_share() -> None:
     # Norms, and with transformers 5.17 the embedding too, which is 4 % of this model, are whole on each.
     assert 0.5 <= one.rank_bytes(2) / one.weight_bytes < 0.55
     assert one.rank_bytes(1) == one.weight_bytes
-    assert (one.tp_plan, one.splits_cache) == (True, True)
+    assert (one.supports_tensor_parallel, one.splits_cache) == (True, True)
     assert one.heads == {"attention": 4, "key and value": 2}
-    assert not sketched(make_config("gpt2")).tp_plan
+    assert not sketched(make_config("gpt2")).supports_tensor_parallel
     gptq = make_config(
         "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
     )

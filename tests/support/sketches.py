@@ -42,7 +42,9 @@ def sketch(
         )
         for n in range(num_layers)
     )
-    first = Block(("model.embed",), (TensorSketch("model.embed.weight", small, read=0.0),))
+    first = Block(
+        ("model.embed",), (TensorSketch("model.embed.weight", small, read_per_token=0.0),)
+    )
     blocks = (first, *layers, Block(("head",), (TensorSketch("head.weight", small),)))
     names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
     asked = ModelSettings(

@@ -1,6 +1,8 @@
-"""Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over prompt and output alike.
+"""Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over prompt and
+output alike.
 
-transformers and vLLM take an n-gram's first occurrence. The latest is as cheap with an index, and better where a text
+transformers and vLLM take an n-gram's first occurrence. The latest is as cheap with an index, and
+better where a text
 changes what it repeats: a renamed variable, a list that goes on, a loop.
 """
 
@@ -8,10 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.config.settings import DraftSettings, require, require_at_least
-from harness.menu.method import TextMethod
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    require,
+    require_at_least,
+)
+from harness.menu.method import DraftedPair, LoadedPair, TextMethod
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +44,9 @@ class LookupSettings(DraftSettings):
 
 
 class LookupText:
-    """A row with an index of its n-grams. Per token it costs one dictionary entry for each length of n-gram."""
+    """A row with an index of its n-grams. Per token it costs one dictionary entry for each length
+    of n-gram.
+    """
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
@@ -45,23 +57,24 @@ class LookupText:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append decided tokens."""
         for token in tokens:
-            # Only now is the last n-gram followed by something, so that the end of the text never finds itself.
+            # Recorded only now, when something follows: the end of the text must not find itself.
             for ngram in self._last_ngrams():
                 self._following[ngram] = len(self._tokens)
             self._tokens.append(token)
 
     def continuation(self, most: int) -> list[int]:
-        """Up to `most` tokens that followed the longest n-gram at the end of the text."""
+        """Return up to `most` tokens that followed the longest n-gram at the end of the text."""
         for ngram in self._last_ngrams():
             begin = self._following.get(ngram)
             if begin is not None:
-                # A continuation that reaches the end of the text goes on as it began: the text is in a loop.
+                # A continuation that reaches the end of the text is repeated: the text is in a
+                # loop.
                 period = len(self._tokens) - begin
                 return [self._tokens[begin + index % period] for index in range(most)]
         return []
 
     def _last_ngrams(self) -> Iterable[tuple[int, ...]]:
-        """The n-grams at the end of the text, longest first."""
+        """Yield the n-grams at the end of the text, longest first."""
         for size in self._sizes:
             if size <= len(self._tokens):
                 yield tuple(self._tokens[-size:])
@@ -75,27 +88,31 @@ class Lookup(TextMethod):
     settings = LookupSettings
 
     def hybrid_defaults(self) -> dict[str, Any]:
-        """See `TextMethod.hybrid_defaults`: only a match of the longest n-gram is certain enough."""
+        """Return defaults by which only matches of the longest n-gram count."""
         return {"min_ngram": "${.max_ngram}"}
 
-    def texts(self, settings: LookupSettings, tokenizer: Any = None) -> Callable[[], LookupText]:
-        """See `TextMethod.texts`."""
+    def texts(
+        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Callable[[], LookupText]:
+        """Return a function that makes an empty `LookupText`."""
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
 
-    def vllm(self, planned: Any, settings: LookupSettings) -> dict[str, Any]:
-        """See `Method.vllm`."""
+    def vllm(self, planned: DraftedPair, settings: LookupSettings) -> dict[str, Any]:
         return {
             "method": "ngram",
             "prompt_lookup_max": settings.max_ngram,
             "prompt_lookup_min": settings.min_ngram,
         }
 
-    def huggingface(self, pair: Any, settings: LookupSettings, decoding: Any) -> dict[str, Any]:
-        """See `Method.huggingface`."""
+    def huggingface(
+        self, pair: LoadedPair, settings: LookupSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
         return {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
 
-    def check_huggingface(self, planned: Any, settings: LookupSettings, schedule: str) -> None:
-        """See `Method.check_huggingface`."""
+    def check_huggingface(
+        self, planned: DraftedPair, settings: LookupSettings, schedule: str
+    ) -> None:
+        """Refuse a schedule: prompt lookup always drafts as many tokens."""
         rule = "must be constant: prompt lookup has no other"
         require(schedule == "constant", "engine.schedule", rule, schedule)
 

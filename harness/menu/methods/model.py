@@ -1,53 +1,61 @@
-"""A draft model, or a head on the target's hidden states; the configuration in a repository says which."""
+"""A draft model, or a head on the target's hidden states; the configuration in a repository says
+which.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config.errors import SettingError
-from harness.config.settings import DraftSettings, ModelSettings, require
+from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
 from harness.config.synthetic import rank_rates_of_profile
-from harness.menu.method import LoadedPair, MakeDrafter, Method
+from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, Method
 from harness.menu.trees import check_tree_models, plan_of
 
 if TYPE_CHECKING:
+    from harness.decoding.protocols import Runner, TreeRunner
+    from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.plan import DraftPlan
+    from harness.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.models.loading import LoadedModel
 
 Sampling = Literal["target", "greedy"]
 Tree = Literal["chain", "static", "dynamic", "sequences"]
 
-# Acceptance of a node's first, second, ... child as measured, in round numbers.
+# How often a node's first, second, ... child was accepted when measured, in round numbers.
 _RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
 _MOST_NODES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnSettings(DraftSettings):
-    """Settings of every draft that draws its tokens from a distribution.
+class SampledDraftSettings(DraftSettings):
+    """Settings of every draft that samples its tokens from a distribution.
 
     Attributes:
-        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the likeliest.
+        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the
+            likeliest.
     """
 
     sampling: Sampling = "target"
 
-    def warp(self, of_target: Any) -> Any:
-        """The warp that draft tokens are drawn with, where the target's have this one."""
+    def warp(self, of_target: AnyWarp) -> AnyWarp:
+        """Return the warp of the draft's logits, given the one of the target's."""
         from harness.decoding.warp import Warp
 
         return Warp(0) if self.sampling == "greedy" else of_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelDraftSettings(DrawnSettings):
+class ModelDraftSettings(SampledDraftSettings):
     """Settings of a draft model or a head.
 
     Attributes:
-        layers: of a head: the hidden states it reads, where they are not those that its configuration names.
-        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that a token is accepted
-            falls below this; None holds nothing back.
+        layers: of a head: the hidden states it reads, where they are not those that its
+            configuration names.
+        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that
+            a token is accepted falls below this; None holds nothing back.
         tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass.
             `dynamic` keeps the likeliest of the branches it finds, as EAGLE-2 does; `static` trees
             have one shape; `sequences` are several chains, as in SpecInfer, merged where they begin
@@ -78,7 +86,7 @@ class ModelDraftSettings(DrawnSettings):
         self._settle_rates()
 
     def _settle_rates(self) -> None:
-        """Check `rates`; those of a file take the place of its name."""
+        """Check `rates`, and read them if they are a file's name."""
         rates = self.rates
         if isinstance(rates, str):
             rates = rank_rates_of_profile(rates)
@@ -88,7 +96,7 @@ class ModelDraftSettings(DrawnSettings):
 
     @property
     def most_nodes(self) -> int:
-        """See `DraftSettings.most_nodes`."""
+        """The most draft tokens of a tree, 0 for chains."""
         return 0 if self.tree == "chain" else self.budget
 
 
@@ -102,27 +110,33 @@ class ModelDraft(Method):
     )
     settings = ModelDraftSettings
     trains = True
-    follows = True
+    can_join_hybrid = True
     named = False
 
     def plan(
-        self, settings: ModelDraftSettings, target: Any, read: Any, weights: bool
+        self,
+        settings: ModelDraftSettings,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
     ) -> DraftPlan:
-        """See `Method.plan`."""
+        """Return a plan with the target itself, a head or a draft model, by its configuration."""
         from harness.drafting.heads import read_head
         from harness.drafting.parallel import checked_mask
         from harness.drafting.plan import DraftPlan
         from harness.menu.records import HEADS
 
-        kinds = HEADS.all().values()
         if shares_weights(target.settings, settings):
             plan = DraftPlan(settings, shares_target=True)
-        elif head := read_head(settings, target, kinds, layers=settings.layers, weights=weights):
-            plan = DraftPlan(settings, head=head)
         else:
-            checkpoint = read("draft", settings)
-            mask = checked_mask(settings.name, checkpoint.config)
-            plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
+            kinds = HEADS.all().values()
+            head = read_head(settings, target, kinds, layers=settings.layers, weights=needs_weights)
+            if head is not None:
+                plan = DraftPlan(settings, head=head)
+            else:
+                checkpoint = read_checkpoint("draft", settings)
+                mask = checked_mask(settings.name, checkpoint.config)
+                plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
         if settings.threshold is not None and not (plan.head and plan.head.has_confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
@@ -132,31 +146,38 @@ class ModelDraft(Method):
             require(plan.mask_token is None, "draft.tree", rule, settings.tree)
         return plan
 
-    def describe(self, settings: Any) -> str:
-        """See `Method.describe`; it is said of a draft that is the target."""
+    def describe(self, settings: ModelDraftSettings) -> str:
+        """Describe a draft that is the target itself: no other draft is asked."""
         return "shares the model's weights"
 
-    def model(self, pair: Any) -> Any:
-        """See `Method.model`."""
+    def model(self, pair: LoadedPair) -> LoadedModel | None:
+        """Return the draft model, None if the draft is a head."""
         return pair.draft
 
     def passes(
         self, pair: LoadedPair, numbers: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """See `Method.passes`: a parallel draft reads all that was decided, and masks."""
+        """Return the shapes of a model that drafts token by token, or of a parallel draft.
+
+        A parallel draft reads up to K decided tokens with K masks, and draws nothing by itself.
+        """
         from harness.drafting.parallel import mask_token
 
         if pair.draft is None or mask_token(pair.draft.model.config) is None:
             return super().passes(pair, numbers)
         return [2 * number for number in numbers], ()
 
-    def warp(self, settings: ModelDraftSettings, pair: Any, of_target: Any) -> Any:
-        """See `Method.warp`."""
-        own = settings.warp(of_target)
-        return own if pair.translation is None else pair.translation.drawing_warp(own)
+    def warp(self, settings: ModelDraftSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
+        """Return the sampled warp, restricted to common tokens if the tokenizers differ."""
+        warp = settings.warp(of_target)
+        return warp if pair.translation is None else pair.translation.drawing_warp(warp)
 
-    def drafter(self, settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
-        """See `Method.drafter`."""
+    def drafter(
+        self, settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
+    ) -> MakeDrafter:
+        """Return drafters for trees, with a head, in parallel, translated or plain, in this
+        order.
+        """
         from harness.drafting.model import ModelDrafter
         from harness.drafting.parallel import ParallelDrafter, mask_token
         from harness.drafting.translated import TranslatedDrafter
@@ -166,17 +187,20 @@ class ModelDraft(Method):
             return tree_drafters(settings, pair, runner)
         if pair.head is not None:
             return drafters_of_head(settings, pair, settings.threshold or 0.0)
+        assert pair.draft is not None
+        assert runner is not None
         mask = mask_token(pair.draft.model.config)
         if mask is not None:
             rule = "drafts all tokens in one pass, and must have the model's tokenizer"
             require(pair.translation is None, "draft", rule, settings.name)
             return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
-        if (translation := pair.translation) is not None:
+        translation = pair.translation
+        if translation is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
-    def vllm(self, planned: Any, settings: ModelDraftSettings) -> dict[str, Any]:
-        """See `Method.vllm`."""
+    def vllm(self, planned: DraftedPair, settings: ModelDraftSettings) -> dict[str, Any]:
+        """Return the entries for a draft model, or for a head of its kind."""
         from harness.models.checkpoints import source
 
         require(
@@ -198,20 +222,25 @@ class ModelDraft(Method):
             "quantization": VLLM_QUANTIZATIONS.get(settings.quantization),
         }
 
-    def huggingface(self, pair: Any, settings: Any, decoding: Any) -> dict[str, Any]:
-        """See `Method.huggingface`."""
+    def huggingface(
+        self, pair: LoadedPair, settings: ModelDraftSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        """Return the draft model, with both tokenizers if the widths of their logits differ."""
         from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
+        assert pair.draft is not None
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
         widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
         if len(widths) > 1:
-            # By these numbers `generate` tells whether both have one tokenizer.
+            # `generate` compares these widths to find out whether both have one tokenizer.
             other = load_tokenizer(pair.draft.settings, "draft")
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
 
-    def check_huggingface(self, planned: Any, settings: Any, schedule: str) -> None:
-        """See `Method.check_huggingface`."""
+    def check_huggingface(
+        self, planned: DraftedPair, settings: ModelDraftSettings, schedule: str
+    ) -> None:
+        """Refuse heads, and drafts that propose all tokens in one pass."""
         if planned.head is not None:
             super().check_huggingface(planned, settings, schedule)
         plan = planned.draft_plan
@@ -223,37 +252,45 @@ VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
 
 
 def drafters_of_head(
-    settings: DrawnSettings, pair: LoadedPair, confidence: float = 0.0
+    settings: SampledDraftSettings, pair: LoadedPair, confidence: float = 0.0
 ) -> MakeDrafter:
-    """A function from the target's warp to a drafter with the pair's head; see `Head.drafter`."""
+    """Return a function that makes drafters with the pair's head.
+
+    Args:
+        confidence: the threshold of a head with a confidence head; 0 holds nothing back.
+    """
     head = pair.head
     target = pair.target.model
     assert head is not None
     return lambda warp: head.drafter(target, settings.warp(warp), confidence)
 
 
-def tree_drafters(settings: ModelDraftSettings, pair: Any, runner: Any) -> MakeDrafter:
-    """A function from the target's warp to a drafter that proposes trees."""
+def tree_drafters(
+    settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
+) -> MakeDrafter:
+    """Return a function that makes drafters of trees, with the pair's head or draft model."""
     from harness.drafting.model_trees import ModelTreeDrafter
 
     plan = plan_of(settings)
-    if (head := pair.head) is not None:
+    head = pair.head
+    if head is not None:
         target = pair.target.model
         return lambda warp: head.tree_drafter(target, settings.warp(warp), plan)
     if pair.translation is not None:
         rule = f"must be chain: draft={settings.name} has another tokenizer"
         raise SettingError("draft.tree", rule, settings.tree)
+    tree_runner = cast("TreeRunner", runner)
     device = pair.target.input_device
-    return lambda warp: ModelTreeDrafter(runner, settings.warp(warp), plan, device)
+    return lambda warp: ModelTreeDrafter(tree_runner, settings.warp(warp), plan, device)
 
 
-def vllm_sampling(settings: DrawnSettings) -> str:
-    """How vLLM draws draft tokens. Its own default is greedy."""
+def vllm_sampling(settings: SampledDraftSettings) -> str:
+    """Return vLLM's word for how draft tokens are drawn. Its own default is greedy."""
     return "greedy" if settings.sampling == "greedy" else "probabilistic"
 
 
 def shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
-    """Whether a draft has the target's own settings; names may differ."""
+    """Return whether a draft has the target's own settings; names may differ."""
     names = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
     return all(getattr(target, name) == getattr(draft, name) for name in names)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.menu.method import MakeDrafter, Method
-from harness.menu.methods.model import DrawnSettings, drafters_of_head, vllm_sampling
+from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.menu.methods.model import SampledDraftSettings, drafters_of_head, vllm_sampling
 
 if TYPE_CHECKING:
+    from harness.decoding.protocols import Runner
     from harness.drafting.plan import DraftPlan
+    from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
 class Mtp(Method):
@@ -16,22 +18,28 @@ class Mtp(Method):
 
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
-    settings = DrawnSettings
-    follows = True
+    settings = SampledDraftSettings
+    can_join_hybrid = True
 
-    def plan(self, settings: Any, target: Any, read: Any, weights: bool) -> DraftPlan:
-        """See `Method.plan`."""
+    def plan(
+        self,
+        settings: SampledDraftSettings,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
+    ) -> DraftPlan:
+        """Return a plan with the head that the target's checkpoint holds."""
         from harness.drafting.mtp_checkpoint import read_mtp
         from harness.drafting.plan import DraftPlan
 
-        return DraftPlan(settings, head=read_mtp(settings, target, weights=weights))
+        return DraftPlan(settings, head=read_mtp(settings, target, weights=needs_weights))
 
-    def drafter(self, settings: DrawnSettings, pair: Any, runner: Any) -> MakeDrafter:
-        """See `Method.drafter`."""
+    def drafter(
+        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
+    ) -> MakeDrafter:
         return drafters_of_head(settings, pair)
 
-    def vllm(self, planned: Any, settings: DrawnSettings) -> dict[str, Any]:
-        """See `Method.vllm`."""
+    def vllm(self, planned: DraftedPair, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}
 
 

@@ -1,4 +1,4 @@
-"""A server's own drafting, about which nothing is known here."""
+"""A server's own drafting, whatever that is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.menu.method import Method
 
 
 class Server(Method):
-    """Whatever the server at `engine.url` drafts with."""
+    """The draft of the server at `engine.url`."""
 
     name = "server"
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """See `Method.check`."""
+        """Refuse every engine but a server that also has an address without drafting."""
         rule = "needs engine=server with engine.regular_url"
         has_two = getattr(run.engine, "regular_url", None) is not None
         require(has_two, "draft", rule, "server")

@@ -1,19 +1,23 @@
-"""Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975): counts of what followed the longest earlier match.
+"""Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975): counts of what followed the longest
+earlier match.
 
-The text is in a trie of its substrings, each with the number of times it occurred, as in the paper's suffix tree. Two
-limits keep it small. A substring that occurred once has no children; its position in the text stands for them. And
-substrings end at `max_depth` tokens, plus one. So a token adds one node for each earlier match of the text's end, in
-ordinary text two or three.
+The text is in a trie of its substrings, each with the number of times it occurred, as in the
+paper's suffix tree. Two limits keep it small. A substring that occurred once has no children; its
+position in the text stands for them. And substrings end at `max_depth` tokens, plus one. So a token
+adds one node for each earlier match of the text's end, in ordinary text two or three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.config.settings import DraftSettings, require, require_at_least
-from harness.menu.method import MakeDrafter, TextMethod
+from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, TextMethod
+
+if TYPE_CHECKING:
+    from harness.decoding.protocols import Runner
 
 END = -1  # behind each text of a trie that has several; never proposed
 
@@ -23,7 +27,8 @@ class SuffixSettings(DraftSettings):
     """Settings of `draft=suffix`.
 
     Attributes:
-        threshold: a proposal ends where the estimated chance that all of it is accepted falls below this; 0.1 if None.
+        threshold: a proposal ends where the estimated chance that all of it is accepted falls below
+            this; 0.1 if None.
         max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
         shared: also search the earlier answers of the run.
     """
@@ -39,18 +44,18 @@ class SuffixSettings(DraftSettings):
 
     @property
     def least_chance(self) -> float:
-        """`threshold`, or what it is without one."""
+        """The threshold, or its default."""
         return 0.1 if self.threshold is None else self.threshold
 
 
 class _Node:
-    """A substring."""
+    """A substring of the text, by its last token and its path from the root."""
 
     __slots__ = ("best", "children", "count", "end", "followed", "token")
 
     def __init__(self, token: int, count: int = 0, end: int = 0) -> None:
-        self.token = token  # its last
-        self.count = count  # how often it occurred
+        self.token = token  # the last token of the substring
+        self.count = count  # how often the substring occurred
         self.end = end  # where the latest occurrence ends
         self.children: dict[int, _Node] = {}
         self.followed = 0  # sum of the children's counts
@@ -69,7 +74,8 @@ class _Node:
 class SuffixTrie:
     """Counts of all substrings of a text, up to a depth.
 
-    The matches of a position are the nodes of the last 0, 1, 2, ... tokens before it, as far as they occurred earlier.
+    The matches of a position are the nodes of the last 0, 1, 2, ... tokens before it, as far as
+    they occurred earlier.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -78,60 +84,68 @@ class SuffixTrie:
         self._max_depth = max_depth
 
     def append(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Append a token to the text, whose end has these matches; returns the matches after it."""
+        """Append a token to the text.
+
+        Given the matches at the end of the text, return those at its new end.
+        """
         self.tokens.append(token)
-        found = [self.root]
+        new_matches = [self.root]
         for node in matches:
             child = node.children.get(token) or _Node(token)
-            if child.count and len(found) <= self._max_depth:
-                found.append(self._expanded(child))
+            if child.count and len(new_matches) <= self._max_depth:
+                new_matches.append(self._expanded(child))
             node.see(child, len(self.tokens))
-        return found
+        return new_matches
 
     def follow(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """The matches after one more token of another text, with these matches before it."""
+        """Return the matches in this trie of another text, given those before its last token."""
         children = (node.children.get(token) for node in matches[: self._max_depth])
         return [self.root, *(self._expanded(child) for child in children if child)]
 
     def continuation(
         self, matches: Sequence[_Node], most: int, threshold: float
     ) -> tuple[float, list[int]]:
-        """The likeliest tokens after the longest match, and how many of them the counts expect to be right.
+        """Predict the tokens after the longest match.
 
-        At most as many as the match is long, which is the default of the authors' own code, and while their joint
-        probability, estimated from the counts, is at least `threshold`.
+        There are at most `most`, at most as many as the match is long (the default of the authors'
+        own code), and only while their joint probability, estimated from the counts, is at least
+        `threshold`.
+
+        Returns:
+            How many of the tokens the counts expect to be right, and the tokens.
         """
         node = matches[-1]
         position = 0
         probability = 1.0
         expected = 0.0
-        found: list[int] = []
-        while len(found) < min(most, len(matches) - 1):
+        predicted: list[int] = []
+        while len(predicted) < min(most, len(matches) - 1):
             if node.best is not None:
                 probability *= node.best.count / node.followed
                 node = node.best
                 token = node.token
                 position = node.end
             else:
-                # It occurred once, or is too long to be counted: what followed the last time, also if that is a loop.
+                # The substring occurred once, or is too long to be counted: repeat what followed
+                # it. Beyond the end of the text, that is the prediction itself.
                 missing = position - len(self.tokens)
-                token = self.tokens[position] if missing < 0 else found[missing]
+                token = self.tokens[position] if missing < 0 else predicted[missing]
                 position += 1
             if token == END or probability < threshold:
                 break
-            found.append(token)
+            predicted.append(token)
             expected += probability
-        return expected, found
+        return expected, predicted
 
     def _expanded(self, node: _Node) -> _Node:
-        """The node, with a child for what followed its only occurrence so far."""
+        """Return the node, with a child for the token after its only occurrence so far."""
         if not node.children:
             node.see(_Node(self.tokens[node.end]), node.end + 1)
         return node
 
 
 class SuffixText:
-    """A row in its own trie, compared with the earlier answers in `shared` as well."""
+    """A row's text in a trie of its own, and its matches in the trie of earlier answers."""
 
     def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
         self._threshold = threshold
@@ -147,7 +161,7 @@ class SuffixText:
         return self.trie.tokens[self._num_prompt :]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens; the first time a prompt with the token that follows it."""
+        """Append decided tokens; the first call has the prompt and one token of the answer."""
         for token in tokens:
             self.matches = self.trie.append(self.matches, token)
             if self._shared is not None:
@@ -156,7 +170,7 @@ class SuffixText:
             self._num_prompt = len(self.trie.tokens) - 1
 
     def continuation(self, most: int) -> list[int]:
-        """Up to `most` tokens, of the text's own trie or of the shared one: where more are expected to be right."""
+        """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
         expected, tokens = self.trie.continuation(self.matches, most, self._threshold)
         if self._shared is None:
             return tokens
@@ -170,7 +184,7 @@ class SuffixText:
 class SuffixTexts:
     """Makes the texts of a run, which share earlier answers where the settings say so.
 
-    A question asked twice then finds its own answer, and with the same random numbers its second answer is no
+    A question that is asked again then finds its first answer. So its second answer is not an
     independent sample.
     """
 
@@ -180,16 +194,16 @@ class SuffixTexts:
         self._batch: list[SuffixText] = []
 
     def new(self) -> SuffixText:
-        """An empty text."""
+        """Make an empty text."""
         text = SuffixText(self._settings.max_depth, self._settings.least_chance, self._shared)
         if self._shared is not None:
             self._batch.append(text)
         return text
 
     def begin_batch(self) -> None:
-        """Learn the answers of the batch before.
+        """Learn the answers of the previous batch.
 
-        Not earlier: an answer must not depend on the other rows of its batch.
+        They are learned this late because an answer must not depend on other rows of its batch.
         """
         if self._shared is None:
             return
@@ -209,16 +223,17 @@ class Suffix(TextMethod):
     )
     settings = SuffixSettings
 
-    def drafter(self, settings: SuffixSettings, pair: Any, runner: Any) -> MakeDrafter:
-        """See `Method.drafter`. All drafters share the answers that were learned."""
+    def drafter(
+        self, settings: SuffixSettings, pair: LoadedPair, runner: Runner | None
+    ) -> MakeDrafter:
+        """Return a function that makes drafters, which share the earlier answers if so set."""
         from harness.drafting.text import TextDrafter
 
         texts = SuffixTexts(settings)
         device = pair.target.input_device
         return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
 
-    def vllm(self, planned: Any, settings: SuffixSettings) -> dict[str, Any]:
-        """See `Method.vllm`."""
+    def vllm(self, planned: DraftedPair, settings: SuffixSettings) -> dict[str, Any]:
         return {
             "method": "suffix",
             "suffix_decoding_max_tree_depth": settings.max_depth,
