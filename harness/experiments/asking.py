@@ -29,6 +29,7 @@ class Asking:
 
     Args:
         prompts: those that are measured, with their `token_ids`.
+        conversations: ask for later turns.
 
     Attributes:
         questions: one for each batch, or lap of an engine that queues, and for its later turns.
@@ -44,11 +45,13 @@ class Asking:
         prompt_set: PromptSet,
         prompts: Sequence[Prompt],
         token_ids: Sequence[Sequence[int]],
+        conversations: Conversations,
     ) -> None:
         self.questions: list[Question] = []
         self.units: list[int] = []
         self.moments: list[int] = []
         self.share_prompts = False
+        self.conversations = conversations
         self._session = session
         self._settings = settings
         self._prompt_set = prompt_set
@@ -56,17 +59,18 @@ class Asking:
         self._token_ids = token_ids
         self._again = asks_again(settings, prompt_set)
 
-    def plan(self, engine: Engine, conversations: Conversations) -> None:
+    def plan(self, engine: Engine) -> None:
         """Make the questions."""
         parts = self._parts(engine)
         self.share_prompts = share_prompts(parts)
         for number, part in enumerate(parts):
             first = self._first_question(part)
-            turns = [first, *conversations.follow_ups(first)]
+            turns = [first, *self.conversations.follow_ups(first)]
             self.questions += turns
             self.units += [part.unit] * len(turns)
             self.moments += [number] * len(turns)
 
+    @functools.cached_property
     def warmup(self) -> Question:
         """Prompts that are not measured, because caches would know those that are.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import gpu_names
@@ -23,7 +23,7 @@ from harness.experiments.experts import ExpertsRead, experts_read
 from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
 from harness.experiments.laps import Twin
 from harness.experiments.measured_arm import MeasuredArm, prediction
-from harness.experiments.paired import PairedTimes, drift_columns, paired_times, reach_columns
+from harness.experiments.paired import drift_columns, paired_times, reach_columns
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
@@ -39,8 +39,6 @@ from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.speculation_profile import Measured, length_columns
-from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
@@ -48,14 +46,6 @@ TEST_PROMPTS = 2
 TEST_TOKENS = 16
 
 PROMPTS_FILE = "latency_prompts.csv"
-
-
-class _Course(NamedTuple):
-    """Everything that the arms are asked in a run: the measured questions and, before them, one to warm up."""
-
-    questions: Sequence[Question]
-    warmup: Question
-    conversations: Conversations
 
 
 class Latency(Experiment):
@@ -108,15 +98,16 @@ class Latency(Experiment):
         engine = session.open(batch_size, longest)
         if settings.weights == "stored":
             self.end_tokens = session.end_tokens()
-        course = self._plan(session, engine, token_ids, conversations)
+        asking = Asking(session, settings, self.prompt_set, self.prompts, token_ids, conversations)
+        self._plan(asking, engine)
         if settings.engine.aa:
-            self._compare_identical(session, engine, course)
-        self._race(session, engine, course)
+            self._compare_identical(session, engine, asking)
+        self._race(session, engine, asking)
         self._check_failures()
         self._suspect(engine)
         self._write_acceptance(session)
 
-        example = course.questions[0]
+        example = asking.questions[0]
         self.experts = experts_read(engine, example)
         self.pass_ms = engine.pass_ms(example)
         if placed is not None:
@@ -140,21 +131,12 @@ class Latency(Experiment):
             say(f"num_prompts={settings.num_prompts}: {again}, in another order each time")
         return token_ids
 
-    def _plan(
-        self,
-        session: Session,
-        engine: Engine,
-        token_ids: list[list[int]],
-        conversations: Conversations,
-    ) -> _Course:
-        """Everything that the arms are asked."""
-        asking = Asking(session, self.settings, self.prompt_set, self.prompts, token_ids)
-        asking.plan(engine, conversations)
+    def _plan(self, asking: Asking, engine: Engine) -> None:
+        asking.plan(engine)
         self.units = asking.units
         self.moments = asking.moments
         self.share_prompts = asking.share_prompts
         self.salted = engine.salts
-        return _Course(asking.questions, asking.warmup(), conversations)
 
     def _write_acceptance(self, session: Session) -> None:
         """Write what other tools read of the acceptance, where it was told."""
@@ -175,8 +157,7 @@ class Latency(Experiment):
         return Measured(
             list(by_place.values()),
             [self.prompt_set.at(place).category for place in by_place],
-            self.settings.num_resamples,
-            self.settings.seed,
+            *self._resampling,
             self.settings.num_levels,
         )
 
@@ -194,11 +175,11 @@ class Latency(Experiment):
             return []
         return [*latency_document(rows, self.prompt_rows), *self.profiles]
 
-    def _race(self, session: Session, engine: Engine, course: _Course) -> None:
+    def _race(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
         quietness = self.quietness = Quietness(on_gpus, say)
-        conversations = course.conversations
+        conversations = asking.conversations
         watched: list[Arm] = []
         for arm, phases in engine.watched():
             self.measured[arm.name].phases = phases
@@ -226,23 +207,23 @@ class Latency(Experiment):
             if engine.queues:
                 self._keep(session, generations, list(generations)[-1:])
 
-        self._ask(session, course, note, arms=arms, warmed=warmed, ended=ended)
+        self._ask(session, asking, note, arms=arms, warmed=warmed, ended=ended)
 
     def _ask(
         self,
         session: Session,
-        course: _Course,
+        asking: Asking,
         note: Callable[[Question, dict[str, Generation]], None],
         **options: Any,
     ) -> None:
         """Give every arm every question; `options` are those of `Session.race`."""
         session.race(
-            course.questions,
+            asking.questions,
             note,
             self.settings.num_warmup,
-            warmup=course.warmup,
+            warmup=asking.warmup,
             allow_failures=True,
-            for_arm=course.conversations.for_arm,
+            for_arm=asking.conversations.for_arm,
             **options,
         )
 
@@ -257,7 +238,7 @@ class Latency(Experiment):
         questions = [answer.question for answer in answers if answer.question is not None]
         self.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
 
-    def _compare_identical(self, session: Session, engine: Engine, course: _Course) -> None:
+    def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
         answers: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
@@ -265,22 +246,17 @@ class Latency(Experiment):
         def note(question: Question, generations: dict[str, Generation]) -> None:
             for name, generation in generations.items():
                 answers[name].append(generation)
-            course.conversations.keep(generations)
+            asking.conversations.keep(generations)
 
-        self._ask(session, course, note, arms=twins)
+        self._ask(session, asking, note, arms=twins)
         first, second = answers.values()
-        ratio = self._ratio(paired_times(first, second, self.units))
-        self.identical = ratio.columns("aa_ratio")
+        times = paired_times(first, second, self.units)
+        self.identical = times.speedup(*self._resampling).columns("aa_ratio")
 
-    def _ratio(self, times: PairedTimes) -> Interval:
-        resamples = self.settings.num_resamples
-        seed = self.settings.seed
-        return ratio_of_totals(times.regular, times.speculative, resamples, seed, unit=times.unit)
-
-    def _covers(self, speedup: Interval) -> str:
-        """The choices that an interval allows for; units with the same prompts do not allow for other texts."""
-        same = " of the same texts" if self.share_prompts else ""
-        return f"{speedup.covers}{same}"
+    @property
+    def _resampling(self) -> tuple[int, int]:
+        """Samples and seed of every bootstrap."""
+        return self.settings.num_resamples, self.settings.seed
 
     def _check_batch(self) -> None:
         """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft would know."""
@@ -415,8 +391,7 @@ class Latency(Experiment):
             figures |= self.quietness.columns()
         figures |= measured.columns(self.end_tokens)
         figures |= energy_columns(measured.generations, self.units)
-        resamples = self.settings.num_resamples, self.settings.seed
-        figures |= rate_columns(measured.generations, self.units, *resamples)
+        figures |= rate_columns(measured.generations, self.units, *self._resampling)
         slo = self._slo
         if slo:
             figures |= goodput_columns(measured.generations, slo)
@@ -448,7 +423,7 @@ class Latency(Experiment):
         """The speed-up without the time until the first tokens."""
         regular = self.measured["regular"].generations
         paired = paired_times(regular, speculative.generations, self.units, decode_only=True)
-        return self._ratio(paired).columns("decode_speedup")
+        return paired.speedup(*self._resampling).columns("decode_speedup")
 
     def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
         """Columns of the speculative arm alone."""
@@ -457,7 +432,7 @@ class Latency(Experiment):
         paired = paired_times(*arms, self.units)
         in_time = paired_times(*arms, self.moments)
         # With equal token counts this is the ratio of total times.
-        speedup = self._ratio(paired)
+        speedup = paired.speedup(*self._resampling)
         columns: dict[str, Any] = {
             **self.suspicion,
             **self.identical,
@@ -465,17 +440,17 @@ class Latency(Experiment):
             **drift_columns(in_time),
             **speedup.columns("speedup"),
             **self._decode_columns(speculative),
-            "speedup_covers": self._covers(speedup),
+            # Units with the same prompts do not allow for other texts.
+            "speedup_covers": f"{speedup.covers}{' of the same texts' * self.share_prompts}",
             "interleaved": len(set(self.moments)) > 1,
             "predicted_speedup": prediction(regular, speculative),
             "pass_ms_by_width": self.pass_ms,
             **length_columns(self._by_prompt()),
         }
-        resamples = self.settings.num_resamples, self.settings.seed
-        columns |= energy_ratio_columns(*arms, self.units, *resamples)
+        columns |= energy_ratio_columns(*arms, self.units, *self._resampling)
         slo = self._slo
         if slo:
-            columns |= goodput_ratio_columns(*arms, self.units, slo, *resamples)
+            columns |= goodput_ratio_columns(*arms, self.units, slo, *self._resampling)
         if self.experts is not None:
             columns["num_experts"] = self.experts.num_experts
             columns["experts_per_step"] = self.experts.step

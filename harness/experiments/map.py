@@ -32,7 +32,6 @@ from harness.results.files import replace_file
 from harness.results.schedules import schedule_files
 from harness.results.schema import MapRow
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
@@ -198,12 +197,11 @@ class Map(Experiment):
     def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> Measured:
         regular = answers["regular"]
         speculative = answers["speculative"]
-        times = paired_times(regular, speculative)
         settings = self.settings
-        resampling = settings.num_resamples, settings.seed
+        times = paired_times(regular, speculative)
         columns = MeasuredArm("speculative", list(speculative)).columns(())
         return Measured(
-            ratio_of_totals(times.regular, times.speculative, *resampling, unit=times.unit),
+            times.speedup(settings.num_resamples, settings.seed),
             sum((generation.acceptance for generation in speculative), Acceptance()),
             {name: columns[name] for name in _TOLD if columns.get(name) is not None},
             _mean_time(regular),

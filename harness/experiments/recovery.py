@@ -29,7 +29,7 @@ from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.session import Session, in_batches
 from harness.experiments.workload import FOLLOW_UP
-from harness.menu.commands.recovery import RecoverySettings
+from harness.menu.commands.recovery import EXIT_CODES, RecoverySettings
 from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
@@ -39,8 +39,6 @@ from harness.results.schema import RecoveryRow
 _FACTORS = (2, 4, 8, 16, 32, 64)
 # Draws of `num_draws=auto` over all tests, where so few are enough.
 _FEWEST_DRAWS = 60_000
-
-EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
 class _NumberTest(NamedTuple):

@@ -100,11 +100,11 @@ def described(kind: type, fields: Iterable[str], prefix: str = "") -> list[Setti
     """Some fields of a dataclass as settings."""
     about = meanings(kind)
     hints = typing.get_type_hints(kind)
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    return [
-        Setting(prefix + name, _choices(hints[name]), defaults[name], about.get(name, ""))
-        for name in fields
-    ]
+    settings = []
+    for name in fields:
+        default = getattr(kind, name, dataclasses.MISSING)
+        settings.append(Setting(prefix + name, _choices(hints[name]), default, about.get(name, "")))
+    return settings
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

@@ -77,8 +77,25 @@ class EngineRecord(Record, Abilities):
 
         An engine without `own_loop` refuses what only this project's loop does.
         """
-        if not self.own_loop:
-            self._refuse_own_loop(run)
+        if self.own_loop:
+            return
+        decoding = run.decoding
+        rule = "needs engine=local"
+        require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
+        require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
+        require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
+        asked = decoding.synthetic_acceptance
+        coin_rule = "needs engine=local, vllm or server"
+        coin = asked is None or self.has_coin
+        require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
+        rule = f"must be stored with engine={self.name}"
+        require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
+        number = decoding.num_draft_tokens
+        rule = (
+            f"must be a number with engine={self.name} "
+            "(huggingface has its own way: engine.schedule=adaptive)"
+        )
+        require(number != "auto", "decoding.num_draft_tokens", rule, number)
 
     def place(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.
@@ -108,23 +125,3 @@ class EngineRecord(Record, Abilities):
             RunError: the engine does not start.
         """
         raise NotImplementedError
-
-    def _refuse_own_loop(self, run: RunSettings) -> None:
-        """Raise a SettingError for a setting that only this project's loop knows."""
-        decoding = run.decoding
-        rule = "needs engine=local"
-        require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
-        require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
-        require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
-        asked = decoding.synthetic_acceptance
-        coin_rule = "needs engine=local, vllm or server"
-        coin = asked is None or self.has_coin
-        require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
-        rule = f"must be stored with engine={self.name}"
-        require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
-        number = decoding.num_draft_tokens
-        rule = (
-            f"must be a number with engine={self.name} "
-            "(huggingface has its own way: engine.schedule=adaptive)"
-        )
-        require(number != "auto", "decoding.num_draft_tokens", rule, number)

@@ -143,14 +143,17 @@ class Hybrid(Method):
 
     def _of_other(self, settings: Any) -> Any:
         """Return the settings, with the other part's defaults for those that both parts have."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self._other.settings)}
-        return dataclasses.replace(settings, **{name: defaults[name] for name in self._shared()})
+        own = self._other.settings
+        return dataclasses.replace(
+            settings, **{name: getattr(own, name) for name in self._shared()}
+        )
 
     def _shared(self) -> set[str]:
         """Return the names of settings that both parts have and other drafts do not."""
-        common = {field.name for field in dataclasses.fields(DraftSettings)}
-        of_text = {field.name for field in dataclasses.fields(self._text.settings)}
-        of_other = {field.name for field in dataclasses.fields(self._other.settings)}
+        of_text, of_other, common = (
+            set(kind.setting_names())
+            for kind in (self._text.settings, self._other.settings, DraftSettings)
+        )
         return (of_text & of_other) - common
 
 

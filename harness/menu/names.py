@@ -161,11 +161,10 @@ def _defaults_of_method(method: str) -> dict[str, Any]:
 
 def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
     """The defaults of these settings, where there are any."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
     return {
         name: list(default) if isinstance(default, tuple) else default
         for name, default in defaults.items()
-        if name in names and default is not dataclasses.MISSING
     }
 
 

@@ -110,6 +110,15 @@ class OtherK(NamedTuple):
     high: float | None
 
 
+def lengths_by_k(row: LatencyRow) -> list[tuple[float, float | None, float | None]]:
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed, each with its interval."""
+    lengths = row.acceptance_length_by_num_draft_tokens or []
+    unknown: list[float | None] = [None] * len(lengths)
+    lows = row.acceptance_length_by_num_draft_tokens_low or unknown
+    highs = row.acceptance_length_by_num_draft_tokens_high or unknown
+    return list(zip(lengths, lows, highs, strict=False))
+
+
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
     """Predictions for every K up to the measured one; [] for trees, and where K varied or costs are unknown.
 
@@ -118,20 +127,16 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
-    lengths = row.acceptance_length_by_num_draft_tokens or []
+    lengths = lengths_by_k(row)
     if row.draft_tree not in (None, "chain"):
         return []
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
         return []
-    unknown: list[float | None] = [None] * measured
-    lows = row.acceptance_length_by_num_draft_tokens_low or unknown
-    highs = row.acceptance_length_by_num_draft_tokens_high or unknown
     found = []
-    for k, length, low, high in zip(range(1, measured + 1), lengths, lows, highs, strict=True):
+    for k, (length, *ends) in enumerate(lengths, 1):
         verification = 1 + (costs.verify - 1) * _share_of_verification(row, k, measured)
         cost = k * costs.draft + verification
-        ends = (None if end is None else end / cost for end in (low, high))
-        found.append(OtherK(k, length / cost, *ends))
+        found.append(OtherK(k, length / cost, *(end and end / cost for end in ends)))
     return found
 
 

@@ -115,11 +115,12 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
     if y_label == "speed-up":
         axes.axhline(1, **_REFERENCE)
     for (name, points), other_style in zip(curves.items(), _OTHER_STYLES, strict=False):
+        has_bounds_of_x = any(point.x_low is not None for point in points)
         axes.errorbar(
             [point.x for point in points],
             [point.value for point in points],
             yerr=_bounds(points),
-            xerr=_bounds_of_x(points),
+            xerr=_bounds(points, first="x") if has_bounds_of_x else None,
             label=wrapped(name),
             elinewidth=2,
             clip_on=False,
@@ -204,21 +205,17 @@ def _scale_from_zero(axes: Any, values: Sequence[float]) -> None:
         axes.set_xlim(left=0)
 
 
-def _bounds(points: Sequence[Point]) -> Any:
+def _bounds(points: Sequence[Point], first: str = "value") -> Any:
     """Distances of the bounds from their values, [2, num_points].
 
     NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
+
+    Args:
+        first: of the three fields, `value` or `x`.
     """
-    value, low, high, *_ = np.array(points, dtype=float).T
+    place = Point._fields.index(first)
+    value, low, high = np.array(points, dtype=float).T[place : place + 3]
     return np.maximum([value - low, high - value], 0)
-
-
-def _bounds_of_x(points: Sequence[Point]) -> Any:
-    """The same of the points' places; None where none of them has bounds."""
-    if all(point.x_low is None for point in points):
-        return None
-    *_, x, low, high = np.array(points, dtype=float).T
-    return np.maximum([x - low, high - x], 0)
 
 
 def new_axes(height: float, **labels: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from harness.report.categories import by_category, by_turn
@@ -61,12 +60,12 @@ def latency_document(
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
     no_verdict = why_no_verdict(rows)
     document += _verdict(rows, no_verdict)
-    categories = by_category(prompts, last) if no_verdict is None else []
-    if len(categories) > 1:
-        document.append(Table.of("categories", "", categories, _CATEGORIES, look="plain"))
-    turns = by_turn(prompts, last) if no_verdict is None else []
-    if len(turns) > 1:
-        document.append(Table.of("turns", "", turns, _TURNS, look="plain"))
+    parts = (("categories", "category", by_category), ("turns", "turn", by_turn))
+    for key, heading, divided in parts if no_verdict is None else ():
+        found = divided(prompts, last)
+        if len(found) > 1:
+            own = Column(heading, text=True, of="name")
+            document.append(Table.of(key, "", found, (own, *_OF_A_PART), look="plain"))
     if last.identical_prompts is not None:
         document += _compared_texts(last, prompts)
     return [*document, *sentences("warning", *run_caveats(rows, prompts))]
@@ -134,7 +133,7 @@ def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
         num_compared: pairs whose intervals are to hold all at once.
     """
     bounds = interval_at_once(row, num_compared)
-    return None if math.isnan(bounds.low) else interval(bounds.low, bounds.high)
+    return interval(bounds.low, bounds.high)
 
 
 def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
@@ -242,15 +241,12 @@ REQUESTS = (
     Column("timed\nout", of="num_timed_out"),
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
-_CATEGORIES = (
-    Column("category", text=True, of="name"),
+_OF_A_PART = (
     Column("prompts", of="num_prompts"),
     Column("speed-up", times, "speedup.estimate"),
     Column("acceptance", percent, "acceptance_rate", optional=True),
     Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
-
-_TURNS = (Column("turn", text=True, of="name"), *_CATEGORIES[1:])
 
 
 def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> Document:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple, TypeGuard
 
 from harness.menu.records import is_elsewhere
@@ -178,7 +179,7 @@ def schedule_of(rows: Sequence[MapRow]) -> dict[int, int]:
     schedule: dict[int, int] = {}
     for batch_size, cells in grouped(rows, lambda row: row.batch_size or 1).items():
         by_k = grouped(cells, k_of)
-        worth = {k: _mean_log(of_k) for k, of_k in by_k.items()}
+        worth = {k: fmean(math.log(row.speedup or 1.0) for row in of_k) for k, of_k in by_k.items()}
         best = max(worth, key=lambda k: worth[k])
         schedule[batch_size] = best if worth[best] > 0 else 0
     return _without_repetitions(schedule)
@@ -207,15 +208,11 @@ def _table(cells: Sequence[MapRow]) -> Table:
         for size, of_size in grouped(cells, lambda row: row.batch_size or 1).items()
     ]
     columns = [Column(load_of(cells), str, "batch_size")]
-    columns += [Column(_k_heading(k), of=partial(_cell, k=k)) for k in numbers]
+    columns += [Column(f"K={k}" if k else "its own K", of=partial(_cell, k=k)) for k in numbers]
     notes: tuple[str, ...] = ()
     if not all(row.measured for row in cells):
         notes = ("In brackets: interpolated between cells that were measured.",)
     return Table.of("map", heading_of(cells), lines, columns, notes=notes)
-
-
-def _k_heading(k: int) -> str:
-    return f"K={k}" if k else "its own K"
 
 
 def _cell(line: MapLine, k: int) -> str | None:
@@ -261,10 +258,6 @@ def _bounds(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
     ends = [crossing(sizes, lows), crossing(sizes, highs)]
     words = [f"over {sizes[-1]}" if end is None else f"{end:.2g}" for end in ends]
     return f" (95 % intervals: {words[0]} to {words[1]})" if words[0] != words[1] else ""
-
-
-def _mean_log(rows: Sequence[MapRow]) -> float:
-    return sum(math.log(row.speedup or 1.0) for row in rows) / len(rows)
 
 
 def _without_repetitions(schedule: dict[int, int]) -> dict[int, int]:

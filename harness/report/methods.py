@@ -43,7 +43,11 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
         Column("c", number(3), "draft").at(_costs),
         Column("v", number(), "verify").at(_costs),
         Column("memory", of=_memory),
-        Column("held back most", text=True, of=_held_back),
+        Column(
+            "held back most",
+            text=True,
+            of=lambda pair: held_back(pair.regular, pair.row, brief=True),
+        ),
     )
     batches = f", batches of {row.batch_size}" if one_of_several else ""
     return Table.of(
@@ -63,10 +67,6 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
 
 def _costs(pair: MeasuredPair) -> Costs | None:
     return None if gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
-
-
-def _held_back(pair: MeasuredPair) -> str | None:
-    return held_back(pair.regular, pair.row, brief=True)
 
 
 def _memory(pair: MeasuredPair) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def failures_table(failures: Sequence[Run]) -> Table:
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran: a column for each set of devices and versions."""
-    environments = [_environment(alike) for alike in grouped(runs, _where_it_ran).values()]
+    where = attrgetter(*_ENVIRONMENT)
+    alike = grouped(runs, lambda run: where(run.last)).values()
+    environments = [_environment(runs_there) for runs_there in alike]
     columns = [Column("", text=True, of=str)]
     for number, environment in enumerate(environments, 1):
         heading = str(number) if len(environments) > 1 else ""
@@ -56,10 +59,6 @@ def files_table(files: Mapping[Path, int]) -> Table:
 
 def _pair(run: Run) -> str | None:
     return name_of(run.last).label() if run.last.model else None
-
-
-def _where_it_ran(run: Run) -> tuple[object, ...]:
-    return tuple(getattr(run.last, name) for name in _ENVIRONMENT)
 
 
 def _environment(runs: Sequence[Run]) -> dict[str, str]:

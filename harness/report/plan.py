@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from harness.config.amounts import amount
@@ -51,14 +52,10 @@ def _settings(row: PlanRow) -> str:
 
 
 class _NamedPlan(NamedTuple):
-    """A plan, and the settings in which it differs from other plans of its pair.
-
-    Its least times are those at the lowest bandwidth that the plan knows.
-    """
+    """A plan, and the settings in which it differs from other plans of its pair."""
 
     row: PlanRow
     settings: str
-    times: _LeastTimes
 
 
 def _plans(rows: Sequence[PlanRow]) -> Document:
@@ -70,8 +67,8 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         Column("settings", of="settings", text=True, optional=True),
         Column("needs\nGB", _gigabytes, "row.needed_bytes"),
         Column("free\nGB", of=_free).at("row"),
-        Column("ms/token\nat least", _ms, "times.alone"),
-        Column("with\ndraft", _ms, "times.with_draft"),
+        Column("ms/token\nat least", _ms, _least_ms).at("row"),
+        Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
         Column("speed-up\nat most", times, "row.highest_speedup"),
         Column("fits", of=_fits, text=True).at("row"),
     )
@@ -94,7 +91,7 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
     for plans in grouped(rows, pair_name).values():
         for row, name in zip(plans, told_apart(plans), strict=True):
             settings[id(row)] = "\n".join(name.settings)
-    return [_NamedPlan(row, settings[id(row)], _least_times(row, _slowest(row))) for row in rows]
+    return [_NamedPlan(row, settings[id(row)]) for row in rows]
 
 
 def _is_split(row: PlanRow) -> bool:
@@ -116,17 +113,6 @@ def _fits(row: PlanRow) -> str:
     return f"no; {in_short}" if in_short else "no"
 
 
-class _ModelSizes(NamedTuple):
-    """The columns of the table of models."""
-
-    name: str
-    num_parameters: int | None
-    held_in: str | None
-    weights: int | None
-    cache: str
-    rule_of_thumb: int | None
-
-
 def _models(row: PlanRow) -> Table:
     """Sizes of each model, next to llama-ssp's rule of thumb."""
     columns = (
@@ -137,29 +123,25 @@ def _models(row: PlanRow) -> Table:
         Column("KV cache"),
         Column("llama-ssp's\nrule", amount),
     )
-    rows = []
-    # Columns of the draft begin with `draft_`.
-    for prefix, name in (("", row.model), ("draft_", row.draft)):
-        sizes = _sizes(row, prefix, name or "")
-        # A method without weights has no figures.
-        if name and sizes.num_parameters is not None:
-            rows.append(TableRow(sizes))
+    rows = [_sizes(row, "", row.model, row.model_bytes)]
+    # A method without weights has no figures.
+    if row.draft_num_parameters is not None:
+        rows.append(_sizes(row, "draft_", row.draft, row.draft_bytes))
     return Table("models", "", columns, tuple(rows), look="plain")
 
 
-def _sizes(row: PlanRow, prefix: str, name: str) -> _ModelSizes:
+def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> TableRow:
+    """Cells about a model, from the columns that begin with `prefix`."""
+
     def value(column: str) -> Any:
         return getattr(row, f"{prefix}{column}")
 
     quantization = value("quantization")
+    held_in = value("dtype") if quantization == "none" else quantization
     cache = value("cache_bytes")
-    return _ModelSizes(
-        name,
-        value("num_parameters"),
-        held_in=value("dtype") if quantization == "none" else quantization,
-        weights=row.draft_bytes if prefix else row.model_bytes,
-        cache="unknown" if cache is None else amount(cache),
-        rule_of_thumb=value("rule_of_thumb_bytes"),
+    cached = "unknown" if cache is None else amount(cache)
+    return TableRow(
+        (name, value("num_parameters"), held_in, weights, cached, value("rule_of_thumb_bytes"))
     )
 
 
@@ -307,8 +289,8 @@ def _times_by_bandwidth(row: PlanRow, read_bytes: int) -> Line | Table:
     columns = (
         Column("ms/token, at least", of=str, text=True),
         Column("GB/s", of=lambda name: f"{rates[name]:g}"),
-        Column("alone", _ms, lambda name: _least_times(row, name).alone),
-        Column(with_draft, _ms, lambda name: _least_times(row, name).with_draft, optional=True),
+        Column("alone", _ms, lambda name: _least_ms(row, name)),
+        Column(with_draft, _ms, lambda name: _least_ms_with_draft(row, name), optional=True),
     )
     return Table.of("limits", "", rates, columns, look="plain")
 
@@ -319,21 +301,14 @@ def _slowest(row: PlanRow) -> str | None:
     return min(rates, key=lambda name: rates[name], default=None)
 
 
-class _LeastTimes(NamedTuple):
-    """Milliseconds per token of the model alone and with its draft; None where not known."""
+def _least_ms(row: PlanRow, bandwidth: str = "", *, draft: bool = False) -> float | None:
+    """Milliseconds per token, by default at the lowest bandwidth that the plan knows; None where not known."""
+    rate = (row.bandwidths or {}).get(bandwidth or _slowest(row) or "")
+    num_bytes = row.speculative_read_bytes if draft else row.read_bytes
+    return num_bytes / rate / 1e6 if rate and num_bytes else None
 
-    alone: float | None
-    with_draft: float | None
 
-
-def _least_times(row: PlanRow, bandwidth: str | None) -> _LeastTimes:
-    """The times at one of the plan's bandwidths, by name."""
-    rate = (row.bandwidths or {}).get(bandwidth or "")
-
-    def milliseconds(num_bytes: float | None) -> float | None:
-        return num_bytes / rate / 1e6 if rate and num_bytes else None
-
-    return _LeastTimes(milliseconds(row.read_bytes), milliseconds(row.speculative_read_bytes))
+_least_ms_with_draft = partial(_least_ms, draft=True)
 
 
 def _device(name: str) -> str:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from harness.menu.command import Command
 from harness.report.accuracy import merged_rows
+from harness.report.costs import lengths_by_k
 from harness.report.drawing import (
     AUTO,
     MEASURED,
@@ -300,15 +301,9 @@ def _lengths(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """Tokens per iteration, had at most 1, 2, ... tokens been proposed, with intervals."""
     curves: dict[str, list[Point]] = {}
     for pair in pairs:
-        row = pair.row
-        lengths = row.acceptance_length_by_num_draft_tokens or []
-        if not pair.best or len(lengths) < 2 or len(curves) == MOST_CURVES:
-            continue
-        unknown: list[float | None] = [None] * len(lengths)
-        lows = row.acceptance_length_by_num_draft_tokens_low or unknown
-        highs = row.acceptance_length_by_num_draft_tokens_high or unknown
-        ends = zip(lengths, lows, highs, strict=False)
-        curves[pair.name.label()] = [Point(*end, k) for k, end in enumerate(ends, 1)]
+        lengths = lengths_by_k(pair.row)
+        if pair.best and len(lengths) > 1 and len(curves) < MOST_CURVES:
+            curves[pair.name.label()] = [Point(*one, k) for k, one in enumerate(lengths, 1)]
     if not curves:
         return []
     label = "K, draft tokens per iteration"

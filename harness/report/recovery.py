@@ -12,6 +12,7 @@ from harness.report.table import Column, Document, Line, Style, Table, percent, 
 from harness.report.words import (
     common_settings,
     labels,
+    lossy_rule,
     pair_name,
     settings_line,
     synthetic_in_words,
@@ -131,7 +132,7 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
     if any(row.verdict == "lossy" for row in rows):
         return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
     if row.lossy:
-        cause = "rule typical" if row.rule == "typical" else f"lenience {row.lenience:g}"
+        cause = lossy_rule(row)
         if row.synthetic_acceptance is not None:
             cause = f"acceptance by a coin ({synthetic_in_words(row)})"
         reason = f"{cause} is lossy by definition, although these checks do not show it"

@@ -93,8 +93,8 @@ def document(
     """The table of all comparisons, and what to know about them."""
     columns = [
         Column("measurement", of=lambda one: pair_name(one.after), text=True, once=True),
-        Column("K", of=lambda one: one.after.num_draft_tokens, optional=True),
-        Column("figure", of=lambda one: one.figure.name, text=True),
+        Column("K", of="after.num_draft_tokens", optional=True),
+        Column("figure", of="figure.name", text=True),
         Column("before", "{:.4g}".format, lambda one: one.means and one.means[0]),
         Column("after", "{:.4g}".format, lambda one: one.means and one.means[1]),
         Column("change", of="change"),

@@ -340,10 +340,15 @@ def ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
     }
 
 
-def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
+def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
+    """The same of the regular and of the speculative arm, where both are known."""
     regular = ms_per_token(prompts, "regular")
     speculative = ms_per_token(prompts, "speculative")
-    return {unit: regular[unit] / ms for unit, ms in speculative.items() if unit in regular}
+    return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
+
+
+def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
+    return {unit: regular / ms for unit, (regular, ms) in ms_of_both_arms(prompts).items()}
 
 
 def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.report.latency import interval_at_once
 from harness.report.pairs import MeasuredPair, num_compared
-from harness.report.regression import ms_per_token
+from harness.report.regression import ms_of_both_arms
 from harness.report.table import Line
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
@@ -93,19 +93,12 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
     digests = {pair.row.prompts_digest for pair in pairs}
     if len(pairs) < 2 or len(digests) > 1:
         return None
-    times = [_times(pair) for pair in pairs]
+    times = [ms_of_both_arms(pair.run.prompts) for pair in pairs]
     units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
     if len(units) < FEWEST_FOR_INTERVAL:
         return None
     both = np.array([[of_pair[unit] for unit in units] for of_pair in times])
     return both[..., 0], both[..., 1]
-
-
-def _times(pair: MeasuredPair) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Milliseconds per token of both arms, by the prompts of a unit."""
-    regular = ms_per_token(pair.run.prompts, "regular")
-    speculative = ms_per_token(pair.run.prompts, "speculative")
-    return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
 
 
 def _in_words(pairs: Sequence[MeasuredPair], one: Ranked) -> str:

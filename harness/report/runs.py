@@ -253,11 +253,6 @@ class _Reader:
         self._prompts |= grouped(prompts, attrgetter("run"))
 
 
-def _completeness(run: Run) -> tuple[int, bool]:
-    """Order copies of a run: a torn file has fewer rows, and a cumulative one knows the directory."""
-    return len(run.rows), run.directory is not None
-
-
 def prompts_of(run: Run) -> list[LatencyPromptRow]:
     """The rows of its prompts in the directory of a run of `latency`; [] where they cannot be found."""
     file = (run.directory or Path()) / "latency_prompts.csv"
@@ -311,7 +306,9 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def _each_once(runs: Sequence[Run]) -> list[Run]:
     """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    by_id = {run.id: run for run in sorted(runs, key=_completeness)}
+    # A torn file has fewer rows, and a cumulative one knows the directory.
+    by_completeness = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
+    by_id = {run.id: run for run in by_completeness}
     return sorted(by_id.values(), key=attrgetter("id"))
 
 

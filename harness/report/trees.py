@@ -10,7 +10,7 @@ from harness.report.costs import costs_in_steps, tokens_per_iteration
 from harness.report.latency import BOUNDS, SPEEDUP
 from harness.report.methods import CONDITIONS
 from harness.report.pairs import MeasuredPair
-from harness.report.regression import ms_per_token
+from harness.report.regression import Unit, Values, ms_of_both_arms
 from harness.report.table import Column, Table, grouped, interval, number, times
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -18,9 +18,6 @@ from harness.results.statistics.ratios import ratio_of_totals
 _NUM_RESAMPLES = 4000
 # Chance that any of a table's intervals misses.
 _ERROR = 0.05
-
-# By prompts of a unit: what a token of each took.
-_Units = dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
@@ -125,9 +122,9 @@ def _bounds(found: Interval | None) -> str | None:
     return None if found is None else interval(found.low, found.high)
 
 
-def _iterations(pair: MeasuredPair) -> _Units:
+def _iterations(pair: MeasuredPair) -> Values:
     """Iterations per token of each prompt."""
-    found: _Units = {}
+    found: dict[Unit, float] = {}
     for row in pair.run.prompts:
         if row.arm == "speculative" and row.acceptance_histogram and row.num_tokens:
             assert row.prompt_index is not None
@@ -135,15 +132,14 @@ def _iterations(pair: MeasuredPair) -> _Units:
     return found
 
 
-def _shares_of_regular(pair: MeasuredPair) -> _Units:
+def _shares_of_regular(pair: MeasuredPair) -> Values:
     """Time per token in shares of the regular arm's."""
-    regular = ms_per_token(pair.run.prompts, "regular")
-    speculative = ms_per_token(pair.run.prompts, "speculative")
-    return {unit: ms / regular[unit] for unit, ms in speculative.items() if unit in regular}
+    times = ms_of_both_arms(pair.run.prompts)
+    return {unit: ms / regular for unit, (regular, ms) in times.items()}
 
 
-def _over(chain: _Units, tree: _Units, confidence: float) -> Interval | None:
-    """How much less the tree takes; None without common units."""
+def _over(chain: Values, tree: Values, confidence: float) -> Interval | None:
+    """How much less a token of the tree takes; None without common units."""
     common = sorted(set(chain) & set(tree))
     if not common:
         return None

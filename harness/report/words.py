@@ -77,15 +77,17 @@ def arm_name(row: Any) -> str:
     return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
 
 
+def lossy_rule(row: Any) -> str | None:
+    """`rule typical` or `lenience 0.8`; None for a lossless rule."""
+    if row.rule == "typical":
+        return "rule typical"
+    return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
+
+
 def lossy_warning(row: Any) -> str | None:
     """A warning about a lossy rule; None for a lossless one."""
-    if row.rule == "typical":
-        cause = "rule typical"
-    elif row.lenience is not None and row.lenience < 1:
-        cause = f"lenience {row.lenience:g}"
-    else:
-        return None
-    return f"{cause}: the speculative output no longer follows the target (lossy)."
+    rule = lossy_rule(row)
+    return rule and f"{rule}: the speculative output no longer follows the target (lossy)."
 
 
 def smaller_batch(row: Any) -> str | None:

@@ -96,17 +96,17 @@ def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
             file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def replace_rows(path: str | Path, rows: Sequence[RunRow], key: str) -> list[RunRow]:
-    """Replace those rows of a shared CSV file that have the same `key`, and return all that it then has.
+def replace_rows(path: str | Path, rows: Sequence[RunRow]) -> list[RunRow]:
+    """Replace those rows of a shared CSV file that are of the same jobs, and return all that it then has.
 
     Raises:
         RunError: when writing fails; what the file held is then unharmed.
     """
-    new = {getattr(row, key) for row in rows}
+    new = {row.job for row in rows}
     with _locked(Path(path)) as target:
         kind = type(rows[0])
         old = read_file(target, [*KINDS, kind]).rows if target.exists() else []
-        kept = [row for row in old if isinstance(row, kind) and getattr(row, key) not in new]
+        kept = [row for row in old if isinstance(row, kind) and row.job not in new]
         written = [*kept, *rows]
         _replace(target, _csv(written))
         return written
@@ -386,12 +386,9 @@ def _csv(rows: Sequence[Row], header: Sequence[str] = ()) -> bytes:
         table.insert(0, names)
     # Python's csv before 3.13 leaves a lone carriage return unquoted, and readers take it for the end of a row.
     has_return = any("\r" in str(cell) for cells in table for cell in cells)
+    quoting: Any = csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
     text = io.StringIO()
-    if has_return:
-        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    else:
-        writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(table)
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(table)
     # A path from the command line may hold bytes that are not text; a row must not be lost over one.
     return text.getvalue().encode("utf-8", errors="backslashreplace")
 

@@ -49,7 +49,7 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
     Returns:
         [] where fewer than two runs succeeded.
     """
-    succeeded = [rows for rows in runs if _succeeded(rows)]
+    succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
     if len(succeeded) < 2:
         return []
     common = {
@@ -68,10 +68,6 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
     if len(pooled) > 1:
         pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
-
-
-def _succeeded(rows: Sequence[LatencyRow]) -> bool:
-    return bool(rows) and all(row.status == "ok" for row in rows)
 
 
 def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:

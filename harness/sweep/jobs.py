@@ -194,7 +194,7 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
     assert job.sweep is not None
     file = job.sweep / job.file.name
     numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
-    rows_of_sweep = replace_rows(file, numbered, "job")
+    rows_of_sweep = replace_rows(file, numbered)
     manifest = Manifest.read(job.sweep)
     num_done = len({row.job for row in rows_of_sweep})
     time_text = "measured before" if seconds is None else _duration(seconds)

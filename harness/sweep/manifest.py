@@ -80,7 +80,7 @@ class SweepCallback(Callback):
             started=time.time(),
             varying=[sweep.key_or_group for sweep in sweeps],
             methods=_drafting_methods(sweeps),
-            engines=_engines(sweeps),
+            engines=sorted(set(_choices(sweeps, "engine"))),
         )
         kind = COMMANDS[config.command].row
         try:
@@ -114,21 +114,13 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
 def _drafting_methods(sweeps: list[Override]) -> list[str]:
     from harness.menu.names import method_name
 
-    methods = set()
-    for sweep in sweeps:
-        if sweep.key_or_group in ("draft", "pair"):
-            for choice in sweep.sweep_iterator():
-                draft = str(choice)
-                if sweep.key_or_group == "pair":
-                    draft = draft.partition("+")[2]
-                methods.add(method_name(draft))
-    return sorted(methods)
+    of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
+    return sorted({method_name(draft) for draft in (*_choices(sweeps, "draft"), *of_pairs)})
 
 
-def _engines(sweeps: list[Override]) -> list[str]:
-    """Return the engines that the jobs name."""
-    engines = set()
+def _choices(sweeps: list[Override], group: str) -> list[str]:
+    """The values of a group in the jobs."""
     for sweep in sweeps:
-        if sweep.key_or_group == "engine":
-            engines |= {str(choice) for choice in sweep.sweep_iterator()}
-    return sorted(engines)
+        if sweep.key_or_group == group:
+            return list(map(str, sweep.sweep_iterator()))
+    return []

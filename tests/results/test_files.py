@@ -582,11 +582,11 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
 
 def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)], "job")
+    replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)])
     two = [LatencyRow(job="1", model="NA"), LatencyRow(job="1", model="x", num_tokens=2)]
-    assert len(replace_rows(path, two, "job")) == 3
+    assert len(replace_rows(path, two)) == 3
     new = LatencyRow(job="0", model="new", num_tokens=3, ignore_eos=True)
-    assert replace_rows(path, [new], "job") == [*two, new]
+    assert replace_rows(path, [new]) == [*two, new]
     assert read_rows(path, LatencyRow) == [*two, new]
 
 

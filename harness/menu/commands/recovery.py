@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Planted faults that trees can have.
 _OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
 
-_EXIT_CODES = {"lossy": 1, "undecided": 3}
+EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class Recovery(Command):
 
     def exit_code(self, rows: Sequence[Any]) -> int:
         """See `Command.exit_code`."""
-        return _EXIT_CODES.get(self.line(rows), 0)
+        return EXIT_CODES.get(self.line(rows), 0)
 
     def tables(self, runs: Sequence[Any]) -> Document:
         """See `Command.tables`."""

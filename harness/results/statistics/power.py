@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 
 from scipy import stats
@@ -63,17 +64,9 @@ def units_needed(estimate: RatioEstimate, difference: float) -> int | None:
     def shows(num_units: int) -> bool:
         return visible_difference(estimate.with_units(num_units)) <= difference
 
-    if not shows(_MOST_UNITS):
-        return None
-    too_few = FEWEST_FOR_INTERVAL - 1
-    enough = _MOST_UNITS
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if shows(middle):
-            enough = middle
-        else:
-            too_few = middle
-    return enough
+    numbers = range(FEWEST_FOR_INTERVAL, _MOST_UNITS + 1)
+    place = bisect.bisect_left(numbers, True, key=shows)
+    return numbers[place] if place < len(numbers) else None
 
 
 def reach_columns(estimate: RatioEstimate) -> dict[str, float | None]:
