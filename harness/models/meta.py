@@ -120,7 +120,10 @@ def _caches(model: PreTrainedModel) -> list[LayerCache]:
 
     Equal models are looked at once.
     """
-    identity = type(model), model.dtype, model.config.to_json_string(use_diff=False)
+    described = model.config.to_dict()
+    # A copy in another directory is equal.
+    described.pop("_name_or_path", None)
+    identity = type(model), model.dtype, repr(described)
     if identity not in _known_caches:
         _known_caches[identity] = _caches_after_a_pass(model)
     return _known_caches[identity]

@@ -12,7 +12,7 @@ from harness.results.schema import LatencyRow
 from in_process import Harness, only
 from wording import mentions
 
-QUICK = ["num_prompts=12", "decoding.max_new_tokens=32", "num_resamples=1000"]
+QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20", "num_resamples=1000"]
 LENGTHS = "acceptance_length_by_num_draft_tokens"
 
 

@@ -76,9 +76,9 @@ def test_as_many_draws_as_a_verdict_needs(
 
 
 @pytest.mark.slow
-def test_one_possible_outcome_tests_nothing(harness: Harness) -> None:
+def test_one_possible_outcome_tests_nothing(harness: Harness, pair: list[str]) -> None:
     only = ["decoding.top_k=1", "num_draws=1000", "batch_size=500"]
-    outcome = harness("recovery", *SMALL, *only, code=3)
+    outcome = harness("recovery", *pair, *SMALL, *only, code=3)
     told = " ".join(outcome.stdout.split())
     assert "Cannot tell: greedy output of both arms is identical" in told
     assert "nothing was tested by" in told

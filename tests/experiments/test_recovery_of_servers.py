@@ -42,7 +42,7 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair) -> None:
-    harness("recovery", *QUICK, "num_draws=1600", *started(stack, pair))
+    harness("recovery", *QUICK, "num_draws=1400", *started(stack, pair))
     rows = results("recovery")
     assert set(rows["check"]) == {"greedy", "sampled"}
     assert "lossy" not in set(rows["verdict"])
@@ -51,8 +51,9 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 @pytest.mark.parametrize(
     ("changes", "draws"),
     [
-        ({"temperature_factor": 2.0}, ["num_prompts=3", "num_draws=4000"]),
-        ({"fault": "bonus_from_wrong_position"}, ["num_draws=1600"]),
+        ({"temperature_factor": 3.0}, ["num_draws=1000"]),
+        # Greedy texts give it away.
+        ({"fault": "bonus_from_wrong_position"}, ["num_draws=1000"]),
     ],
 )
 def test_a_fault_of_the_server_is_caught(
@@ -67,8 +68,8 @@ def test_a_fault_of_the_server_is_caught(
 def test_without_token_ids_the_arms_are_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
-    servers = started(stack, pair, dialect="sglang", temperature_factor=1.6)
-    outcome = harness("recovery", *QUICK, "num_prompts=3", "num_draws=1000", *servers, code=1)
+    servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
+    outcome = harness("recovery", *QUICK, "num_draws=1000", *servers, code=1)
     assert "answers are compared with each other" in outcome.stderr
 
 

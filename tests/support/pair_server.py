@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,7 +44,7 @@ class PairServer(EchoServer):
     spoil: Callable[[Tokens], Tokens] = lambda tokens: tokens
     _waiting: list[tuple[dict[str, Any], asyncio.Future[list[int]]]] = field(default_factory=list)
     _busy: bool = False
-    _indices: Any = field(default_factory=itertools.count)
+    _num_asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -83,14 +84,20 @@ class PairServer(EchoServer):
         decoding = DecodingSettings(
             temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens
         )
-        indices = [next(self._indices) for _ in bodies]
-        question = Question([body["prompt"] for body in bodies], decoding, 0, indices)
+        prompts = [body["prompt"] for body in bodies]
+        indices = [self._index(tuple(prompt)) for prompt in prompts]
+        question = Question(prompts, decoding, 0, indices)
         lap = Generation("any")
         for record in self.arm.stream(question):
             lap.iterations.append(record)
             lap.decided.append(0.0)
         lap.finish()
         return self.spoil(lap.tokens)
+
+    def _index(self, prompt: tuple[int, ...]) -> int:
+        """The place of an answer's random numbers: those of all answers to a prompt are the same in any order."""
+        self._num_asked[prompt] += 1
+        return zlib.crc32(bytes(str(prompt), "ascii")) + self._num_asked[prompt]
 
 
 def _settings(body: dict[str, Any]) -> tuple[float, int]:
