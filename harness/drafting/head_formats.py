@@ -40,6 +40,7 @@ _BOUNDS = {
     "conv_group_size": (1, 1 << 20),
     "selector_rank": (1, 1 << 20),
     "selector_top_k": (1, 1 << 24),
+    "swa_window_size": (1, 1 << 24),
     "vocab_size": (1, 1 << 24),
     "draft_vocab_size": (1, 1 << 24),
 }
@@ -55,6 +56,8 @@ _FLAGS = (
     "causal_head",
     "causal",
     "is_causal",
+    "use_swa",
+    "attention_sink_bias",
 )
 _LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 _NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")

@@ -130,6 +130,7 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
     ),
 }  # fmt: skip
+WINDOWS = {"layer_types": ["sliding_attention"] * QWEN3["num_hidden_layers"]}
 # Where the tensors are, if not in model.safetensors.
 FILES = {"SafeAILab": "pytorch_model.bin", "Medusa": "medusa_lm_head.pt"}
 
@@ -243,6 +244,16 @@ def test_a_head_of_z_lab_is_causal_in_windows_unless_it_says_otherwise(
     head = read_head(settings(tmp_path), target(), weights=False)
     assert head is not None
     assert (head.config.causal, head.config.causal_windows) == (causal, causal_windows)
+
+
+def test_the_window_of_a_head_of_mimo_is_read(tmp_path: Path) -> None:
+    """transformers forgets that of Qwen3, and the head's own settings say it again."""
+    raw = FORMATS["z-lab dflash"][0] | WINDOWS
+    raw |= {"dflash_config": raw["dflash_config"] | {"use_swa": True, "swa_window_size": 12}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    assert head.config.transformer.sliding_window == 12
 
 
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
@@ -416,6 +427,21 @@ def test_other_tensors_are_one_line(
             "names no mask_token_id in the vocabulary (None)",
         ),
         ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
+        (
+            "DeepSpec dflash",
+            WINDOWS,
+            "has sliding windows, which heads of DeepSpec's format do not",
+        ),
+        (
+            "z-lab dflash",
+            {"attention_sink_bias": True},
+            "has attention sinks (attention_sink_bias)",
+        ),
+        (
+            "z-lab dflash",
+            {"dflash_config": {"target_layer_ids": [1], "mask_token_id": 319, "use_swa": True}},
+            "has use_swa=true, and no sliding_attention among its layer_types",
+        ),
         (
             "speculators dflash2",
             {"draft_vocab_size": REDUCED},

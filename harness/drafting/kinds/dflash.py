@@ -339,6 +339,7 @@ class DFlash(HeadKind):
         raw = stored.raw
         complete = "target_layer_ids" in raw
         layered = stored.layered(shapes, ["embed_tokens", "lm_head"] if complete else [])
+        _settle_windows(stored, layered["transformer"])
         nested = raw.get("dflash_config") or {}
         size = raw.get("block_size") or nested.get("block_size")
         if not isinstance(size, int) or size < 2:
@@ -399,6 +400,28 @@ class DFlash(HeadKind):
             "aux_hidden_state_layer_ids": layers_read,
         }
         return raw, {}
+
+
+def _settle_windows(stored: StoredHead, transformer: Any) -> None:
+    """Read the windows of attention that transformers does not know; raise a SettingError for what
+    is not drafted here.
+
+    z-lab's format may name the window beside the layers (`swa_window_size`, MiMo's heads), because
+    transformers forgets Qwen3's own. DeepSpec trains all layers of its heads without windows.
+    """
+    raw = stored.raw
+    nested = raw.get("dflash_config") or {}
+    if raw.get("attention_sink_bias") or nested.get("attention_sink_bias"):
+        raise stored.refused("has attention sinks (attention_sink_bias), which are not supported")
+    layer_types = getattr(transformer, "layer_types", None) or []
+    has_windows = any(kind.startswith("sliding") for kind in layer_types)
+    if nested.get("use_swa") and not has_windows:
+        raise stored.refused("has use_swa=true, and no sliding_attention among its layer_types")
+    is_of_deepspec = "target_layer_ids" in raw and not nested
+    if has_windows and is_of_deepspec:
+        raise stored.refused("has sliding windows, which heads of DeepSpec's format do not have")
+    if has_windows and transformer.sliding_window is None:
+        transformer.sliding_window = nested.get("swa_window_size")
 
 
 def _first_known(settings: Mapping[str, Any], *keys: str) -> Any:
