@@ -35,9 +35,10 @@ _BURST = 1.2
 
 
 def caveats(rows: Iterable[LatencyRow]) -> list[str]:
-    """Warnings about the settings of these rows, each sentence once."""
+    """Warnings about the settings of these rows and their servers, each sentence once."""
+    rows = list(rows)
     sentences = [sentence for row in rows for sentence in _about_settings(row)]
-    return list(dict.fromkeys(sentences))
+    return list(dict.fromkeys([*sentences, *_about_bursts(rows)]))
 
 
 def run_caveats(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> list[str]:
@@ -77,11 +78,6 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
             f"runner {row.runner}: the draft has a faster runner than the target, which flatters"
             " the speed-up."
         )
-    if (row.tokens_per_arrival or 0) >= _BURST and row.arm != "regular":
-        yield (
-            f"Tokens arrive in bursts, {row.tokens_per_arrival:.1f} at once on average: ITL is the"
-            " time between bursts, TPOT that of a token."
-        )
     if too_long := too_long_warning(row):
         yield too_long
     if again := _asked_again(row):
@@ -90,6 +86,17 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield (
             "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
             " by num_warmup, finds its own answer."
+        )
+
+
+def _about_bursts(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    speculative = [row.tokens_per_arrival or 0.0 for row in rows if row.arm != "regular"]
+    sizes = [f"{size:.1f}" for size in sorted(speculative) if size >= _BURST]
+    if sizes:
+        sizes_in_words = " to ".join(dict.fromkeys([sizes[0], sizes[-1]]))
+        yield (
+            f"Tokens arrive in bursts, {sizes_in_words} at once on average: ITL is the"
+            " time between bursts, TPOT that of a token."
         )
 
 

@@ -90,6 +90,13 @@ def test_bursts_and_goodput_are_told(harness: Harness) -> None:
         )
 
 
+def test_bursts_of_several_runs_are_one_line() -> None:
+    rows = [LatencyRow(arm="speculative", tokens_per_arrival=size) for size in (4.8, 1.7, 1.0)]
+    assert "bursts, 1.7 to 4.8 at once" in " ".join(caveats(rows))
+    assert "bursts, 4.8 at once" in " ".join(caveats(rows[:1]))
+    assert not caveats(rows[2:])
+
+
 def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:
     """It accepts half of four tokens, but for the last iteration of a text: 2.33 tokens each."""
     asked = "decoding.synthetic_acceptance=[0.9,0.5,0]"
