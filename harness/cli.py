@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.config import machine
-from harness.config.errors import HarnessError, SettingError, in_one_line, nearest
+from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
 from harness.menu.records import COMMANDS, commands, settings_of, with_settings
 from harness.report import terminal
 from harness.report.table import visible
@@ -305,6 +305,7 @@ def _setting_names(command: str) -> list[str]:
 
 def _started(hydra_main: Callable[[], None]) -> None:
     """Run Hydra, which makes the directory of the run or sweep."""
+    from harness.results.files import OF_THE_DISK
     from harness.sweep.manifest import Manifest, SweepCallback
 
     try:
@@ -318,6 +319,8 @@ def _started(hydra_main: Callable[[], None]) -> None:
         # A preset that is missing is one to Hydra, without a number.
         if error.errno in (None, errno.EPIPE):
             raise
+        if error.errno in OF_THE_DISK:
+            raise RunError(f"the run's directory cannot be made: {error.strerror}") from error
         reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
         value = [error.filename] if error.filename else []
         raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error

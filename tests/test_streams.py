@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +142,21 @@ def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("harness: hydra.run.dir (hydra.sweep.dir with -m)=")
     assert "results.file" in done.stderr
+
+
+def test_a_full_disk_before_the_run_is_a_failed_run(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        if "outputs" in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    complaint = harness("latency", code=1).complaint
+    assert complaint == "the run's directory cannot be made: No space left on device"
 
 
 def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +92,9 @@ def as_run_error(exception: BaseException) -> RunError | None:
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
         free = amount(psutil.virtual_memory().available)
         return RunError(f"out of main memory{size}, {free} free")
-    if isinstance(exception, OSError) and exception.errno == errno.ENOSPC:
-        full = exception.filename or first_line(exception)
+    full_disk = isinstance(exception, OSError) and exception.errno == errno.ENOSPC
+    if full_disk or os.strerror(errno.ENOSPC) in text:
+        full = getattr(exception, "filename", None) or first_line(exception)
         return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
     for pattern, meaning in _CUDA.items():
         if re.search(pattern, text):

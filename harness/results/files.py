@@ -35,7 +35,7 @@ _reads_only = False
 # A write holds the lock for milliseconds: a wait this long means a hung process.
 _LOCK_TIMEOUT_S = 60.0
 # Failures of the disk. Any other comes from the place, and a different setting fixes it.
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Contents(NamedTuple):
@@ -260,7 +260,7 @@ def _locked(path: Path, setting: str | None = None) -> Iterator[Path]:
         raise RunError(message) from None
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
-        if setting and error.errno not in _OF_THE_DISK:
+        if setting and error.errno not in OF_THE_DISK:
             raise SettingError(setting, reason, path) from error
         raise RunError(f"{path} {reason}") from error
 

@@ -207,11 +207,25 @@ def cast(module: nn.Module, *dtypes: torch.dtype) -> None:
 
 
 def save_whole(state: object, path: Path) -> None:
-    """`torch.save` that a kill cannot leave half done."""
+    """`torch.save` that neither a kill nor a full disk can leave half done.
+
+    Raises:
+        OSError: when the file cannot be written; an old one is then unharmed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+        os.replace(partial, path)
+    except RuntimeError as error:
+        # torch tells where its writer stopped, but not why.
+        cause = error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _padded(texts: Sequence[TrainingText], device: torch.device) -> tuple[Tensor, Tensor]:

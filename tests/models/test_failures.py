@@ -67,6 +67,8 @@ def test_other_known_failures() -> None:
     assert "the disk is full: /a/b" in said(
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/b")
     )
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert f"the disk is full: {text}" in said(RuntimeError(text))
     error = RunError("as it is")
     assert as_run_error(error) is error
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
 from architectures import VOCABULARY, random_model
-from harness.training.loop import Course, TrainingText, train
+from harness.training.loop import Course, TrainingText, save_whole, train
 
 GENERATOR = torch.Generator().manual_seed(2)
 TEXTS = [
@@ -81,3 +83,20 @@ def test_training_that_was_cut_short_goes_on_as_it_would_have(
     assert repeated == losses
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_state_that_the_disk_does_not_hold_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state.pt"
+    save_whole({"weights": torch.zeros(10)}, state)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save_whole({"weights": torch.zeros(100_000)}, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
+    assert len(torch.load(state)["weights"]) == 10
+    assert list(tmp_path.iterdir()) == [state]
