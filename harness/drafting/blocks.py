@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.protocols import Drafter, TreeDrafter
 from harness.decoding.warp import AnyWarp
-from harness.drafting.lesson import Lesson
+from harness.drafting.training_batch import TrainingBatch
 from harness.drafting.tree_growth import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
@@ -101,8 +101,8 @@ class Head(nn.Module):
     def initialise(self) -> None:
         """Set weights that training does not begin with at random; all others are set before."""
 
-    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """The loss of a lesson.
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """The loss of a batch.
 
         Args:
             embedding: of tokens, the head's own or the target's.

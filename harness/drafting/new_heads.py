@@ -1,8 +1,9 @@
-"""Heads that are not trained yet, and heads as files: what `distill` begins with and what it leaves."""
+"""Heads before and after their training by `distill`: new ones, and ones written to files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,29 @@ from harness.models.checkpoints import Checkpoint
 
 
 def new_head(settings: ModelSettings, target: Checkpoint, kind: HeadKind) -> HeadCheckpoint:
-    """A head for a target, without weights. Raises SettingError for a kind that is not trained from nothing."""
+    """Plan a head for a target, without weights.
+
+    Raises:
+        SettingError: for a kind of head that cannot be trained from scratch.
+    """
     if not kind.trains:
         raise SettingError("draft", "is a kind of head that distill does not train", settings.name)
-    text = target.config.get_text_config(decoder=True)
+    text_config = target.config.get_text_config(decoder=True)
     is_local = Path(target.settings.repository).is_dir()
+    # The format of speculators calls the target a verifier.
     verifier = target.settings.name if is_local else target.settings.repository
-    raw, shapes = kind.new(text, verifier)
+    # The contents of a config.json, and the shapes of the tensors that a stored head would have.
+    raw, shapes = kind.new(text_config, verifier)
     config = kind.config(StoredHead(settings, target, raw), shapes)
     return HeadCheckpoint(kind, settings, config, raw=raw)
 
 
 def initialise(head: Head, target: PreTrainedModel) -> None:
-    """Set the weights to train from: an output matrix is the target's own."""
+    """Set the weights that training begins with.
+
+    Every matrix of the shape of the target's output matrix begins as a copy of it, an embedding
+    included.
+    """
     output: Any = target.get_output_embeddings()
     for name, parameter in head.named_parameters():
         if parameter.shape == output.weight.shape:
@@ -48,20 +59,27 @@ def initialise(head: Head, target: PreTrainedModel) -> None:
 
 
 def save_head(checkpoint: HeadCheckpoint, head: Head, directory: Path, dtype: torch.dtype) -> None:
-    """Write configuration and weights in the format that they were in, which `draft=` takes."""
+    """Write configuration and weights in the format they came in, which `draft=` reads."""
     raw = checkpoint.raw
     state: dict[str, Tensor] = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in head.state_dict().items()
     }
     if head.d2t is not None:
+        # d2t[draft id] is the offset from the draft's id to the target's; t2d says which of the
+        # target's tokens the draft has.
+        offsets = state["d2t"]
         known = torch.zeros(head.config.vocabulary_size, dtype=torch.bool)
-        known[state["d2t"] + torch.arange(len(state["d2t"]))] = True
+        known[offsets + torch.arange(len(offsets))] = True
         state["t2d"] = known
-    if "eagle" in str(raw.get("architectures")).lower() and "speculators_model_type" not in raw:
-        state = {
-            name.replace("layers.0.", "midlayer."): tensor for name, tensor in state.items()
-        }  # SafeAILab's
+    if _is_safeailab(raw):
+        state = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in state.items()}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     save_file(state, directory / checkpoint.kind.saved_as, metadata={"format": "pt"})
+
+
+def _is_safeailab(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is in the format of SafeAILab, the authors of EAGLE."""
+    is_eagle = "eagle" in str(raw.get("architectures")).lower()
+    return is_eagle and "speculators_model_type" not in raw

@@ -24,16 +24,16 @@ from harness.models.failures import first_line
 # Defaults of lm-evaluation-harness: the seed of its examples, and the longest answer.
 _EXAMPLES_SEED = 1234
 _MAX_TOKENS = 256
-# Names that it takes for the longest answer.
+# Names under which a task may give the longest answer.
 _MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-# Its filters give this for a completion without an answer.
+# The answer that its filters find in a completion without one.
 _NO_ANSWER = "[invalid]"
-# Questions with which the metrics are tried.
-_NUM_TRIED = 4
+# How many questions the metrics are tried on.
+_NUM_TRIAL_QUESTIONS = 4
 
 
 class Score(NamedTuple):
-    """One metric of a completion that went through one filter."""
+    """The value of one metric, for the answer that one filter found in a completion."""
 
     filter: str
     metric: str
@@ -48,9 +48,14 @@ class Score(NamedTuple):
 class LmEvalTask(Task):
     """One task with its prompts.
 
+    An instance of lm-evaluation-harness is one question; its `args` are the prompt and the settings
+    of the generation.
+
     Attributes:
-        task: as the user names it, `lm_eval:gsm8k`.
-        max_tokens: that a completion may have.
+        task: the task as the user names it, `lm_eval:gsm8k`.
+        ends: texts that end a completion.
+        max_tokens: the most tokens that a completion may have.
+        metric_column: the metric and filter that decide, for the results.
 
     Raises SettingError for a task that cannot be asked.
     """
@@ -60,7 +65,7 @@ class LmEvalTask(Task):
         self._loaded = _load(task)
         _refuse_what_is_not_text(task, self._loaded)
         self._instances = _build_instances(task, self._loaded)
-        generation = _common_settings(task, self._instances)
+        generation = _generation_settings(task, self._instances)
         until = generation.get("until") or ()
         self.ends = (until,) if isinstance(until, str) else tuple(until)
         limits = [generation[name] for name in _MAX_TOKENS_NAMES if generation.get(name)]
@@ -70,7 +75,7 @@ class LmEvalTask(Task):
 
     @property
     def origin(self) -> str:
-        """See `Task`; it names the metric too."""
+        """A line about the questions and their metric."""
         version = importlib.metadata.version("lm_eval")
         return (
             f"task={self.task}: {len(self._instances)} questions by lm-evaluation-harness {version}, "
@@ -79,8 +84,8 @@ class LmEvalTask(Task):
 
     @property
     def digest(self) -> str:
-        """See `Task`: the settings name the task and do not tell what it asks."""
-        contexts = [instance.args[0] for instance in self._instances]
+        """A digest of the prompts too, because a task's name does not say which version it is."""
+        contexts = [_prompt(instance) for instance in self._instances]
         config = json.dumps(self._loaded.dump_config(), sort_keys=True, default=str)
         parts = [self.origin, config, *contexts]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
@@ -92,18 +97,25 @@ class LmEvalTask(Task):
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        """See `Task`."""
-        places = draw_rows(f"the task {self.task}", len(self._instances), seed, count)
+        """Draw `count` of the questions."""
+        source_rows = draw_rows(f"the task {self.task}", len(self._instances), seed, count)
         problems = []
-        for index, place in enumerate(places):
-            instance = self._instances[place]
-            expected = str(self._loaded.doc_to_target(instance.doc))
-            problem = Problem(seed, index, None, None, expected, instance.args[0], place)
+        for index, source_row in enumerate(source_rows):
+            instance = self._instances[source_row]
+            problem = Problem(
+                seed,
+                index,
+                a=None,
+                b=None,
+                expected=str(self._loaded.doc_to_target(instance.doc)),
+                prompt=_prompt(instance),
+                source_row=source_row,
+            )
             problems.append(problem)
         return problems
 
     def judge(self, text: str, problem: Problem) -> Judgement:
-        """See `Task`: the metric of lm-evaluation-harness decides."""
+        """Judge a completion by the metric of lm-evaluation-harness."""
         assert problem.source_row is not None
         completion = _cut(text, self.ends)
         for score in self._scores(self._instances[problem.source_row], completion):
@@ -115,11 +127,11 @@ class LmEvalTask(Task):
         raise RunError(f"{self.task}: a completion has no {self._metric}")
 
     def _scores(self, instance: Any, completion: str) -> list[Score]:
-        """All metrics of a completion, filter by filter."""
+        """Return all metrics of a completion, filter by filter."""
         answered = dataclasses.replace(instance, resps=[completion], filtered_resps={})
         scores = []
         try:
-            # Filters are applied to the instances that the task holds.
+            # Filters are applied to the task's own list of instances; `_instances` is a copy.
             self._loaded.instances[:] = [answered]
             self._loaded.apply_filters()
             for name, answer in answered.filtered_resps.items():
@@ -130,9 +142,12 @@ class LmEvalTask(Task):
         return scores
 
     def _find_metric(self) -> tuple[str, str]:
-        """The first filter and metric that score right, wrong and half right completions 0 or 1."""
+        """Return the first filter and metric whose values are only ever 0 or 1.
+
+        They are tried on right, wrong and half right completions.
+        """
         scores: list[Score] = []
-        for instance in self._instances[:_NUM_TRIED]:
+        for instance in self._instances[:_NUM_TRIAL_QUESTIONS]:
             target = str(self._loaded.doc_to_target(instance.doc))
             for completion in (target, "", f"{target} and more", f"It is {target}"):
                 scores += self._scores(instance, completion)
@@ -150,7 +165,7 @@ class LmEvalTask(Task):
 
 
 def _load(task: str) -> Any:
-    """The task as lm-evaluation-harness makes it, with its data."""
+    """Load the task as lm-evaluation-harness makes it, with its data."""
     name = task.removeprefix(LM_EVAL)
     try:
         from lm_eval.tasks import TaskManager
@@ -195,7 +210,7 @@ def _refuse_what_is_not_text(task: str, loaded: Any) -> None:
 
 
 def _build_instances(task: str, loaded: Any) -> list[Any]:
-    """All questions, with the examples that lm-evaluation-harness itself would show."""
+    """Build all questions, with the examples that lm-evaluation-harness itself would show."""
     loaded.set_fewshot_seed(_EXAMPLES_SEED)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -206,8 +221,12 @@ def _build_instances(task: str, loaded: Any) -> list[Any]:
     return list(loaded.instances)
 
 
-def _common_settings(task: str, instances: Sequence[Any]) -> Mapping[str, Any]:
-    """How completions end, which has to be the same for all questions."""
+def _prompt(instance: Any) -> str:
+    return str(instance.args[0])
+
+
+def _generation_settings(task: str, instances: Sequence[Any]) -> Mapping[str, Any]:
+    """Return the settings of the generation, which must be the same for all questions."""
     first: Mapping[str, Any] = instances[0].args[1]
     if any(instance.args[1] != first for instance in instances):
         raise SettingError("task", "must have the same generation_kwargs for all questions", task)
@@ -215,7 +234,7 @@ def _common_settings(task: str, instances: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _cut(text: str, ends: Sequence[str]) -> str:
-    """A text up to the first of these in it."""
+    """Cut a text before the first of the ends in it."""
     for end in ends:
         if end:
             text = text.partition(end)[0]

@@ -29,8 +29,8 @@ from harness.experiments.lossless import (
     together,
 )
 from harness.experiments.outcomes import Floats
-from harness.experiments.places import PlacesTest, moved_masses, num_cells_for, places
 from harness.experiments.progress import progress, say
+from harness.experiments.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
 from harness.experiments.samplings import Sampling, samplings
 from harness.experiments.session import Session, in_batches
 from harness.experiments.workload import FOLLOW_UP, Asked, Workload, most_drawn
@@ -160,7 +160,7 @@ class LoadTest:
         self.checks.append(greedy_columns(scores.divergences, scores.num_greedy))
         if self._taken:
             acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
-            self._add_places(scores, acceptance)
+            self._add_quantiles(scores, acceptance)
             # Some servers tell it without iterations.
             self.checks[-1]["acceptance_rate"] = acceptance_columns(answers)["acceptance_rate"]
 
@@ -181,13 +181,13 @@ class LoadTest:
     def _tokens_needed(self, least: int) -> int | None:
         return tokens_needed(self._test(), len(self._taken), self._mean_length, least)
 
-    def _test(self) -> PlacesTest:
+    def _test(self) -> QuantileTest:
         # First tokens and later ones of each setting, pairs, and all together.
         num_tests = 2 * len(self._taken) + 2
         level = self._settings.false_alarm_rate / num_tests
-        return PlacesTest(level, self._settings.shift)
+        return QuantileTest(level, self._settings.shift)
 
-    def _add_places(self, scores: _Scores, acceptance: Acceptance) -> None:
+    def _add_quantiles(self, scores: _Scores, acceptance: Acceptance) -> None:
         test = self._test()
         parts = []
         for sampling in self._taken:
@@ -197,7 +197,7 @@ class LoadTest:
                 self.checks.append(
                     sampled_columns(check) | {"sampling": f"{sampling.name}, {which}"}
                 )
-        pairs = test.check_pairs(scores.all_places)
+        pairs = test.check_pairs(scores.all_quantiles)
         self.checks.append(sampled_columns(pairs) | {"sampling": PAIRS})
         overall = together(parts)
         needed = None
@@ -277,19 +277,19 @@ class _Scores:
     """The verdict of exact probabilities over texts.
 
     Attributes:
-        divergences: of each greedy text, None where every token is the likeliest one.
-        num_greedy: tokens of greedy texts.
-        all_places: of the tokens of each drawn text.
+        divergences: for each greedy text the first token that is not the likeliest, None without one.
+        num_greedy: number of tokens of greedy texts.
+        all_quantiles: for each drawn text the quantiles of its tokens.
     """
 
     def __init__(self, reference: Reference, batch_size: int, seed: int) -> None:
         self.divergences: list[Divergence | None] = []
         self.num_greedy = 0
-        self.all_places: list[Floats] = []
+        self.all_quantiles: list[Floats] = []
         self._reference = reference
         self._batch_size = batch_size
         self._generator = np.random.default_rng([seed, 1])
-        self._places: dict[str, list[Floats]] = defaultdict(list)
+        self._quantiles: dict[str, list[Floats]] = defaultdict(list)
         self._rounded: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
 
     def add(self, texts: Sequence[tuple[Asked, Sequence[int]]]) -> Iterator[None]:
@@ -306,8 +306,8 @@ class _Scores:
                 yield
 
     def groups(self, sampling: Sampling) -> Iterator[tuple[str, Floats, Floats | None]]:
-        """Places of first tokens and of later ones, and how far rounding may move them."""
-        found = self._places[sampling.name]
+        """Yield the quantiles of first tokens and of later ones, and their shares if rounded."""
+        found = self._quantiles[sampling.name]
         for name, part in (("first tokens", slice(0, 1)), ("later tokens", slice(1, None))):
             values = np.concatenate([text[part] for text in found]) if found else np.zeros(0)
             moved = None
@@ -316,25 +316,25 @@ class _Scores:
                 exact = np.concatenate([one[part] for one, _ in pairs])
                 other = np.concatenate([one[part] for _, one in pairs])
                 if len(exact):
-                    moved = moved_masses(exact, other, num_cells_for(len(values)))
+                    moved = cell_masses(exact, other, num_cells_for(len(values)))
             yield name, values, moved
 
     def _add(self, asked: Asked, text: Sequence[int], logits: Tensor) -> None:
         if asked.is_greedy:
             likeliest = logits.argmax(-1).tolist()
             self.num_greedy += len(text)
-            # Equal up to the place where the two part, after which only the first counts.
+            # After the first token that differs, the texts are not comparable.
             self.divergences.append(
                 first_divergence(self._reference, asked.prompt, likeliest, text)
             )
             return
         sampling = asked.sampling
         exact = sampling.probabilities_along(logits, asked.prompt, text)
-        found = places(exact, text, self._generator)
-        self._places[sampling.name].append(found)
-        self.all_places.append(found)
+        found = quantiles(exact, text, self._generator)
+        self._quantiles[sampling.name].append(found)
+        self.all_quantiles.append(found)
         if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(asked.prompt) > 1:
-            # By another route: alone, and cut at another place.
+            # The same logits by another route: in a batch of one, with a prompt one token shorter.
             prompt, last = asked.prompt[:-1], asked.prompt[-1]
             other = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
             again = sampling.probabilities_along(other, asked.prompt, text)
@@ -359,7 +359,7 @@ def is_taken(arm: Arm, asked: Asked, seed: int) -> bool:
 
 
 def tokens_needed(
-    test: PlacesTest, num_samplings: int, mean_length: float, least: int
+    test: QuantileTest, num_samplings: int, mean_length: float, least: int
 ) -> int | None:
     """How many drawn tokens in all give a verdict. None where no number does.
 
@@ -370,7 +370,7 @@ def tokens_needed(
     while number <= _MOST_TOKENS:
         each = number / num_samplings
         num_first = round(each / mean_length)
-        parts = [test.expected(num_first), test.expected(round(each) - num_first)]
+        parts = [test.for_power(num_first), test.for_power(round(each) - num_first)]
         if together(parts * num_samplings).power >= REQUIRED_POWER:
             # The lengths of texts are random, too.
             return round(1.05 * number)

@@ -36,7 +36,7 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
         lines.append(f"Cannot be told apart from {name}, the fastest: {', '.join(alike)}.")
     if slower:
         lines.append(f"Significantly slower than {name}: {', '.join(slower)}.")
-    covers = best.of_best.covers
+    covers = best.relative_to_best.covers
     return [*lines, f"Shares of its speed-up, with simultaneous 95 % intervals over {covers}."]
 
 
@@ -102,6 +102,6 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
 
 
 def _in_words(pairs: Sequence[MeasuredPair], one: Ranked) -> str:
-    share = one.of_best
+    share = one.relative_to_best
     bounds = f"{share.low:.2f} to {share.high:.2f}"
     return f"{pairs[one.index].method} ({share.estimate:.2f}; {bounds})"

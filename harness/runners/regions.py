@@ -25,23 +25,24 @@ from torch.utils._pytree import tree_map_only
 
 from harness.runners.graphs import Call
 
-# A product of more rows than this is left to a library. Matrices of so many numbers stay in a
-# core's cache.
+# A product of more rows than this is left to a library.
 _FEW_ROWS = 8
-_CACHED = 1 << 17
+# The largest matrix that stays in a core's cache: 512 KiB in float32.
+_MOST_NUMBERS_IN_CACHE = 1 << 17
 
-# Compiled parts, by what they compute: models of the same sizes share them.
+# Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
+# until it ends; they hold code, but no weights.
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
 def compile_call(call: Call, model: nn.Module) -> Call:
     """Compile a call of a model: a pass over the same tensors every time.
 
-    The result neither looks for the tensors again nor checks them, which takes a tenth of a small
-    model's pass.
+    The result neither looks up the tensors again nor checks them; both would take a tenth of a
+    small model's pass.
 
-    Raises an error of torch where the call depends on values of tensors: while it is traced they
-    have none.
+    Raises an error of torch if the call depends on the values of tensors: they have none while the
+    call is traced.
     """
     with _layers_marked(model), _PlainTensors():
         traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
@@ -57,29 +58,29 @@ def compile_call(call: Call, model: nn.Module) -> Call:
         node.op = "call_function"
         node.target = _compiled[signature]
     whole.recompile()
+    # `_tensors_to_inputs` has named each placeholder after the attribute with its tensor.
     placeholders = traced.graph.find_nodes(op="placeholder")
     tensors = [getattr(traced, node.target) for node in placeholders]
     return functools.partial(whole.forward, *tensors)
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """Return options of inductor."""
-    # Without tuning Triton's products of a matrix and a vector stay below the memory's bandwidth.
-    # The tensors are the same in every pass, so that their sizes need no check. A product and its
-    # sum are one instruction. Whether g++ knows the processor's instructions is not tried out,
-    # which takes it 3 s: if not, the first kernel fails.
+    """Return the options of inductor, torch's compiler."""
     return {
+        # Untuned, Triton's products of a matrix and a vector stay below the memory's bandwidth.
         "coordinate_descent_tuning": device.type == "cuda",
+        # The tensors are the same in every pass: their sizes need no check.
         "size_asserts": False,
+        # A multiplication and an addition become one instruction.
         "cpp.enable_floating_point_contract_flag": "fast",
+        # Do not test whether g++ knows the processor's vector instructions: that takes 3 s. If it
+        # does not, the first kernel fails.
         "cpp.vec_isa_ok": True,
     }
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:
-    """Make each tensor that a graph refers to an input, one for each tensor, however often it is
-    used.
-    """
+    """Turn the tensors that a graph refers to into inputs, one for each tensor."""
     graph = traced.graph
     fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     assert fake is not None
@@ -89,14 +90,14 @@ def _tensors_to_inputs(traced: fx.GraphModule) -> None:
         if name not in inputs:
             with graph.inserting_before(next(iter(graph.nodes))):
                 inputs[name] = graph.placeholder(name)
-            # Compiled code outlives the model, and must not keep its weights.
+            # A fake tensor, because compiled code outlives the model and must not keep its weights.
             inputs[name].meta["val"] = fake.from_tensor(getattr(traced, name))
         node.replace_all_uses_with(inputs[name])
         graph.erase_node(node)
 
 
 def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
-    """Make a part of each run of consecutive nodes that are of the same layer, or of none."""
+    """Split a graph into parts: runs of consecutive nodes with the same mark; see `_mark`."""
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
     part_of: dict[fx.Node, int] = {}
@@ -107,9 +108,11 @@ def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Compile some consecutive nodes of a graph."""
+    """Compile a part of a graph."""
     from torch._inductor.compile_fx import compile_fx  # loading it takes a second
 
+    # Inductor traces a Python function that is the target of a node. Products with factors (alpha
+    # and beta of addmm, as keywords) stay as they are.
     for node in part.graph.nodes:
         if not node.kwargs:
             node.target = _PRODUCTS.get(node.target, node.target)
@@ -129,7 +132,7 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
 
 
 class _PlainTensors(TorchFunctionMode):
-    """Shows operations the plain tensors in quantized weights: fake tensors know no subclasses."""
+    """Passes quantized weights to operations as plain tensors: fake tensors know no subclasses."""
 
     def __torch_function__(
         self,
@@ -147,9 +150,13 @@ class _PlainTensors(TorchFunctionMode):
 
 @contextmanager
 def _layers_marked(model: nn.Module) -> Iterator[None]:
-    """Write the path of its layer into the metadata of each node that is traced.
+    """Mark each traced node with the path of its layer, such as `model.layers.3`, or with None.
 
-    A layer is a numbered module that is in no other.
+    A layer is the outermost numbered module on its path. A path with a digit before the number, as
+    in `tower2.layers.0`, is not recognised: its layers are compiled as one part.
+
+    Marks are set afterwards: on entry of a layer, the nodes since the last mark belong to no layer;
+    on exit, those since the entry belong to this one.
     """
     with ExitStack() as hooks:
         for path, module in model.named_modules():
@@ -161,14 +168,18 @@ def _layers_marked(model: nn.Module) -> Iterator[None]:
 
 
 def end_part() -> None:
-    """End a part of the call that is traced, if one is: equal parts are compiled once."""
+    """End a part here, while a call is traced; equal parts are compiled once.
+
+    A head that drafts token by token calls it before each token, so that its K equal steps are K
+    parts with the same code. Without tracing it does nothing.
+    """
     mode = get_proxy_mode()
     if mode is not None:
         _mark(f"part {len(mode.tracer.graph.nodes)}")
 
 
 def _mark(layer: str | None) -> None:
-    """Mark all nodes since the last call."""
+    """Mark all nodes that have been traced since the last call."""
     mode = get_proxy_mode()
     assert mode is not None
     for node in reversed(mode.tracer.graph.nodes):
@@ -178,17 +189,17 @@ def _mark(layer: str | None) -> None:
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows [n, D] by a matrix [D, N] -> [n, N]; few rows on a CPU as sums, which inductor
-    fuses.
+    """Multiply rows [n, D] by a matrix [D, N] -> [n, N].
 
-    A library's product of few rows takes up to twice as long, and is a call between two kernels.
+    Few rows on a CPU are multiplied as sums, which inductor fuses with what follows. A library's
+    product of few rows takes up to twice as long, and separates two kernels.
     """
     is_fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and matrix.stride(0) == 1
     if not is_fast or len(rows) > _FEW_ROWS:
         return rows @ matrix
-    # A view with given strides must be in memory, so that no sum computes it again.
+    # as_strided forces the rows into memory; otherwise each sum would compute them again.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
-    if matrix.numel() <= _CACHED:
+    if matrix.numel() <= _MOST_NUMBERS_IN_CACHE:
         return (rows.unsqueeze(1) * matrix.t()).sum(-1)
     # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in
     # one loop.
@@ -203,7 +214,7 @@ _PRODUCTS = {torch.ops.aten.mm.default: product, torch.ops.aten.addmm.default: _
 
 
 def _signature(graph: fx.Graph) -> str:
-    """Describe a graph: equal for graphs that compute the same from inputs of the same kinds."""
+    """Describe a graph by a text that is equal for graphs with the same operations and shapes."""
     numbers: dict[fx.Node, str] = {}
     lines = []
     for node in graph.nodes:

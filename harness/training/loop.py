@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.drafting.lesson import Lesson
-from harness.training.losses import lesson, loss_of
+from harness.drafting.training_batch import TrainingBatch
+from harness.training.losses import loss_of, training_batch
 
 
 class DamagedStateError(RuntimeError):
     """A file from which training cannot go on."""
 
 
-# Host memory for lessons: each kept lesson saves the target a pass in every later epoch.
+# Host memory for batches: each kept batch saves the target a pass in every later epoch.
 KEPT_BYTES = 2 << 30
 
 # Steps and epochs draw from generators whose seeds are this far apart for neighbouring seeds.
@@ -85,8 +85,8 @@ class Course:
 
 
 @dataclass
-class _Lessons:
-    """The lessons of all batches; the first ones are kept in host memory while there is room."""
+class _Batches:
+    """The batches of a course; the first ones are kept in host memory while there is room."""
 
     target: PreTrainedModel
     texts: Sequence[TrainingText]
@@ -94,15 +94,15 @@ class _Lessons:
     layers: tuple[int, ...]
     vocabulary_size: int
     room: int
-    kept: dict[int, Lesson] = field(default_factory=dict)
+    kept: dict[int, TrainingBatch] = field(default_factory=dict)
 
-    def of_step(self, step: int, device: torch.device) -> Lesson:
-        """The lesson of a step, on a device."""
+    def of_step(self, step: int, device: torch.device) -> TrainingBatch:
+        """Return the batch of a step, on a device."""
         number = self.course.number(len(self.texts), step)
         if number in self.kept:
             return self.kept[number].to(device)
-        tokens, counts = _padded(self.course.batch(self.texts, number), device)
-        new = lesson(self.target, tokens, counts, self.layers, self.vocabulary_size)
+        tokens, is_learned = _padded(self.course.batch(self.texts, number), device)
+        new = training_batch(self.target, tokens, is_learned, self.layers, self.vocabulary_size)
         self.room -= new.num_bytes
         if self.room >= 0:
             self.kept[number] = new.to("cpu")
@@ -143,14 +143,14 @@ def train(
         for past_loss in losses:
             advance(past_loss)
     loss_function = loss_of(module, target, course.chain)
-    lessons = _Lessons(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
+    batches = _Batches(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
     num_steps = course.num_steps(len(texts))
     for step in range(len(losses), num_steps):
         torch.manual_seed(course.step_seed(step))
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = loss_function(lessons.of_step(step, device))
+            loss = loss_function(batches.of_step(step, device))
         _descend(loss, optimizer, parameters)
         losses.append(loss.item())
         advance(losses[-1])

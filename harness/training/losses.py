@@ -15,116 +15,115 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.drafting.blocks import Head
-from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.parallel import mask_token
+from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.runners.base import run_model
 
-Loss = Callable[[Lesson], Tensor]
+Loss = Callable[[TrainingBatch], Tensor]
 
-# Tokens of a row that masks follow, in a lesson of a parallel draft model.
+# How many tokens of each row are followed by masks, to train a parallel draft model.
 ANCHORS = 8
 
 
 @torch.no_grad()
-def lesson(
-    target: PreTrainedModel, tokens: Tensor, counts: Tensor, layers: tuple[int, ...], size: int
-) -> Lesson:
+def training_batch(
+    target: PreTrainedModel, tokens: Tensor, is_learned: Tensor, layers: tuple[int, ...], size: int
+) -> TrainingBatch:
     """Run the target on texts; its distributions are cut to the first `size` tokens.
 
     Args:
         tokens: [B, n], padded on the right.
-        counts: [B, n], see `Lesson`.
+        is_learned: [B, n], see `TrainingBatch`.
         layers: the target's layers whose hidden states a head reads.
     """
     outputs = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
     logits = outputs[0]
-    wanted = logits[..., :size].float().softmax(-1)
+    probabilities = logits[..., :size].float().softmax(-1)
     hidden = outputs[1] if layers else None
-    return Lesson(tokens, counts, wanted, hidden)
+    return TrainingBatch(tokens, is_learned, probabilities, hidden)
 
 
 def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
-    """The loss of a head or a draft model.
+    """Return the loss of a head or a draft model.
 
     Args:
-        num_steps: tokens ahead that a chain is trained to draft.
+        num_steps: number of tokens that a chain is trained to draft.
     """
     if isinstance(module, Head):
         return _head_loss(module, target, num_steps)
     draft: Any = module
     mask = mask_token(draft.config)
     if mask is not None and num_steps > 1:
-        return lambda lesson: parallel_loss(module, lesson, mask, num_steps - 1)
-    return lambda lesson: next_token_loss(module, lesson)
+        return lambda batch: parallel_loss(module, batch, mask, num_steps - 1)
+    return lambda batch: next_token_loss(module, batch)
 
 
 def _head_loss(head: Head, target: PreTrainedModel, num_steps: int) -> Loss:
-    """The loss of a head, which borrows from the target the embeddings that it has not."""
+    """Return the loss of a head, which borrows the target's embedding if it has none."""
     embedding: Any = head.embed_tokens or target.get_input_embeddings()
     output: Any = head.lm_head or target.get_output_embeddings()
-    return lambda lesson: head.loss(lesson, embedding, output, num_steps)
+    return lambda batch: head.loss(batch, embedding, output, num_steps)
 
 
-def next_token_loss(module: nn.Module, lesson: Lesson) -> Tensor:
-    """The loss of a draft model that drafts token by token."""
-    logits = module(input_ids=lesson.tokens, use_cache=False).logits
-    return lesson.loss(logits, ahead=0)
+def next_token_loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
+    """Return the loss of a draft model that drafts token by token."""
+    logits = module(input_ids=batch.tokens, use_cache=False).logits
+    return batch.loss(logits, ahead=0)
 
 
-def parallel_loss(module: nn.Module, lesson: Lesson, mask: int, num_masks: int) -> Tensor:
-    """The loss of a parallel draft model, in one pass over texts and masks.
+def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks: int) -> Tensor:
+    """Return the loss of a parallel draft model, in one pass over texts and masks.
 
-    Masks follow some tokens of each row, its anchors, chosen again for each lesson. They see the
+    Masks follow some tokens of each row, its anchors, chosen again for each batch. They see the
     text up to their anchor and the masks between, as when they draft.
     """
-    num_rows, length = lesson.tokens.shape
-    device = lesson.tokens.device
+    num_rows, length = batch.tokens.shape
+    device = batch.tokens.device
     num_masks = min(num_masks, length - 1)
-    anchors = _draw_anchors(lesson, num_masks)
+    anchors = _draw_anchors(batch, num_masks)
 
     ahead = torch.arange(1, num_masks + 1, device=device)
-    mask_places = (anchors.unsqueeze(2) + ahead).flatten(1)
-    masks = torch.full_like(mask_places, mask)
-    text_places = torch.arange(length, device=device).expand(num_rows, -1)
-    seen = _seen(text_places, anchors, num_masks)
+    mask_positions = (anchors.unsqueeze(2) + ahead).flatten(1)
+    masks = torch.full_like(mask_positions, mask)
+    text_positions = torch.arange(length, device=device).expand(num_rows, -1)
+    seen = _seen(text_positions, anchors, num_masks)
     dtype = next(module.parameters()).dtype
     logits = module(
-        input_ids=torch.cat([lesson.tokens, masks], dim=1),
-        position_ids=torch.cat([text_places, mask_places], dim=1),
+        input_ids=torch.cat([batch.tokens, masks], dim=1),
+        position_ids=torch.cat([text_positions, mask_positions], dim=1),
         attention_mask=_additive(seen, dtype),
         use_cache=False,
     ).logits
 
-    text_loss = lesson.loss(logits[:, :length], ahead=0)
+    text_loss = batch.loss(logits[:, :length], ahead=0)
     rows = torch.arange(num_rows, device=device).unsqueeze(1)
-    wanted = lesson.wanted[rows, mask_places]
-    weights = DECAY ** ahead.repeat(ANCHORS)
-    counts = lesson.counts[rows, mask_places] * weights
-    mask_loss = soft_loss(logits[:, length:], wanted, counts)
+    probabilities = batch.target_probabilities[rows, mask_positions]
+    weights = batch.is_learned[rows, mask_positions] * DECAY ** ahead.repeat(ANCHORS)
+    mask_loss = soft_loss(logits[:, length:], probabilities, weights)
     return text_loss + mask_loss
 
 
-def _draw_anchors(lesson: Lesson, num_masks: int) -> Tensor:
+def _draw_anchors(batch: TrainingBatch, num_masks: int) -> Tensor:
     """Draw the tokens [B, ANCHORS] that masks follow, from those with enough tokens behind them."""
-    num_possible = lesson.tokens.shape[1] - num_masks
+    num_possible = batch.tokens.shape[1] - num_masks
     # A row without a token that counts draws from all, as a distribution needs some mass.
-    weights = lesson.counts[:, :num_possible].float() + 1e-9
+    weights = batch.is_learned[:, :num_possible].float() + 1e-9
     return torch.multinomial(weights, ANCHORS, replacement=True)
 
 
-def _seen(text_places: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
+def _seen(text_positions: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
     """Which of n tokens and m masks each of them sees [B, n + m, n + m].
 
     Args:
-        text_places: [B, n].
+        text_positions: [B, n].
         anchors: [B, ANCHORS], each followed by `num_masks` masks.
     """
-    num_rows, length = text_places.shape
+    num_rows, length = text_positions.shape
     last_seen = anchors.repeat_interleave(num_masks, dim=1)
-    last_text = torch.cat([text_places, last_seen], dim=1)
-    sees_text = text_places.unsqueeze(1) <= last_text.unsqueeze(2)
+    last_text = torch.cat([text_positions, last_seen], dim=1)
+    sees_text = text_positions.unsqueeze(1) <= last_text.unsqueeze(2)
 
-    numbers = torch.arange(last_seen.shape[1], device=text_places.device)
+    numbers = torch.arange(last_seen.shape[1], device=text_positions.device)
     groups = numbers // num_masks
     same_group = groups.unsqueeze(1) == groups
     not_ahead = numbers <= numbers.unsqueeze(1)

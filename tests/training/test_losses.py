@@ -17,12 +17,12 @@ from harness.drafting.kinds.dflash import BlockHead
 from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
-from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_heads import initialise
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.models.checkpoints import Checkpoint
 from harness.training import losses
-from harness.training.losses import lesson, loss_of
+from harness.training.losses import loss_of, training_batch
 from known_heads import new_head
 from tiny_checkpoints import as_checkpoint
 
@@ -49,18 +49,18 @@ def untrained(kind: str, target: PreTrainedModel) -> Head:
     return head
 
 
-def given(target: PreTrainedModel, head: Head) -> Lesson:
-    return lesson(target, TOKENS, COUNTS, head.config.layers, VOCABULARY)
+def given(target: PreTrainedModel, head: Head) -> TrainingBatch:
+    return training_batch(target, TOKENS, COUNTS, head.config.layers, VOCABULARY)
 
 
 def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return -(wanted * logits.log_softmax(-1)).sum(-1)
 
 
-def test_lesson_has_the_targets_distributions_whatever_pads_a_row(target: PreTrainedModel) -> None:
-    batch = lesson(target, TOKENS, COUNTS, (1,), VOCABULARY)
+def test_a_batch_has_the_targets_distributions_whatever_pads_a_row(target: PreTrainedModel) -> None:
+    batch = training_batch(target, TOKENS, COUNTS, (1,), VOCABULARY)
     alone = target(input_ids=TOKENS[1:, :8]).logits.softmax(-1)
-    assert torch.allclose(batch.wanted[1:, :8], alone, atol=1e-6)
+    assert torch.allclose(batch.target_probabilities[1:, :8], alone, atol=1e-6)
 
 
 def test_eagle_learns_from_chains_on_its_own_states(target: PreTrainedModel) -> None:
@@ -88,7 +88,9 @@ def test_eagle_learns_from_chains_on_its_own_states(target: PreTrainedModel) -> 
                     place = last + step + 1
                     if COUNTS[row, place]:
                         logits = head.lm_head(head.norm(states))[0, 0]
-                        totals[step] += cross_entropy(logits, batch.wanted[row, place])
+                        totals[step] += cross_entropy(
+                            logits, batch.target_probabilities[row, place]
+                        )
     counts = torch.stack([COUNTS[:, 1 + step :].sum() for step in range(steps)])
     expected = sum(DECAY**step * totals[step] / counts[step] for step in range(steps))
     assert loss_of(head, target, steps)(batch).item() == pytest.approx(float(expected), rel=1e-5)
@@ -103,7 +105,7 @@ def test_dflash_learns_from_blocks_behind_the_features(
     batch, anchors, size = given(target, head), [3, 2], head.config.block_size
     only = torch.zeros_like(COUNTS)
     only[torch.arange(2), torch.tensor(anchors)] = True
-    drawn = Lesson(batch.tokens, only, batch.wanted, batch.hidden)
+    drawn = TrainingBatch(batch.tokens, only, batch.target_probabilities, batch.hidden)
     embedding, output = target.get_input_embeddings(), target.get_output_embeddings()
     assert isinstance(embedding, nn.Module)
     assert output is not None
@@ -119,7 +121,9 @@ def test_dflash_learns_from_blocks_behind_the_features(
             queries = [int(TOKENS[row, anchor]), *[head.config.mask_token_id] * (size - 1)]
             states = head(embedding(torch.tensor([queries])), cache)
             # The first mask predicts the token after the anchor: the only one that counts here.
-            expected.append(cross_entropy(output(states[0, 1]), batch.wanted[row, anchor]))
+            expected.append(
+                cross_entropy(output(states[0, 1]), batch.target_probabilities[row, anchor])
+            )
     assert loss_of(head, target, 1)(drawn).item() == pytest.approx(
         float(sum(expected)) / 2, rel=1e-5
     )
@@ -174,7 +178,7 @@ def test_a_parallel_draft_learns_from_masks_behind_the_text(
 ) -> None:
     mask = VOCABULARY - 1
     model = random_model("llama", seed=4)
-    batch = lesson(target, TOKENS, COUNTS, (), VOCABULARY)
+    batch = training_batch(target, TOKENS, COUNTS, (), VOCABULARY)
     of_text = loss_of(model, target, 3)(batch).item()
     monkeypatch.setattr(losses, "ANCHORS", 1)
     model.config.pard_token = mask
@@ -186,7 +190,7 @@ def test_a_parallel_draft_learns_from_masks_behind_the_text(
         logits = model(input_ids=read, use_cache=False).logits[0]
         for ahead in (1, 2):
             if COUNTS[row, anchor + ahead]:
-                wanted = batch.wanted[row, anchor + ahead]
+                wanted = batch.target_probabilities[row, anchor + ahead]
                 total += float(DECAY**ahead * cross_entropy(logits[anchor + ahead], wanted))
                 count += DECAY**ahead
     torch.manual_seed(6)
@@ -203,15 +207,20 @@ def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -
         logits, ahead = output(block(batch.features())), number + 1
         places = [(row, i) for row in range(2) for i in range(ahead, 10) if COUNTS[row, i]]
         each = [
-            cross_entropy(logits[row, i - ahead], batch.wanted[row, i]).item() for row, i in places
+            cross_entropy(logits[row, i - ahead], batch.target_probabilities[row, i]).item()
+            for row, i in places
         ]
         expected += DECAY**number * sum(each) / len(each)
     assert loss_of(head, target, 1)(batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_draft_model_does_better_than_the_target_itself(target: PreTrainedModel) -> None:
-    batch = lesson(target, TOKENS, COUNTS, (), VOCABULARY)
-    entropy = cross_entropy(batch.wanted.log(), batch.wanted)[COUNTS].mean().item()
+    batch = training_batch(target, TOKENS, COUNTS, (), VOCABULARY)
+    entropy = (
+        cross_entropy(batch.target_probabilities.log(), batch.target_probabilities)[COUNTS]
+        .mean()
+        .item()
+    )
     assert loss_of(target, target, 1)(batch).item() == pytest.approx(entropy, rel=1e-5)
     assert loss_of(random_model("llama", seed=5), target, 1)(batch).item() > entropy
 
@@ -221,8 +230,10 @@ def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(
 ) -> None:
     known = torch.tensor([1, 4, 9])
     batch, logits = given(target, untrained("eagle3", target)), torch.randn(2, 10, 3)
-    each = -(batch.wanted[..., known] * logits.log_softmax(-1)).sum(-1)
-    assert batch.loss(logits, 0, tokens=known).item() == pytest.approx(each[COUNTS].mean().item())
+    each = -(batch.target_probabilities[..., known] * logits.log_softmax(-1)).sum(-1)
+    assert batch.loss(logits, 0, known_tokens=known).item() == pytest.approx(
+        each[COUNTS].mean().item()
+    )
 
 
 def test_a_head_can_be_made_for_a_target_of_another_style() -> None:

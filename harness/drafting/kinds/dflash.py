@@ -32,9 +32,9 @@ from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
-from harness.drafting.lesson import DECAY, Lesson, soft_loss
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
@@ -77,19 +77,19 @@ class BlockConfig(HeadConfig):
 
 
 class Blocks(NamedTuple):
-    """Blocks that a head drafts after N tokens of a lesson.
+    """Blocks that a head drafts after N tokens of a batch.
 
     Attributes:
-        states: [N, most, width], after the norm.
-        tokens: [N, most], those whose successors the states predict.
-        wanted: [N, most, V], the target's distributions of these successors.
-        counts: [N, most], how much each prediction counts.
+        states: [N, K, width], after the norm; K tokens are predicted in each block.
+        tokens: [N, K], the token before each predicted one.
+        target_probabilities: [N, K, V], the target's distributions of the predicted tokens.
+        weights: [N, K], the weight of each prediction in the loss.
     """
 
     states: Tensor
     tokens: Tensor
-    wanted: Tensor
-    counts: Tensor
+    target_probabilities: Tensor
+    weights: Tensor
 
 
 class BlockHead(LayeredHead):
@@ -166,30 +166,30 @@ class BlockHead(LayeredHead):
         """See `Head.tree_drafter`."""
         return BlockTrees(self, target, warp, plan)
 
-    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Cross-entropy over some blocks of each row, chosen again for each lesson."""
-        blocks = self.practise(lesson, embedding)
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """Return the cross-entropy over some blocks of each row, chosen again for each batch."""
+        blocks = self.practise(batch, embedding)
         logits = output(blocks.states)
-        return soft_loss(logits, blocks.wanted, blocks.counts, self.known_tokens)
+        return soft_loss(logits, blocks.target_probabilities, blocks.weights, self.known_tokens)
 
-    def practise(self, lesson: Lesson, embedding: Any) -> Blocks:
-        """Blocks after some tokens of each row, as `BlockDrafter` drafts them."""
+    def practise(self, batch: TrainingBatch, embedding: Any) -> Blocks:
+        """Draft blocks after some tokens of each row, as `BlockDrafter` does."""
         config = self.config
-        device = lesson.tokens.device
-        num_rows, length = lesson.tokens.shape
+        device = batch.tokens.device
+        num_rows, length = batch.tokens.shape
         most = config.most_tokens
         # A block after token a - 1 of features begins with token a, its anchor; its first
         # prediction is of token a + 1.
-        possible = lesson.counts[:, 1 : length - most + 1].float() + 1e-9
+        possible = batch.is_learned[:, 1 : length - most + 1].float() + 1e-9
         chosen = torch.multinomial(possible, BLOCKS, replacement=True)
         anchors = 1 + chosen.flatten()
         rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
-        tokens = lesson.tokens[rows]
+        tokens = batch.tokens[rows]
 
         cache = SlotCache()
         cache.num_slots = length + config.block_size
         cache.place(torch.zeros(num_rows, dtype=torch.long, device=device), length)
-        self.read(lesson.features(), cache)
+        self.read(batch.features(), cache)
         cache.repeat(rows)
         cache.place(anchors, config.block_size)
         queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
@@ -201,8 +201,8 @@ class BlockHead(LayeredHead):
         return Blocks(
             states[:, config.block_size - most :],
             tokens=tokens.gather(1, positions),
-            wanted=lesson.wanted[rows.unsqueeze(1), positions],
-            counts=lesson.counts[rows].gather(1, positions) * DECAY**ahead,
+            target_probabilities=batch.target_probabilities[rows.unsqueeze(1), positions],
+            weights=batch.is_learned[rows].gather(1, positions) * DECAY**ahead,
         )
 
 

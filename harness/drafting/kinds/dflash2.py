@@ -23,7 +23,7 @@ from harness.drafting.head_drafter import Draft, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, TokenPredictor
 from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash, has_selector
-from harness.drafting.lesson import Lesson, soft_loss
+from harness.drafting.training_batch import TrainingBatch, soft_loss
 from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
@@ -152,16 +152,18 @@ class SelectorHead(BlockHead):
         nn.init.normal_(self.candidate_selector.predecessor_codebook)
         nn.init.zeros_(self.candidate_selector.successor_codebook)
 
-    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """The loss of the logits, and of the selector's choice after the tokens of the text."""
-        blocks = self.practise(lesson, embedding)
-        logits = output(blocks.states)[..., : blocks.wanted.shape[-1]]
+        blocks = self.practise(batch, embedding)
+        logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
         selector = self.candidate_selector
         likeliest, candidates = logits.topk(self.config.num_candidates)
         projected = selector.hidden_projection(blocks.states)
         scores = likeliest + selector.scores(projected, blocks.tokens, candidates)
-        of_logits = soft_loss(logits, blocks.wanted, blocks.counts)
-        of_choice = soft_loss(scores, blocks.wanted.gather(-1, candidates), blocks.counts)
+        of_logits = soft_loss(logits, blocks.target_probabilities, blocks.weights)
+        of_choice = soft_loss(
+            scores, blocks.target_probabilities.gather(-1, candidates), blocks.weights
+        )
         return of_logits + of_choice
 
 

@@ -22,9 +22,9 @@ from harness.drafting.eagle_trees import EagleTrees
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor
-from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 from harness.runners.regions import end_part
@@ -127,10 +127,10 @@ class EagleHead(LayeredHead):
         kind = EagleTreeDrafter if is_chain else MaskTreeDrafter
         return kind(self, target, warp, plan)
 
-    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Training-time test (section 3.2 of the paper): each step reads the states that the head itself made."""
-        embedded = embedding(lesson.tokens[:, 1:])
-        states = self.join(lesson.features()[:, :-1])
+        embedded = embedding(batch.tokens[:, 1:])
+        states = self.join(batch.features()[:, :-1])
         num_rows, length = states.shape[:2]
         cache = _Unrolled(torch.arange(length, device=states.device).expand(num_rows, length))
         losses = []
@@ -138,7 +138,7 @@ class EagleHead(LayeredHead):
             cache.step = step
             states = self(embedded, states, cache)
             normed = self.norm(states)
-            loss = lesson.loss(output(normed), 1, step, self.known_tokens)
+            loss = batch.loss(output(normed), 1, step, self.known_tokens)
             losses.append(loss * DECAY**step)
             following = normed if self.config.norm_output else states
             states = nn.functional.pad(following, (0, 0, 1, -1))

@@ -19,8 +19,8 @@ from harness.drafting.blocks import Head, HeadConfig
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor
-from harness.drafting.lesson import DECAY, Lesson
 from harness.drafting.new_layers import NUM_TOKENS
+from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
 
@@ -78,16 +78,16 @@ class MedusaHead(Head):
             if isinstance(part, _Block):
                 nn.init.zeros_(part.linear.weight)
 
-    def loss(self, lesson: Lesson, embedding: Any, output: Any, num_steps: int) -> Tensor:
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Head h predicts the token h + 2 after the state that it reads."""
         losses = []
         for number in range(self.config.num_heads):
-            states = lesson.features()
+            states = batch.features()
             blocks = self.parts(number)
             own_output = blocks.pop() if self.config.own_outputs else output
             for block in blocks:
                 states = block(states)
-            losses.append(lesson.loss(own_output(states), number + 1) * DECAY**number)
+            losses.append(batch.loss(own_output(states), number + 1) * DECAY**number)
         return torch.stack(losses).sum()
 
 

@@ -23,43 +23,43 @@ from harness.results.statistics.interval import (
     counted,
 )
 
-# Parts of the units that are left out in turn when the best is chosen.
+# How many parts the units are divided into, to choose the best without one part after the other.
 _NUM_PARTS = 5
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One alternative against the best.
+    """One alternative, compared with the best.
 
-    Args:
-        index: place among the alternatives.
-        ratio: of totals.
-        of_best: its ratio over that of the best, at most 1, with the simultaneous interval; nan
-            bounds for the best itself, for one that equals it on every unit, and where units do not
-            suffice.
+    Attributes:
+        index: index of the alternative, as given.
+        ratio: total of its numerators over total of its denominators.
+        relative_to_best: its ratio over that of the best, at most 1, with the simultaneous
+            interval. The bounds are nan for the best itself, for an alternative that equals it on
+            every unit, and if there are too few units.
         p_value: adjusted for all pairs; nan where there is no interval.
     """
 
     index: int
     ratio: float
-    of_best: Interval
+    relative_to_best: Interval
     p_value: float
 
     @property
     def worse(self) -> bool:
-        """Whether it is significantly worse than the best."""
-        return self.of_best.high < 1
+        """Whether the alternative is significantly worse than the best."""
+        return self.relative_to_best.high < 1
 
 
 @dataclass(frozen=True)
 class Best:
     """The best of several, with an estimate that the choice does not flatter.
 
-    Args:
+    Attributes:
         index: the alternative with the largest ratio of totals over all units.
         naive: its own ratio over the units that chose it: too high on average.
-        honest: an estimate from units that had no part in the choice, with bounds that hold for
-            whichever alternative is chosen.
+        honest: an estimate from units that had no part in the choice; the bounds hold whichever
+            alternative is chosen.
     """
 
     index: int
@@ -68,37 +68,39 @@ class Best:
 
 
 def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
-    """Alternatives by their ratios of totals, the best first, with simultaneous intervals.
+    """Sort alternatives by their ratios of totals, the best first, with simultaneous intervals.
 
-    Student's t on the logarithms of the pairs' ratios, with jackknife errors, at Šidák's level for
-    all pairs: so it holds for those with whichever one came out best. Six to ten equal alternatives
-    on 9 to 30 prompts of unlike lengths differed by chance in 4.4 to 5.2 % of simulated tables. A
-    studentised bootstrap (max-t) errs less often than it says there, and is up to twice as wide,
-    because resamples of nine units may hold hardly two different ones. The intervals cover the
-    choice of units, not runs.
+    Each interval is Student's t on the logarithm of two alternatives' ratios, with jackknife
+    errors, at Šidák's level for all pairs of alternatives. Because every pair is covered, the pairs
+    with the best are, whichever alternative came out best. The intervals cover the choice of units,
+    not runs.
 
     Args:
-        numerators: [num_alternatives, num_units], positive, such as ms of each regular arm on the
-            same prompts.
-        denominators: the same shape, such as ms of each speculative arm.
+        numerators: [num_alternatives, num_units], positive: for speed-ups the ms of each regular
+            arm on the same prompts.
+        denominators: the same shape: the ms of each speculative arm.
 
     Raises:
         ValueError: for shapes that differ or hold nothing, and for values that are not positive.
     """
-    tops, bottoms = _alternatives(numerators, denominators)
-    num_alternatives, num_units = tops.shape
-    log_ratios = _log_ratios(tops, bottoms)
+    # In simulations of six to ten equal alternatives on 9 to 30 prompts of unlike lengths, 4.4 to
+    # 5.2 % of the tables had a difference by chance. A studentised bootstrap (max-t) has fewer than
+    # its nominal 5 % there, with intervals up to twice as wide: a resample of nine units may hold
+    # only two different ones.
+    numerator_array, denominator_array = _alternatives(numerators, denominators)
+    num_alternatives, num_units = numerator_array.shape
+    log_ratios = _log_ratios(numerator_array, denominator_array)
     order = np.argsort(-log_ratios, kind="stable")
     best = order[0]
-    influences = _influences(tops, bottoms)
+    influences = _influences(numerator_array, denominator_array)
     num_pairs = num_alternatives * (num_alternatives - 1) // 2
-    covers = counted(num_units, "prompt")
+    covers = counted(num_units, "prompt")  # such as `15 prompts`
     ranked = []
     for index in order:
         ratio = math.exp(log_ratios[index])
         change = float(log_ratios[index] - log_ratios[best])
         error = _standard_error(influences[index] - influences[best])
-        if error > 0:
+        if error > 0:  # neither zero, as for the best itself, nor nan
             half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
@@ -106,20 +108,18 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
             p_value = 1 - (1 - p_value_alone) ** num_pairs
         else:
             low = high = p_value = NAN
-        of_best = Interval(math.exp(change), low, high, covers)
-        ranked.append(Ranked(int(index), ratio, of_best, p_value))
+        relative_to_best = Interval(math.exp(change), low, high, covers)
+        ranked.append(Ranked(int(index), ratio, relative_to_best, p_value))
     return ranked
 
 
 def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Best:
-    """The alternative with the largest ratio of totals, and what such a choice is worth.
+    """Choose the alternative with the largest ratio of totals, and estimate what that is worth.
 
-    The units are dealt into five parts. Each part is left out in turn, the best is chosen on the
-    others, and the part counts as measured with that choice (cross-validation of the choice; Stone,
-    1974): in simulations of six equal alternatives on 15 units this was 0.1 % off, where the
-    chosen alternative's own ratio was 3.6 % too high. An interval from these totals alone would
-    cover the chosen alternative's ratio in 80 % of the cases only; the bounds are those of the
-    chosen alternative from intervals that hold for all alternatives at once.
+    The estimate is a cross-validation of the choice (Stone 1974). The units are divided into five
+    parts. Each part is left out in turn, the best is chosen on the others, and the part counts with
+    the times of that choice. The bounds are the chosen alternative's own, widened so that the
+    intervals of all alternatives hold together.
 
     Args:
         numerators, denominators: as for `ranking`.
@@ -128,33 +128,38 @@ def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
         The choice; `honest` has no bounds below `FEWEST_FOR_INTERVAL` units, and no estimate below
         two.
     """
-    tops, bottoms = _alternatives(numerators, denominators)
-    log_ratios = _log_ratios(tops, bottoms)
+    # In simulations of six equal alternatives on 15 units the estimate was 0.1 % off, and the
+    # chosen alternative's own ratio 3.6 % too high. An interval from the cross-validated totals
+    # alone covered the chosen alternative's ratio in only 80 % of the cases.
+    numerator_array, denominator_array = _alternatives(numerators, denominators)
+    log_ratios = _log_ratios(numerator_array, denominator_array)
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
-    num_units = tops.shape[1]
+    num_units = numerator_array.shape[1]
     covers = counted(num_units, "prompt")
     if num_units == 1:
         return Best(best, naive, Interval(covers=covers))
-    estimate = _cross_validated(tops, bottoms, np.random.default_rng(seed))
-    error = _standard_error(_influences(tops, bottoms)[best])
-    if not error > 0:
+    estimate = _cross_validated(numerator_array, denominator_array, np.random.default_rng(seed))
+    error = _standard_error(_influences(numerator_array, denominator_array)[best])
+    if not error > 0:  # zero or nan
         return Best(best, naive, Interval(estimate, covers=covers))
-    half_width = _critical_t(len(tops), num_units - 1) * error
+    half_width = _critical_t(len(numerator_array), num_units - 1) * error
+    # The interval is around the naive ratio; it must also hold the estimate.
     low = min(naive * math.exp(-half_width), estimate)
     high = max(naive * math.exp(half_width), estimate)
     return Best(best, naive, Interval(estimate, low, high, covers))
 
 
 def widened(interval: Interval, num_intervals: int, degrees_of_freedom: float) -> Interval:
-    """An interval of a ratio, so wide that it holds together with the others of a table.
+    """Widen the interval of a ratio, so that it holds jointly with the others of a table.
 
-    They hold at once in 95 % of the cases, however they depend on each other. Of pairs on
-    the same prompts `ranking` says more, because it compares them prompt by prompt.
+    All of them hold in 95 % of the cases, however they depend on each other. For pairs on the same
+    prompts use `ranking`: it compares them prompt by prompt, and finds smaller differences.
 
     Args:
-        interval: of 95 %, Student's t on the logarithm.
-        degrees_of_freedom: of that t; too few make the interval wider than it must be.
+        interval: a 95 % interval, by Student's t on the log ratio.
+        num_intervals: number of intervals in the table.
+        degrees_of_freedom: those of that t; a smaller number makes the interval wider than needed.
     """
     degrees_of_freedom = max(degrees_of_freedom, 1)
     wider = _critical_t(num_intervals, degrees_of_freedom)
@@ -165,9 +170,9 @@ def widened(interval: Interval, num_intervals: int, degrees_of_freedom: float) -
 
 
 def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's (1995) adjusted p-values; nan stays nan and does not count.
+    """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan.
 
-    Flags at an adjusted 0.05 are false in at most 5 % of the cases on average.
+    Of the results with an adjusted value below 0.05, at most 5 % are false on average.
     """
     values = np.asarray(p_values, dtype=np.float64)
     known = ~np.isnan(values)
@@ -176,58 +181,65 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in values]
 
 
-def _log_ratios(tops: Floats, bottoms: Floats) -> Floats:
-    return np.asarray(np.log(tops.sum(axis=1) / bottoms.sum(axis=1)))
+def _log_ratios(numerators: Floats, denominators: Floats) -> Floats:
+    return np.asarray(np.log(numerators.sum(axis=1) / denominators.sum(axis=1)))
 
 
-def _cross_validated(tops: Floats, bottoms: Floats, rng: np.random.Generator) -> float:
-    """Ratio of totals of each part of the units with what is best on the others."""
-    num_units = tops.shape[1]
+def _cross_validated(numerators: Floats, denominators: Floats, rng: np.random.Generator) -> float:
+    """Return the ratio of totals, each part of the units with the alternative best on the
+    others.
+    """
+    num_units = numerators.shape[1]
     part_of_unit = rng.permutation(num_units) % min(_NUM_PARTS, num_units)
-    top = 0.0
-    bottom = 0.0
+    numerator = 0.0
+    denominator = 0.0
     for part in range(part_of_unit.max() + 1):
         left_out = part_of_unit == part
-        ratios = tops[:, ~left_out].sum(axis=1) / bottoms[:, ~left_out].sum(axis=1)
+        ratios = numerators[:, ~left_out].sum(axis=1) / denominators[:, ~left_out].sum(axis=1)
         chosen = int(np.argmax(ratios))
-        top += float(tops[chosen, left_out].sum())
-        bottom += float(bottoms[chosen, left_out].sum())
-    return top / bottom
+        numerator += float(numerators[chosen, left_out].sum())
+        denominator += float(denominators[chosen, left_out].sum())
+    return numerator / denominator
 
 
-def _influences(tops: Floats, bottoms: Floats) -> Floats:
-    """The influence of each unit on the log of each alternative's ratio; the mean is 0.
+def _influences(numerators: Floats, denominators: Floats) -> Floats:
+    """Return each unit's influence on the log of each alternative's ratio; the mean is 0.
 
-    By the jackknife: what changes when the unit is left out. The first-order influence is too small
-    where some units are much longer than others, because a long unit draws the total towards itself.
+    By the jackknife: the change when the unit is left out. The first-order influence would be too
+    small where some units are much longer than others: a long unit pulls the total towards itself.
     """
-    num_units = tops.shape[1]
+    num_units = numerators.shape[1]
     if num_units == 1:
-        return np.zeros(tops.shape)
-    without = np.log(tops.sum(axis=1, keepdims=True) - tops)
-    without -= np.log(bottoms.sum(axis=1, keepdims=True) - bottoms)
+        return np.zeros(numerators.shape)
+    without = np.log(numerators.sum(axis=1, keepdims=True) - numerators)
+    without -= np.log(denominators.sum(axis=1, keepdims=True) - denominators)
     return np.asarray((num_units - 1) * (without.mean(axis=1, keepdims=True) - without))
 
 
 def _standard_error(influences: Floats) -> float:
-    """The standard error of a log ratio; nan where units do not suffice for an interval."""
+    """Return the standard error of a log ratio; nan if there are too few units for an interval."""
     if len(influences) < FEWEST_FOR_INTERVAL:
         return NAN
     return float(stats.sem(influences))
 
 
 def _critical_t(num_intervals: int, degrees_of_freedom: float) -> float:
-    """Student's t that so many intervals keep at once, by Šidák's (1967) level for each."""
+    """Return the critical value of Student's t for simultaneous intervals (Šidák 1967).
+
+    `num_intervals` is at least 1: a table of one alternative has no pair, and no call.
+    """
     level = CONFIDENCE ** (1 / num_intervals)
     return float(stats.t.ppf((1 + level) / 2, degrees_of_freedom))
 
 
 def _alternatives(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:
-    tops = np.asarray(numerators, dtype=np.float64)
-    bottoms = np.asarray(denominators, dtype=np.float64)
-    if tops.ndim != 2 or not tops.size or tops.shape != bottoms.shape:
-        shapes = f"numerators {tops.shape} and denominators {bottoms.shape}"
+    """Return both as arrays, after a look at shapes and signs."""
+    numerator_array = np.asarray(numerators, dtype=np.float64)
+    denominator_array = np.asarray(denominators, dtype=np.float64)
+    shape = numerator_array.shape
+    if len(shape) != 2 or not numerator_array.size or shape != denominator_array.shape:
+        shapes = f"numerators {shape} and denominators {denominator_array.shape}"
         raise ValueError(f"{shapes} must both be [num_alternatives, num_units]")
-    if not (tops > 0).all() or not (bottoms > 0).all():
+    if not (numerator_array > 0).all() or not (denominator_array > 0).all():
         raise ValueError("every value must be positive")
-    return tops, bottoms
+    return numerator_array, denominator_array

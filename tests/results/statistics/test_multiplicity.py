@@ -66,7 +66,8 @@ def test_real_differences_are_found_and_covered() -> None:
         best = ranked[0].index
         truths = {one.index: log_speedups[one.index] - log_speedups[best] for one in ranked}
         covered += all(
-            one.of_best.low <= math.exp(truths[one.index]) <= one.of_best.high for one in ranked[1:]
+            one.relative_to_best.low <= math.exp(truths[one.index]) <= one.relative_to_best.high
+            for one in ranked[1:]
         )
         found += next(one for one in ranked if one.index == 0).worse
     assert covered / 300 >= 0.93
@@ -82,7 +83,7 @@ def test_prompts_are_paired_between_alternatives() -> None:
     assert [one.index for one in ranked] == [0, 1]
     assert ranked[1].worse
     assert ranked[1].p_value < 0.01
-    assert ranked[1].of_best.covers == "15 prompts"
+    assert ranked[1].relative_to_best.covers == "15 prompts"
 
 
 def test_equal_single_and_few_alternatives_have_no_interval() -> None:
@@ -93,7 +94,7 @@ def test_equal_single_and_few_alternatives_have_no_interval() -> None:
     assert math.isnan(alone[0].p_value)
     rng = np.random.default_rng(0)
     few = ranking(*alternatives(rng, np.array([0.0, -1.0]), num_units=7))
-    assert math.isnan(few[1].of_best.high)
+    assert math.isnan(few[1].relative_to_best.high)
     assert not few[1].worse
 
 
@@ -101,7 +102,7 @@ def test_a_pair_alone_has_the_interval_of_students_t() -> None:
     """With many units of one length, where every error is the same."""
     rng = np.random.default_rng(0)
     ratios = np.exp(rng.normal(0, 0.1, 400))
-    found = ranking([np.ones(400), ratios], np.ones((2, 400)))[1].of_best
+    found = ranking([np.ones(400), ratios], np.ones((2, 400)))[1].relative_to_best
     half_width = stats.t.ppf(0.975, 399) * stats.sem(ratios / ratios.mean())
     assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.005)
     assert math.log(found.estimate / found.low) == pytest.approx(half_width, rel=0.005)

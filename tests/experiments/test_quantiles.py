@@ -20,12 +20,12 @@ from transformers import (
 from harness.config.settings import DecodingSettings
 from harness.experiments.lossless import SampledCheck, together
 from harness.experiments.outcomes import Floats
-from harness.experiments.places import PlacesTest, moved_masses, places
+from harness.experiments.quantiles import QuantileTest, cell_masses, quantiles
 from harness.experiments.samplings import Sampling, samplings
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)
-TEST = PlacesTest(significance_level=1e-9, shift=0.2)
+TEST = QuantileTest(significance_level=1e-9, shift=0.2)
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -39,7 +39,7 @@ def drawn(probabilities: Floats, seed: int = 1) -> list[int]:
 
 
 def checked(exact: Floats, tokens: list[int]) -> SampledCheck:
-    return TEST.check(places(exact, tokens, np.random.default_rng(2)))
+    return TEST.check(quantiles(exact, tokens, np.random.default_rng(2)))
 
 
 @pytest.mark.parametrize("sampling", samplings(PLAIN, [3, 5]), ids=lambda one: one.name)
@@ -120,9 +120,9 @@ def test_reused_random_numbers_show_in_pairs_alone() -> None:
 
 def test_rounding_moves_masses_a_little() -> None:
     exact = random_logits(50).double().softmax(-1).numpy()
-    assert moved_masses(exact, exact, 20) == pytest.approx(np.full(20, 0.05))
+    assert cell_masses(exact, exact, 20) == pytest.approx(np.full(20, 0.05))
     other = random_logits(50).bfloat16().double().softmax(-1).numpy()
-    moved = moved_masses(exact, other, 20)
+    moved = cell_masses(exact, other, 20)
     assert 0 < np.abs(moved - 0.05).max() < 1e-2
     check = TEST.check(np.random.default_rng(4).random(2000), moved)
     assert 0 < check.rounding < 10
@@ -131,5 +131,5 @@ def test_rounding_moves_masses_a_little() -> None:
 def test_too_few_places_test_nothing() -> None:
     few = TEST.check(np.random.default_rng(5).random(150))
     assert (few.degrees_of_freedom, few.verdict) == (0, "undecided")
-    many = TEST.expected(4000)
+    many = TEST.for_power(4000)
     assert together([few, many]).verdict == "lossless"
