@@ -1,7 +1,7 @@
 """How much the harness itself costs: ratios against bare forwards and Hugging Face's generate, side by side in one run.
 
     python benchmarks/cpu_ratios.py [--model NAME] [--draft NAME] [--prompts 15] [--tokens 64] [--draft-tokens 4]
-                                    [--temperature 0.5] [--runner compiled]
+                                    [--temperature 0.5] [--runner compiled] [--best NAME]
 
 Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up; each ratio is
 that of total times with its paired bootstrap interval. The bare forwards are those that the decoding loop made, of the
@@ -9,7 +9,8 @@ same shapes at the same cache lengths in transformers' own cache, and nothing el
 roll-back, no records.
 
 With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
-weights are stored. Compiling happens before the clock starts and is reported.
+weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more
+compiled arm, such as a head, which Hugging Face's arms cannot have.
 """
 
 from __future__ import annotations
@@ -65,6 +66,13 @@ RATIOS = [
         "compiled regular",
         "compiled speculative",
     ),
+    ("best speculative is faster than compiled regular by", "compiled regular", "best speculative"),
+    (
+        "best speculative is faster than assisted generation by",
+        "assisted, constant K",
+        "best speculative",
+    ),
+    ("best speculative is faster than generate by", "generate", "best speculative"),
 ]
 
 
@@ -109,13 +117,14 @@ def bare_forwards(calls: Sequence[Call]) -> float:
 def main() -> None:
     parser = common.parser(__doc__, prompts=15, tokens=64, draft_tokens=4, temperature=0.5)
     parser.add_argument("--runner", choices=["static", "compiled"], default="static")
+    parser.add_argument("--best", help="drafts in one more arm with --runner compiled")
     options = parser.parse_args()
-    settings = common.cpu_settings(
-        options,
+    overrides = [
         f"decoding.max_new_tokens={options.tokens}",
         f"decoding.num_draft_tokens={options.draft_tokens}",
         f"decoding.temperature={options.temperature}",
-    )
+    ]
+    settings = common.cpu_settings(options, *overrides)
     decoding = settings.decoding
     pair = common.load(settings)
     assert pair.draft is not None
@@ -154,6 +163,15 @@ def main() -> None:
         contenders |= {
             f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms
         }
+    if options.runner == "compiled" and options.best:
+        best = LocalEngine(
+            common.load(common.cpu_settings(options, *overrides, f"draft={options.best}")),
+            decoding,
+            runner="compiled",
+            longest_prompt=max(map(len, token_ids)),
+            say=print,
+        )
+        contenders["best speculative"] = partial(ours, best, best.arms[1])
     peers = common.hugging_face(pair, decoding)
     contenders |= {name: peers[name] for name in ("generate", "assisted, constant K")}
 
