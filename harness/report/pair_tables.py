@@ -27,7 +27,7 @@ from harness.results.schema import LatencyRow
 from harness.results.work import why_no_verdict
 
 PAIR = Column("pair", text=True, of="name.cell", once=True)
-K = Column("K", of="name.num_draft_tokens", names=True)
+K = Column("K", of="name.num_draft_tokens", names=True, optional=True)
 
 
 def latency_tables(pairs: Sequence[MeasuredPair]) -> Document:
@@ -60,14 +60,17 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
         SPEEDUP.at("row"),
         BOUNDS.at("row"),
         Column("all at\nonce", of=at_once, optional=True),
-        Column("predicted", times, "row.predicted_speedup"),
+        Column("predicted", times, "row.predicted_speedup", optional=True),
         ACCEPTED.at("row"),
+        Column("goodput", times, "row.goodput_ratio", optional=True),
         Column("", of=_remark, optional=True),
         Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
     )
     notes = []
     if num_pairs > 1:
         notes.append(f"All at once: 95 % intervals that hold for all {num_pairs} together.")
+    if any(pair.row.goodput_ratio for pair in pairs):
+        notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
     if repeated:
         notes.append("runs: how often this was measured; the newest is shown.")
     return Table.of(
@@ -151,15 +154,19 @@ def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
         PAIR,
         K,
         ACCEPTED.at("row"),
-        Column("of those\ntested", percent, "row.conditional_acceptance_rate"),
+        Column("of those\ntested", percent, "row.conditional_acceptance_rate", optional=True),
         Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),
-        Column("drafting\nms", number(), "row.draft_ms"),
-        Column("verifying\nms", number(), "row.verify_ms"),
-        Column("rest\nms", number(), rest_ms).at("row"),
-        Column("target\nstep ms", number(), "regular.target_step_ms"),
-        Column("of\npredicted", "{:.0%}".format, share_of_predicted).at("row"),
-        Column("by\nposition, %", _positions, "row.acceptance_by_position"),
+        Column("drafting\nms", number(), "row.draft_ms", optional=True),
+        Column("verifying\nms", number(), "row.verify_ms", optional=True),
+        Column("rest\nms", number(), rest_ms, optional=True).at("row"),
+        Column("target\nstep ms", number(), "regular.target_step_ms", optional=True),
+        Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
+        Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
+        Column("of all\niterations, %", _positions, _marginal_alone, optional=True).at("row"),
     )
+    about = "Where an iteration's time goes, and how many tokens it yields."
+    if any(pair.row.predicted_speedup for pair in drafting):
+        about += " Of predicted: measured over predicted speed-up."
     notes = []
     for pair in pairs:
         loses = pair.best and (pair.row.speedup or 1) < 1
@@ -172,12 +179,14 @@ def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
         columns,
         strong="marked",
         faint="partial",
-        about=(
-            "Where an iteration's time goes, and how many tokens it yields."
-            " Of predicted: measured over predicted speed-up."
-        ),
+        about=about,
         notes=tuple(notes),
     )
+
+
+def _marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
+    """Acceptance by position where a server's counters tell no more than that of all iterations."""
+    return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
 
 
 def _positions(rates: Sequence[float | None]) -> str:
@@ -205,7 +214,7 @@ def _arms(pairs: Sequence[MeasuredPair]) -> Table:
     )
     columns = (
         PAIR.at("pair"),
-        Column("K", of="num_draft_tokens", names=True),
+        Column("K", of="num_draft_tokens", names=True, optional=True),
         *(column.at("row") for column in of_rows),
     )
     return Table.of(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from harness.menu.records import COMMANDS
 from harness.report.command import build
-from harness.report.pair_tables import pairs_table
+from harness.report.pair_tables import latency_tables, pairs_table
 from harness.report.pairs import latency_pairs
 from harness.report.plots import plots
 from harness.report.runs import group
+from harness.report.table import Table
 from report_files import latency_run, write
 
 SERVER = {"engine": "server", "draft": "server", "url": "http://gpu1:8000/v1"}
@@ -60,3 +62,28 @@ def test_a_unit_is_not_shortened(name: str) -> None:
     (picture,) = plots([(COMMANDS["latency"], group(rows))])["speedup"]
     assert "8 requests/s" in picture or "…" in picture
     assert "8 s<" not in picture
+
+
+def test_tables_of_servers_have_no_empty_columns() -> None:
+    """llama.cpp's counters tell acceptance over all iterations, and nothing of phases."""
+    untold = (
+        "predicted_speedup draft_ms verify_ms target_step_ms iteration_ms num_draft_tokens"
+        " conditional_acceptance_rate acceptance_by_position acceptance_histogram"
+    ).split()
+    told = {"marginal_acceptance_by_position": [0.6, 0.4], "goodput_ratio": 0.8}
+    rows = []
+    for load in (1, 4):
+        regular, speculative = latency_run(batch_size=load, **SERVER)
+        changes = dict.fromkeys(untold) | told
+        rows += [dataclasses.replace(regular, target_step_ms=None)]
+        rows += [dataclasses.replace(speculative, **changes)]
+    tables = [
+        part for part in latency_tables(latency_pairs(group(rows))) if isinstance(part, Table)
+    ]
+    headings = {
+        table.key: [" ".join(column.heading.split()) for column in table.shown()[0]]
+        for table in tables
+    }
+    assert "goodput" in headings["pairs"]
+    assert "predicted" not in headings["pairs"]
+    assert headings["reasons"][1:] == ["accepted", "tokens per iteration", "of all iterations, %"]
