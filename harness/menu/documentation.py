@@ -51,10 +51,6 @@ class Setting(NamedTuple):
     default: Any
     meaning: str
 
-    def shown_default(self) -> str:
-        """The default as it is typed."""
-        return "" if self.default is dataclasses.MISSING else as_typed(self.default)
-
 
 def as_typed(value: Any) -> str:
     """A value as a user types it."""
@@ -210,7 +206,7 @@ def _first_line(kind: type) -> str:
 def _table(settings: Iterable[Setting]) -> str:
     lines = ["| setting | default | choices | |", "|---|---|---|---|"]
     for setting in settings:
-        default = setting.shown_default()
+        default = "" if setting.default is dataclasses.MISSING else as_typed(setting.default)
         cells = [
             f"`{setting.name}`",
             f"`{default}`" if default else "",

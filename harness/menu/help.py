@@ -115,12 +115,10 @@ def _families(names: Iterable[str]) -> list[list[str]]:
     """Presets by the words that they begin with."""
     families: dict[str, list[str]] = {}
     for name in names:
-        family = re.match(r"[A-Za-z]*[\d.]*", name)
-        letters = re.match(r"[A-Za-z]*", name)
-        assert family is not None
-        assert letters is not None
         # Sizes alone, `7B`, are one family.
-        families.setdefault(family[0] if letters[0] else "", []).append(name)
+        family = re.match(r"([A-Za-z]+[\d.]*)?", name)
+        assert family is not None
+        families.setdefault(family[0], []).append(name)
     return list(families.values())
 
 

@@ -115,12 +115,7 @@ def _names_draft(choice: str) -> bool:
         if key == "draft":
             drafts += value.replace("'", "").split(",")
         elif key == "pair":
-            drafts += [_behind_plus(pair) for pair in value.split(",")]
+            drafts += [pair.partition("+")[2] for pair in value.split(",")]
     # The second part of a hybrid is one too.
-    drafts += [_behind_plus(draft) for draft in drafts]
+    drafts += [draft.partition("+")[2] for draft in drafts]
     return choice in map(without_suffixes, drafts)
-
-
-def _behind_plus(name: str) -> str:
-    _, _, second = name.partition("+")
-    return second

@@ -87,7 +87,4 @@ def exit_code(command: str, rows: Rows) -> int:
         return 1
     jobs = grouped(rows, attrgetter("job")).values()
     codes = {COMMANDS[command].exit_code(job) for job in jobs}
-    for code in (1, 3):
-        if code in codes:
-            return code
-    return 0
+    return min(codes - {0}, default=0)

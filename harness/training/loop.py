@@ -151,7 +151,10 @@ def train(
             group["lr"] = course.rate(step, num_steps)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = loss_function(batches.of_step(step, device))
-        _descend(loss, optimizer, parameters)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         advance(losses[-1])
         if (step + 1) % save_every == 0 or step + 1 == num_steps:
@@ -160,20 +163,10 @@ def train(
     return losses
 
 
-def _descend(
-    loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
-) -> None:
-    loss.backward()
-    nn.utils.clip_grad_norm_(parameters, 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
 def _save(
     checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
 ) -> None:
     state = {
-        "step": len(losses),
         "losses": losses,
         "module": module.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -189,14 +182,11 @@ def _restore(
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
-        losses = [float(loss) for loss in state["losses"]]
-        if len(losses) != int(state["step"]):
-            raise ValueError(f"{len(losses)} losses of {state['step']} steps")
+        return [float(loss) for loss in state["losses"]]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a file may be damaged in any way
         raise DamagedStateError(str(checkpoint)) from error
-    return losses
 
 
 def cast(module: nn.Module, *dtypes: torch.dtype) -> None:

@@ -179,7 +179,7 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
         running = start(*arguments, "output=cut", cwd=tmp_path, until=HALTED)
     end(running, signal.SIGKILL, -signal.SIGKILL)
     assert not (tmp_path / "cut" / "config.json").exists()
-    assert torch.load(training / "state.pt")["step"] == 4
+    assert len(torch.load(training / "state.pt")["losses"]) == 4
 
     assert (
         "output=cut: holds an unfinished training"
